@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ..collectives.codec import FlatVector
+from ..dht.run.layout import UNPINNED
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
@@ -185,6 +186,8 @@ class Swarm:
         frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
+        if manifest.pin is None:
+            self.telemetry.emit("layout.unpinned", step="join", reason=UNPINNED)
         if not callable(inner):
             self._report_own_optimizer()
         _check_arithmetic()

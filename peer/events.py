@@ -77,6 +77,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("consent.awaited", "Nobody here has agreed to the data that the run has now: it keeps, and trains nothing.",
              "step reason"),
         _row("consent.given", "The peer trains again: its user has agreed to the data that the run has now.", "step reason"),
+        _row("layout.unpinned", "The run's manifest does not pin what it trains: its first members decide.", "step reason"),
         _row("run.finished", "All rounds of the run are done.", "round root"),
         _row("run.votes", "A keeper reports who is here, once a minute and after each round.", "round peers reason",
              votes="votes of the voters that are here", quorum="votes that decide", total="votes of all voters"),

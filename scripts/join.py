@@ -352,6 +352,7 @@ LINES = {
     "peer.start": "training on {device}",
     "host.port_taken": "port {port} is taken; this peer listens on port {chosen}",
     "clock.off": "{reason} — {remedy}",
+    "layout.unpinned": "{reason}",
     "relay.none": "{reason} — {remedy}",
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",

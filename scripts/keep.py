@@ -233,7 +233,9 @@ def describe_keeping(event: Event) -> str:
             return f"continues from round {event.get('round')}, restored from this computer's disk"
         case "state.awaited":
             return f"{event.get('reason')}: waiting for one"
-        case "state.carried_over" | "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+        case "state.carried_over" | "keeper.retry" | "layout.unpinned":
+            return f"{event.get('reason')}"
+        case "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]

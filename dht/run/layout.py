@@ -12,6 +12,8 @@ from typing import Self
 from ...peer.digest import DIGEST_BYTES, keyed
 from ...peer.errors import UsageError
 
+UNPINNED = "the run's manifest pins no layout, so its first members decide which model it trains"
+"""What its owner reads, and whoever joins it."""
 NO_LAYOUT = bytes(DIGEST_BYTES)
 """The layout that a keeper states."""
 

@@ -41,6 +41,7 @@ from ...dht.members.gossip import Gossip
 from ...dht.members.owner_log import OwnerLog
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
+from ...dht.run.layout import UNPINNED
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.statements import OwnerStatements
 from ...peer.arrays import Floats
@@ -227,6 +228,8 @@ class Keeper:
         Raises `UsageError` if the members let me in no more, or my disk has the state of another model.
         """
         node, signed, charter = self._node, self._signed, self.charter
+        if signed.manifest.pin is None:
+            self._telemetry.emit("layout.unpinned", step="keep", reason=UNPINNED)
         found = await node.compute(kept_size, self._folder, charter, signed.manifest.pin) if self._resume else None
         cells, tensors = found or (0, ())
         if not cells:

@@ -29,18 +29,22 @@ def create(
     upnp: Upnp = True,
     keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as its first keeper.")] = True,
     public: Annotated[bool, typer.Option("--public", help="List it: `flockstep runs` shows it to everybody.")] = False,
+    model: Annotated[
+        str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own", to pin its layout.')
+    ] = "",
 ) -> None:
     """Sign a run with your key, publish it, and print the link to join it.
 
     It then goes on as the run's first keeper until Ctrl-C, unless all listed peers vote ([admission] kind = "allow").
 
     \b
-    Example:
+    Examples:
       flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
+      flockstep run create run.toml --via /ip4/… --model my_model:MyModel      # source = "own": pins what it trains
     """
     from ..runs.run import create_run
 
-    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public):
+    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public, model=model):
         from ..keep import keep
         from ..volunteer.preferences import load_preferences
 

@@ -1,6 +1,7 @@
 """`flockstep run create | invite | info`: publish a run from its `run.toml`, invite peers to it, and show one."""
 
 import json
+import os
 import re
 import secrets
 import time
@@ -22,6 +23,7 @@ from ...collectives.picture.votes import VotesHere
 from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
+from ...dht.run.layout import UNPINNED
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import OWN, Data, Manifest, Model, SignedManifest, load_manifest, start_given
 from ...dht.run.settings import parse_toml, read_toml
@@ -31,7 +33,7 @@ from ...optim.consent import is_hub_id
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import user_path, write_whole
-from ...peer.errors import FlockstepError, UsageError
+from ...peer.errors import FlockstepError, LocalError, UsageError
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.plain import SHORT_ID, plain_text
 from ...peer.telemetry import Telemetry, log_path
@@ -59,10 +61,12 @@ def create_run(
     *,
     keeps: bool = True,
     public: bool = False,
+    model: str = "",
 ) -> str:
     """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link.
 
-    If `public`, the bootstraps list it for everybody.
+    If `public`, the bootstraps list it for everybody. `model` is the function that makes the model of a run whose members
+    bring it: `module:function`, installed or in the current folder.
 
     Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
     Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
@@ -74,7 +78,7 @@ def create_run(
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
-    manifest = replace(manifest, layout=_pinned_layout(manifest, write_line))
+    manifest = replace(manifest, layout=_pinned_layout(manifest, model, path, write_line))
     signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
@@ -163,19 +167,34 @@ def _pinned_model(model: Model) -> Model:
     return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
 
 
-def _pinned_layout(manifest: Manifest, write_line: Callable[[str], None]) -> str:
-    """Return what the run trains, by name and shape: else whoever comes first decides. Raises `LocalError`.
+def _pinned_layout(manifest: Manifest, model: str, path: Path, write_line: Callable[[str], None]) -> str:
+    """Return what the run trains, by name and shape, for its manifest to pin. Raises `FlockstepError`.
 
-    Where members bring data and a loop of their own they bring the model, too: its layout is what the `run.toml` says.
+    Where members bring the model, its owner says what it is: by `layout` in the `run.toml` at `path`, or by `model`.
     """
-    if manifest.layout or manifest.data.source == OWN:
+    if model and not manifest.is_own:
+        remedy = "leave it out: the layout follows from [model]"
+        raise UsageError(f'--model is for runs with [data] source = "{OWN}", whose members bring the model', remedy=remedy)
+    if model and ":" not in model:
+        raise UsageError(f"--model {model!r} names no function", remedy="write MODULE:FUNCTION, as in my_model:MyModel")
+    if manifest.is_own and not model:
+        if not manifest.layout:
+            how = f"--model MODULE:FUNCTION, or in {path.name} the layout that Swarm.layout_of(model) returns"
+            write_line(f"Not pinned: {UNPINNED}. To pin it, give {how}.")
         return manifest.layout
     if find_spec("torch") is None:
-        write_line("torch is not installed here, so the run's model is not pinned: whoever joins first decides its shapes.")
-        return ""
+        if manifest.layout and not model:  # As it was computed elsewhere.
+            return manifest.layout
+        what = "torch is not installed here, so the layout of the run's model, which its manifest pins, is not known"
+        raise LocalError(what, remedy="install it: pytorch.org names the command for your computer")
     from ...optim.pin import layout_of_model
 
-    return layout_of_model(manifest.model.name, manifest.model.options, manifest.seed)
+    named = (model, {}) if model else (manifest.model.name, manifest.model.options)
+    found = layout_of_model(*named, manifest.seed, os.getcwd() if model else "")
+    if manifest.layout not in ("", found):
+        what = f"{path}: layout is {manifest.layout}, but that of {named[0]} is {found}"
+        raise UsageError(what, remedy="leave layout out: it is filled in")
+    return found
 
 
 def invite(

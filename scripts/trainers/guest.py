@@ -19,7 +19,10 @@ from ...peer.plain import plain_text
 from ...peer.telemetry import Event
 from ..story import count_of
 
-SAID = ("inner.own_optimizer", "data.order", "round.awaited", "round.void", "round.missed", "round.abstained")
+SAID = (
+    *("layout.unpinned", "inner.own_optimizer", "data.order"),
+    *("round.awaited", "round.void", "round.missed", "round.abstained"),
+)
 """The events whose reason the person in front of the screen reads, where no `on_event` is given."""
 
 

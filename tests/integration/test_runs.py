@@ -1,11 +1,16 @@
 """Finding runs: an owner lists one, a bootstrap shows it, and a volunteer joins it by its name."""
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flockstep import Swarm
+from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import load_manifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.troubles import NEEDS_PROGRAM
@@ -13,7 +18,11 @@ from flockstep.scripts.cli.main import app
 from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN
+from torch import nn
 from typer.testing import CliRunner
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README_TOML = next(block for block in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if '"own"' in block)
 
 
 def config(home: Path) -> PeerConfig:
@@ -29,11 +38,27 @@ def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
 
 def test_a_run_that_takes_a_program_is_created_with_a_link_and_no_command(bootstrap_address: str, tmp_path: Path) -> None:
     said, toml = list[str](), tmp_path / "run.toml"
-    toml.write_text('name = "own"\n[data]\nsource = "own"\n')
+    toml.write_text(README_TOML)
     link = create_run(toml, [bootstrap_address], config(tmp_path), said.append)
+    assert said[0].startswith(f"Not pinned: {UNPINNED}. To pin it, give --model MODULE:FUNCTION, or in run.toml the layout")
     assert f"    {link}\n" in said
     assert f"{NEEDS_PROGRAM}." in said
     assert not any("flockstep join '" in line for line in said)
+
+
+def test_the_run_of_the_readme_pins_the_model_that_its_line_names(
+    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text(README_TOML)
+    (tmp_path / "lent_net.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(3, 2)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "lent_net", None)  # To forget it again.
+    monkeypatch.delitem(sys.modules, "lent_net")
+    said, before = list[str](), list(sys.path)
+    create_run(Path("run.toml"), [bootstrap_address], config(tmp_path), said.append, model="lent_net:make")
+    assert load_manifest(tmp_path / "mine.flockstep").manifest.layout == Swarm.layout_of(nn.Linear(3, 2))
+    assert not any("Not pinned" in line for line in said)
+    assert sys.path == before
 
 
 def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(

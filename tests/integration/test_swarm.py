@@ -13,6 +13,7 @@ import pytest
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.collectives.chain.ledger import Ledger
+from flockstep.dht.run.layout import UNPINNED
 from flockstep.optim.evaluating import HeldOutResult
 from flockstep.optim.models.needs import Memory
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
@@ -32,6 +33,7 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     run_rounds(peers[1:])
     peers[0].join(timeout=120)
     assert peers[0].error is None
+    assert [event["reason"] for event in peers[0].named("layout.unpinned")] == [UNPINNED]
     # Who was alone trained on, said so once, and tried no round before the other one came.
     told = [event["event"] for event in peers[0].events if str(event["event"]).startswith("round.")]
     assert [name for name in told if name != "round.said"] == ["round.awaited", "round.possible", *["round.done"] * 4]
@@ -56,6 +58,7 @@ def test_another_model_than_the_runs_is_refused_here_and_nobody_is_charged(
     run_rounds([peer])
     assert peer.error is None
     assert not peer.named("peer.charged")
+    assert not peer.named("layout.unpinned")
 
 
 @pytest.mark.parametrize(("free", "why"), [(0, "0 MB of memory are free"), (1 << 40, "no room for")])

@@ -13,6 +13,7 @@ import trio
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.codec import CELL, Codec
+from flockstep.dht.run.layout import UNPINNED
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
@@ -83,6 +84,7 @@ def test_a_keeper_takes_no_state_of_another_model_than_the_manifest_pins(tmp_pat
         await run.until(lambda: all_at([keeper, honest], 2))
         assert not keeper.named("peer.charged")
         assert other.at[0] == 0
+        assert not keeper.named("layout.unpinned")
 
     live(body, tmp_path, 1, layout=pin)
 
@@ -98,6 +100,7 @@ def test_keepers_contribute_nothing_vote_alone_and_make_nobody_wait(tmp_path: Pa
         trainers = [run.train(number) for number in range(3)]
         everybody = [*keepers, *trainers]
         await run.until(lambda: all_at(everybody, 4))
+        assert [event["reason"] for event in keepers[0].named("layout.unpinned")] == [UNPINNED]
         training, voting = {peer.peer for peer in trainers}, {peer.peer for peer in keepers}
         for peer in everybody:
             for event in peer.named("round.done")[:4]:

@@ -2,19 +2,30 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from flockstep.optim.pin import layout_of_model
 from flockstep.peer.errors import FlockstepError
 
+OWN = """
+from flockstep.optim.models.registry import build_model
 
-def test_a_process_without_torch_gets_the_same_layout_and_the_same_reasons() -> None:
-    code = """
+print("a module may say what it likes")
+
+def make():
+    return build_model("gpt", {"size": "0.2m"}, seed=1)
+"""
+
+
+def test_a_process_without_torch_gets_the_same_layout_and_the_same_reasons(tmp_path: Path) -> None:
+    (tmp_path / "lent_gpt.py").write_text(OWN)
+    code = f"""
 import sys
 from flockstep.optim.pin import layout_of_model
-print(layout_of_model("gpt", {"size": "0.2m"}, 0))
+print(layout_of_model("lent_gpt:make", {{}}, 0, {str(tmp_path)!r}))
 try:
-    layout_of_model("gpt", {"size": "tiny"}, 0)
+    layout_of_model("gpt", {{"size": "tiny"}}, 0)
 except Exception as error:
     print(error)
 print("torch" in sys.modules)

@@ -1,23 +1,67 @@
-"""`flockstep run`: the link that `run info` prints."""
+"""`flockstep run`: what `run create` pins, and the link that `run info` prints."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from flockstep.collectives.light.marks import Mark, Marks
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
+from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import FlockstepError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.runs.run import link_at_head
+from flockstep.scripts.runs.run import create_run, link_at_head
 
 PEER = Identity.from_seed(b"p" * 32).peer_id
 LINK = JoinLink("a" * 52, (f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}",))
 A, B = b"a" * 32, b"b" * 32
+PIN = f"{'0' * 64}/1/1"
 
 
 def member(name: str, round_: int, head: bytes, state: MemberState = MemberState.TRAINING) -> Member:
     body = MemberBody(state=state, round=round_, head=head, chain_tokens=7)
     return Member(Record("run", "member", name, 1, 60.0, b"", bytes(64)), body, expires=60.0)
+
+
+def refused(folder: Path, begin: str = "", *, source: str = "text:{stdlib}", model: str = "", lines: Any = None) -> str:
+    """What `run create` says of a run that it does not publish: at the latest that no bootstrap is named."""
+    path = folder / "run.toml"
+    path.write_text(f'name = "x"\n{begin}\n[data]\nsource = "{source}"\n[model]\nsize = "0.2m"\n')
+    said = [] if lines is None else lines
+    with pytest.raises(FlockstepError) as error:
+        create_run(path, [], PeerConfig(home=folder), said.append, model=model)
+    return f"{error.value} — {error.value.remedy}"
+
+
+def test_a_run_whose_model_cannot_be_pinned_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "has no via=" in refused(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for layout, source, model in (("", "text:{stdlib}", ""), ("", "own", "a:b"), (f'layout = "{PIN}"', "own", "a:b")):
+        said = refused(tmp_path, layout, source=source, model=model)
+        assert "torch is not installed here" in said
+        assert "install it: pytorch.org" in said
+    assert "has no via=" in refused(tmp_path, f'layout = "{PIN}"')  # It was computed elsewhere.
+
+
+def test_a_layout_in_the_file_is_that_of_the_runs_model(tmp_path: Path) -> None:
+    assert f"layout is {PIN}, but that of gpt is " in refused(tmp_path, f'layout = "{PIN}"')
+    assert '--model is for runs with [data] source = "own"' in refused(tmp_path, model="a:b")
+    assert "write MODULE:FUNCTION" in refused(tmp_path, source="own", model="gpt")
+
+
+def test_a_run_whose_members_bring_the_model_is_told_how_to_pin_it(tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert "has no via=" in refused(tmp_path, f'layout = "{PIN}"', source="own", lines=lines)
+    assert lines == []
+    refused(tmp_path, source="own", lines=lines)
+    (line,) = lines
+    assert UNPINNED in line
+    assert "--model MODULE:FUNCTION, or in run.toml the layout that Swarm.layout_of(model) returns" in line
 
 
 def test_the_link_names_the_head_that_most_members_train_on() -> None:
