@@ -2,6 +2,9 @@
 
 A pin is a function of names and shapes, and a manifest has one as text. Who trains computes it from its model, who keeps from
 the checkpoint on its disk; of a member that states only the hash, and how long its state is, these are compared.
+
+Dtypes are no part of it. θ and m are float32 on every peer, and an outer step is computed from them and from decoded outputs
+alone. A parameter of another dtype is a rounded copy of θ on one peer; its rounding is no part of Δ (`FlatLayout`).
 """
 
 from collections.abc import Iterable

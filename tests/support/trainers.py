@@ -61,10 +61,11 @@ class Trainer(threading.Thread):
         on_event: Callable[[Event], None] | None = None,
         *,
         invite: str = "",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.model = nn.Linear(3, 1, bias=False)
+        self.model = nn.Linear(3, 1, bias=False).to(dtype)
         self.events: list[Event] = []
         self.roots: list[str] = []
         self.error: BaseException | None = None
@@ -119,7 +120,7 @@ class Trainer(threading.Thread):
     def train(self) -> None:
         with self.swarm as swarm:
             for x, y in swarm.share_of(dataset(self._seed), batch_size=16):
-                loss = (self.model(x) - y).square().mean()
+                loss = (self.model(x.to(self.model.weight.dtype)) - y).square().mean()
                 loss.backward()
                 if swarm.step(loss).averaged:
                     self.roots.append(swarm.root)

@@ -117,6 +117,21 @@ def test_steps_below_the_rounding_of_bfloat16_add_up_in_theta() -> None:
     assert (delta == 0.25).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_pin_and_state_are_the_same_whatever_dtype_a_peers_parameters_have(dtype: torch.dtype) -> None:
+    model, other = nn.Linear(30, 20).to(dtype), nn.Linear(30, 20)
+    layout = FlatLayout.of(model)
+    assert layout.pin() == FlatLayout.of(other).pin()
+    theta, delta = np.zeros(layout.size, np.float32), np.empty(layout.size, np.float32)
+    FlatLayout.of(other).gather(other, theta)
+    before = theta.copy()
+    layout.scatter(theta, model)
+    layout.pseudo_gradient(theta, model, delta)
+    assert not delta.any()  # What its parameters round is nothing that this peer has trained.
+    layout.rebase(theta, model, slice(0, layout.size), layout.capture(model, slice(0, layout.size)))
+    assert np.array_equal(theta, before)
+
+
 def test_pseudo_gradient_of_float32_is_the_plain_difference_with_zeros_between() -> None:
     model = Small()
     layout = FlatLayout.of(model)
