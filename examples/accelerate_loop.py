@@ -35,12 +35,16 @@ momentum = 0.0
 """
 
 
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
+
+
 def train(link: str) -> nn.Module:
     """Train until the run is finished."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     x = torch.linspace(-3, 3, 1024)[:, None]
-    model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     loader = DataLoader(TensorDataset(x, x.sin()), batch_size=64, shuffle=True)
@@ -64,7 +68,7 @@ def train(link: str) -> nn.Module:
 
 
 def main() -> None:
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN) as link:
+    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(network())) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         train(link)
 

@@ -77,7 +77,7 @@ def main() -> None:
     model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     config = PeerConfig(home=Path(tempfile.mkdtemp()), port=0)
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN) as link:
+    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(model)) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         with Swarm(link, model, inner, config=config) as swarm:
             for pictures, kinds in swarm.share_of(images(2000, seed=1), batch_size=32):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from flockstep import PeerConfig, local_run
+from flockstep import PeerConfig, Swarm, local_run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,7 +74,7 @@ def train(link: str) -> nn.Module:
 
 
 def main() -> None:
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN) as link:
+    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(Sine())) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         train(link)
 

@@ -63,7 +63,7 @@ def main() -> None:
     model = adapted(base())
     inner = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01)
     config = PeerConfig(home=Path(tempfile.mkdtemp()), port=0)
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN) as link:
+    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(model)) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         with Swarm(link, model, inner, config=config) as swarm:
             for (tokens,) in swarm.share_of(sentences(500), batch_size=8):

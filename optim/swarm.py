@@ -19,6 +19,7 @@ decides for all (`ranks`, `membership`).
 
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -188,6 +189,8 @@ class Swarm:
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         if manifest.pin is None:
             self.telemetry.emit("layout.unpinned", step="join", reason=UNPINNED)
+            if self.speaks and self._on_event is None:  # A program that shows no events.
+                sys.stderr.write(f"flockstep: {UNPINNED}\n")
         if not callable(inner):
             self._report_own_optimizer()
         _check_arithmetic()

@@ -16,8 +16,10 @@ START_SECONDS = 90.0
 
 
 @contextlib.contextmanager
-def local_run(toml: str) -> Iterator[str]:
+def local_run(toml: str, layout: str = "") -> Iterator[str]:
     """Publish the run of a `run.toml` text on loopback, and yield its link.
+
+    `layout` is that of a model of your own (`Swarm.layout_of`), where the text has none.
 
     Its bootstrap and its owner's process, which keeps the run, end with the block.
 
@@ -30,6 +32,6 @@ def local_run(toml: str) -> Iterator[str]:
         bootstrap = processes.start("the bootstrap", ["bootstrap", *listen], home / "bootstrap.log")
         address = bootstrap.await_line(ADDRESS, START_SECONDS)
         file = home / "run.toml"
-        write_whole(file, toml.encode())
+        write_whole(file, (f'layout = "{layout}"\n{toml}' if layout else toml).encode())
         create = ["run", "create", str(file), "--via", address, "--home", str(home / "owner"), *here]
         yield processes.start("flockstep run create", create, home / "owner.log").await_line(LINK, START_SECONDS)

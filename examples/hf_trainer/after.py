@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from flockstep import PeerConfig, local_run
+from flockstep import PeerConfig, Swarm, local_run
 
 try:
     from flockstep.transformers import SwarmCallback
@@ -40,11 +40,15 @@ def sentences(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": (row >= 32).sum().gt(8).long()} for row in tokens]
 
 
+def classifier() -> torch.nn.Module:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=16, **sizes))
+
+
 def train(link: str) -> torch.nn.Module:
     """Train until the run is finished."""
     torch.set_num_threads(1)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=16, **sizes))
+    model = classifier()
     args = TrainingArguments(
         tempfile.mkdtemp(), max_steps=200, learning_rate=1e-3, per_device_train_batch_size=16,
         gradient_accumulation_steps=2, warmup_steps=10, lr_scheduler_type="cosine", report_to=[], disable_tqdm=True,
@@ -60,7 +64,7 @@ def train(link: str) -> torch.nn.Module:
 
 
 def main() -> None:
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN) as link:
+    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(classifier())) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         train(link)
 

@@ -2,7 +2,7 @@
 
     python examples/loop/after.py LINK
 
-It needs a link: `flockstep run create` prints one, and so does `python examples/cnn.py`, which publishes a run here.
+It needs the link of a run with `[data] source = "own"` that pins this model, or none: `flockstep run create` prints it.
 """
 
 import sys

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from flockstep.dht.run.layout import UNPINNED
 from support.bootstraps import kept
 from support.commands import Command
 
@@ -38,7 +39,9 @@ def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
     with kept(together, tmp_path / "owner"):
         for process in processes:
             assert "round 6: " in said(process)
-    assert "error 0.0" in said(after)
+    told = said(after)
+    assert "error 0.0" in told
+    assert told.count(f"flockstep: {UNPINNED}\n") == 1
     assert "error 0.0" in said(before)
 
 
@@ -46,6 +49,7 @@ def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
 def test_lora_publishes_a_run_by_itself_and_learns(tmp_path: Path) -> None:
     output = said(started("lora.py", tmp_path))
     assert "join with: python" in output
+    assert UNPINNED not in output
     assert float(output.split("round 5: loss ")[1].split()[0]) < 1.5
 
 
