@@ -66,6 +66,9 @@ _MAX_CONTRIBUTED_SCALE_BITS = (127 + 32) << 7
 _MAX_CONTRIBUTED_BITS = (127 + 40) << 7
 """2⁴⁰ as bf16: what codecs without scales may write in a contribution."""
 
+MAX_CONTRIBUTED = 2.0**31
+"""The largest element of a pseudo-gradient: with its error feedback every codec can write it in a contribution."""
+
 _MAX_FINITE_BITS = 0x7F7F
 """The largest number of bf16."""
 _MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..collectives.codec import CELL, FlatVector
+from ..collectives.codec import CELL, MAX_CONTRIBUTED, FlatVector
 from ..collectives.state.checkpoint_file import TensorAt
 from ..dht.run.layout import LayoutPin
 from ..peer.arrays import Floats
@@ -202,13 +202,16 @@ class FlatLayout:
         """Return what a manifest says of this layout, which must be equal on all peers of a run."""
         return LayoutPin.of((tensor.name, tensor.shape) for tensor in self.tensors)
 
-    def nonfinite(self, vector: FlatVector, span: slice | None = None) -> str | None:
-        """Return the name of the first tensor with NaN or infinity, None if there is none; `vector` has those of `span`."""
+    def diverged(self, vector: FlatVector, span: slice | None = None) -> str | None:
+        """Return the name of the first tensor of which no contribution can be made, None if there is none.
+
+        It holds NaN, infinity, or more than `MAX_CONTRIBUTED`. `vector` has the elements of `span`, or all.
+        """
         span, values = span or slice(0, self.size), _torch_of(vector)
         for tensor, _, piece in self._pieces(span):
             # NaN propagates through min and max, and neither needs a temporary.
             low, high = torch.aminmax(values[piece.start - span.start : piece.stop - span.start])
-            if not (low.isfinite() and high.isfinite()):
+            if not (low >= -MAX_CONTRIBUTED and high <= MAX_CONTRIBUTED):  # Written so that NaN is not within.
                 return tensor.name
         return None
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...collectives.chain.certificate import value_of
+from ...collectives.codec import MAX_CONTRIBUTED
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.mixed import codecs_named
 from ...collectives.partition import fragment_of
@@ -313,8 +314,8 @@ class Membership:
             loss=work.loss if math.isfinite(work.loss) else None,
             ramp=work.ramp,
         )
-        if (broken := self._layout.nonfinite(self.vectors.delta, span)) is not None:
-            reason = f"{broken} is not finite"
+        if (broken := self._layout.diverged(self.vectors.delta, span)) is not None:
+            reason = f"{broken} is not finite, or beyond {MAX_CONTRIBUTED:.0e}"
             self._telemetry.emit("round.abstained", round=round_, step="phase", reason=reason)
             self._begin_phase()
             return PhaseOutcome(self.status(), PhaseEnd.ABSTAINED, f"abstained: {reason}")

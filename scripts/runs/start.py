@@ -75,8 +75,8 @@ def read_first_state(source: Path, model: Model) -> FirstState:
     theta = np.zeros(layout.size, np.float32)
     for tensor in layout.tensors:
         theta[tensor.start : tensor.stop] = given[tensor.name].to(torch.float32).numpy().ravel()
-    if (broken := layout.nonfinite(theta)) is not None:
-        raise UsageError(f"{where}: {broken} is not finite", remedy="name an earlier checkpoint or export")
+    if (broken := layout.diverged(theta)) is not None:
+        raise UsageError(f"{where}: {broken} is not finite, or enormous", remedy="name an earlier checkpoint or export")
     leaves = merkle.leaves(theta) + merkle.leaves(np.zeros_like(theta))
     return FirstState(theta, layout, tuple(leaves))
 

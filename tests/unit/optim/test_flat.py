@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.codec import CELL, FlatSum, FlatVector, round_into
+from flockstep.collectives.codec import CELL, MAX_CONTRIBUTED, FlatSum, FlatVector, codec_named, round_into
 from flockstep.dht.run.layout import LayoutPin
+from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint, unwrapped, whole_tensors
 from flockstep.peer.errors import UsageError
 from torch import nn
@@ -86,15 +87,17 @@ def test_fingerprint_knows_names_and_shapes_but_not_values() -> None:
     assert len({same, fingerprint(b=(2, 3)), fingerprint(a=(3, 2)), fingerprint(a=(2, 3), b=(2, 3))}) == 4
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nonfinite_names_the_first_bad_tensor(bad: float) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e10, -1e10])
+def test_the_first_tensor_that_no_codec_can_write_is_named(bad: float) -> None:
     layout = FlatLayout.of(Small())
-    vector = np.zeros(layout.size, np.float32)
-    assert layout.nonfinite(vector) is None
+    vector = np.full(layout.size, MAX_CONTRIBUTED, np.float32)
+    for name in CODEC_NAMES:  # Also where error feedback doubles it.
+        codec_named(name, contributed=True).encode(2 * vector[:CELL])
+    assert layout.diverged(vector) is None
     vector[1024 + 299] = bad
-    assert layout.nonfinite(vector) == "z"
+    assert layout.diverged(vector) == "z"
     vector[512] = bad
-    assert layout.nonfinite(vector) == "low"
+    assert layout.diverged(vector) == "low"
 
 
 def test_models_that_cannot_be_averaged_are_refused() -> None:
@@ -231,7 +234,7 @@ def test_the_pseudo_gradient_of_a_fragment_begins_with_its_first_element(kept: t
     rounded = whole[span] if kept is np.float32 else torch.from_numpy(whole[span]).bfloat16().float().numpy()
     np.testing.assert_array_equal(wide, rounded)
     assert part[-1] == 7
-    assert layout.nonfinite(part[:-1], span) is None
+    assert layout.diverged(part[:-1], span) is None
     round_into(np.full(1, np.nan, np.float32), part[2 * CELL : 2 * CELL + 1])
-    assert layout.nonfinite(part[:-1], span) == "scalar"
-    assert layout.nonfinite(part[3 * CELL : -1], slice(4 * CELL, 5 * CELL)) is None
+    assert layout.diverged(part[:-1], span) == "scalar"
+    assert layout.diverged(part[3 * CELL : -1], slice(4 * CELL, 5 * CELL)) is None
