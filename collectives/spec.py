@@ -7,7 +7,7 @@ from functools import partial
 
 from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import Manifest, SignedManifest
-from ..dht.run.revision import revised_by, why_not_revise
+from ..dht.run.revision import kept_by, why_not_revise
 from ..peer import wire
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
@@ -80,7 +80,7 @@ class Spec:
     def after(self, value: wire.Value | None) -> "Spec":
         """Return what holds in the round after that of a validated value; None: in the first round.
 
-        What this version does not know changes nothing here: the membership ends with a line that says so.
+        What this version does not know changes nothing here: the member is about to leave, with a line that says so.
         """
         with suppress(UsageError):
             return self.under(b"" if value is None else value.revision)
@@ -109,7 +109,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         start=bytes.fromhex(manifest.start),
         num_fragments=manifest.outer.fragments,
         why_not_revise=partial(why_not_revise, signed),
-        settings=partial(revised_by, signed),
+        settings=partial(kept_by, signed),
     )
 
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ..collectives.codec import FlatVector
 from ..dht.run.layout import UNPINNED
 from ..dht.run.manifest import SignedManifest
-from ..dht.run.revision import revised_by
+from ..dht.run.revision import open_revision, revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
@@ -96,7 +96,8 @@ class Swarm:
     `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait. `metrics` is the
     HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
-    Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
+    Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing, and `step` raises
+    `CannotFollow` where the owner has revised a setting that this version does not know.
     """
 
     def __init__(
@@ -170,7 +171,8 @@ class Swarm:
         opened = ranks.from_first(RunOpened, lambda: self._first.open())
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
-        # As the owner has revised it, as far as that is known before the run's chain is here.
+        # By the owner's newest revision, also before the chain names it: a run that nobody can train under the one before
+        # gets no round by which to name it. The outer step follows the chain alone (`membership`).
         self._signed, self._revision = signed, opened.revision
         self.manifest = manifest = revised_by(signed, opened.revision)
         self.run_id = signed.run_id
@@ -226,6 +228,14 @@ class Swarm:
     def round(self) -> int:
         """Rounds that this peer's state has behind it."""
         return self._status.round
+
+    @property
+    def revision(self) -> int:
+        """The number of the owner's revision by which this peer trains; 0 for the manifest itself."""
+        return self._number(self._revision)
+
+    def _number(self, revision: bytes) -> int:
+        return open_revision(revision, self.run_id, self._signed.manifest.owner).number
 
     @property
     def root(self) -> str:
@@ -341,14 +351,14 @@ class Swarm:
 
     def _revise(self) -> None:
         """Take over the settings that the owner has revised; optimizers that were made for the run are set anew."""
-        self._revision = self._status.revision
-        self.manifest = manifest = revised_by(self._signed, self._revision)
+        manifest = revised_by(self._signed, self._status.revision)
+        self.manifest, self._revision = manifest, self._status.revision
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         if callable(self._make_inner):
             self._inner.take_settings(self._make_inner(self.model, replace(self._signed, manifest=manifest)))
 
     def _inner_step(self) -> None:
-        if self._status.revision != self._revision:
+        if self._status.revision != self._revision and self._number(self._status.revision) >= self.revision:
             self._revise()
         if self._inner.num_own_steps:
             raise UsageError(
@@ -422,16 +432,17 @@ class Swarm:
         began = time.monotonic()
         seconds = min(EVALUATION_SHARE * (began - self._settled_at), EVALUATION_MOST_SECONDS)
         self._settled_at = began
-        if self._evaluator is None or self._membership is None or not self._membership.is_drawn:
+        evaluator, membership = self._evaluator, self._membership
+        if evaluator is None or membership is None or not membership.is_drawn(self.manifest.eval.prompts):
             return
         try:
-            with self._layout.holding(self._membership.vectors.theta, self.model) as model:
-                found = self._evaluator(model, seconds)
+            with self._layout.holding(membership.vectors.theta, self.model) as model:
+                found = evaluator(model, seconds)
         except Exception as error:  # noqa: BLE001  The boundary to the caller's model: training goes on without a figure.
             reason = f"{type(error).__name__}: {error}"
             self.telemetry.emit("eval.failed", step="evaluate", reason=reason, round=self.round)
             return
-        self._membership.publish_evaluation(found.loss, found.tokens, found.samples)
+        membership.publish_evaluation(found.loss, found.tokens, found.samples)
         took = round(time.monotonic() - began, 3)
         self.telemetry.emit("eval.measured", round=self.round, loss=found.loss, tokens=found.tokens, seconds=took)
 

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
-from ..peer.errors import LocalError, UsageError
+from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed, UsageError
 from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
 from .data.sources import TokenSource, open_data
@@ -23,6 +23,7 @@ from .data.tokenizer import find_tokenizer
 from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
+from .member.reach import has_ledger
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import save_tensors
@@ -42,11 +43,12 @@ from .swarm import Swarm
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a membership ended: rounds behind the state, its root in hex, and why it ended."""
+    """How a membership ended: rounds behind the state, its root in hex, why it ended, and where the model was saved."""
 
     round: int
     root: str
     reason: str
+    saved: Path | None = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -78,6 +80,7 @@ def join_run(
 
     `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with False
     when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
+    What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
     `farewell` gives the word to the others when `stop` was set.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
@@ -92,11 +95,16 @@ def join_run(
         def open_agreed(signed: SignedManifest, is_new: bool) -> TokenSource | TokenStream:
             """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
             data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
-            if not config.data:
-                trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
-            if swarm.speaks and not mine:
-                swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=agree(signed, is_new))
-            return open_data(data, config, mine=mine)
+            try:
+                if not config.data:
+                    trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
+                if swarm.speaks and not mine:
+                    swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=agree(signed, is_new))
+            except NotAgreed as refused:
+                refused.revision = swarm.revision
+                raise
+            with following(swarm):
+                return open_data(data, config, mine=mine)
 
         def reopen() -> TokenSource | TokenStream:
             source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
@@ -116,7 +124,8 @@ def join_run(
             allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
             model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
             check_length(model, data.sequence_length)
-            check_tokenizer(model, source)
+            with following(swarm):
+                check_tokenizer(model, source)
             if config.checkpoint_activations:
                 recompute_activations(model)
             model = model.to(device)
@@ -127,14 +136,34 @@ def join_run(
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
-            train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard, reopen=reopen)
+            with following(swarm):
+                train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard, reopen=reopen)
             if stop.is_set():
                 swarm.reason = farewell()
             if save is not None:
                 tensors = whole_tensors(swarm.model)
                 if swarm.speaks:
                     save_tensors(tensors, save, round=str(swarm.round), state_root=swarm.root)
-        return Summary(swarm.round, swarm.root, swarm.reason)
+        return Summary(swarm.round, swarm.root, swarm.reason, save)
+
+
+@contextlib.contextmanager
+def following(swarm: Swarm) -> Iterator[None]:
+    """Raise `CannotFollow` for what fails in a run that its owner has revised, where this peer is no newcomer.
+
+    One rule for all settings, whatever fails: the data are not there, hold nothing, or have tokens that the model does
+    not know. What a peer trains on by its user's word (`--data`) is no matter of the owner's.
+    """
+    try:
+        yield
+    except LocalError as error:
+        if isinstance(error, CannotFollow):
+            error.revision = error.revision or swarm.revision
+        elif swarm.revision and not swarm.config.data and has_ledger(swarm.config.home / "runs" / swarm.run_id):
+            unfollowed = CannotFollow(str(error), remedy=error.remedy)
+            unfollowed.revision = swarm.revision
+            raise unfollowed from error
+        raise
 
 
 def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
@@ -284,7 +313,11 @@ def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.
         reason = "it trains on data of its own" if config.data else "its model is sharded"
         swarm.telemetry.emit("eval.skipped", step="join", reason=reason)
         return
-    text = HeldOutText(source, find_tokenizer(data, config), settings.prompts, device=device, loss_of=loss_on(device))
+    try:
+        text = HeldOutText(source, find_tokenizer(data, config), settings.prompts, device=device, loss_of=loss_on(device))
+    except FlockstepError as error:  # Others evaluate; this peer trains on all the same.
+        swarm.telemetry.emit("eval.skipped", step="join", reason=str(error))
+        return
     swarm.evaluate_with(text.evaluate)
 
 

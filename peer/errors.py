@@ -3,7 +3,8 @@
 FlockstepError
 ├── LocalError            my bug or my setting: shown to the user, nobody is charged
 │   └── UsageError        a wrong argument, file or link (exit code 2)
-│       └── NotAgreed     what a run would open here, without its user's consent
+│       └── CannotFollow  settings of a run that this peer cannot train under
+│           └── NotAgreed what a run would open here, without its user's consent
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
 │   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
@@ -42,7 +43,14 @@ class UsageError(LocalError):
     """A wrong argument, file or link: the command ends with exit code 2."""
 
 
-class NotAgreed(UsageError):
+class CannotFollow(UsageError):
+    """A run's settings, as its owner has revised them, under which this peer cannot train: a member then keeps the run."""
+
+    revision = 0
+    """The number of the revision; 0 for the manifest, or where it is not known."""
+
+
+class NotAgreed(CannotFollow):
     """A run would open something on this computer, and its user has not agreed to that."""
 
 

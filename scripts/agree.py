@@ -89,14 +89,10 @@ class Agreement:
             self.remember_data(signed)
         return how
 
-    def has_joined(self, run_id: str) -> bool:
-        """Return True if a run was joined before with the consent that there was: it is in it, whatever its owner names."""
-        folder = self.config.home / "runs" / run_id
-        return (folder / "agreed").exists() or (folder / SOURCES_FILE).exists()
-
     def allows(self, signed: SignedManifest) -> bool:
         """Return True if the user has agreed to the data of a run as its owner has revised it."""
-        return signed.manifest.data.source in self._sources(signed, self.config.home / "runs" / signed.run_id)
+        sources = self._sources(signed, self.config.home / "runs" / signed.run_id)
+        return signed.manifest.data.source in (*sources, self.config.allow_data)
 
     def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
         """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""

@@ -25,9 +25,9 @@ from rich.text import Text
 
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
-from ..optim.consent import is_public_data
+from ..optim.member.reach import has_ledger
 from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, NotAgreed, UsageError
+from ..peer.errors import CannotFollow, FlockstepError, UsageError
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
@@ -35,7 +35,7 @@ from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
 from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
-from .unagreed import keep_until_agreed
+from .unfollowed import keep_unfollowed
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.hours import Hours
@@ -112,7 +112,7 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
             # them, which took 2 to 4 s on a busy machine, and Ctrl-C must take less than 3 (docs/log.md).
             gc.freeze()
     if not as_json:
-        kept = f"; the model is in {save}" if save is not None else ""
+        kept = f"; the model is in {summary.saved}" if summary.saved is not None else ""
         say(f"{summary.reason}: after round {summary.round}, state root {summary.root[:ROOT_DIGITS]}{kept}")
     if stop.is_set():
         raise KeyboardInterrupt
@@ -127,9 +127,13 @@ def _train_in_shifts(
     on_event: Callable[[Event], None],
 ) -> "Summary":
     """Train whenever this peer may; returns how the last membership ended. Raises as `join` does."""
-    from ..optim.trainer import free_device, join_run
+    from ..optim.trainer import Summary, free_device, join_run
 
     availability = Availability(config.home, options.hours, options.when_idle)
+    folder, has_kept = config.home / "runs" / JoinLink.parse(link).run_id, False
+
+    def agree(signed: SignedManifest, is_new: bool) -> str:
+        return agreement.agree(signed, is_new and not has_kept)  # A member waits for no answer.
 
     def note(event: str, reason: str) -> None:
         with _event_log(config, on_event) as telemetry:
@@ -153,15 +157,17 @@ def _train_in_shifts(
                     save=options.save,
                     on_event=on_event,
                     stop=now.over,
-                    agree=agreement.agree,
+                    agree=agree,
                     farewell=farewell,
                 )
-            except NotAgreed as refused:
-                run_id = JoinLink.parse(link).run_id
-                if "RANK" in os.environ or not agreement.has_joined(run_id):
+            except CannotFollow as refused:
+                if "RANK" in os.environ or not has_ledger(folder):  # A newcomer is no member that could keep.
                     raise
                 free_device()
-                config = await_consent(link, config, agreement, refused, now.over, on_event)
+                kept, has_kept = keep_unfollowed(link, config, agreement, refused, now.over, on_event), True
+                config = kept.config
+                if kept.end is not None:
+                    return Summary(*kept.end, "finished")
             except FlockstepError:
                 if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                     raise KeyboardInterrupt from None
@@ -171,31 +177,6 @@ def _train_in_shifts(
             return summary
         free_device()
         config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
-
-
-def await_consent(
-    link: str,
-    config: PeerConfig,
-    agreement: Agreement,
-    refused: NotAgreed,
-    over: threading.Event,
-    on_event: Callable[[Event], None],
-) -> PeerConfig:
-    """Keep the run until its user has agreed to its data, or `over` is set; returns how to train on."""
-    agreed: list[str] = []
-
-    def allows(signed: SignedManifest) -> bool:
-        agreed[:] = [signed.manifest.data.source] if agreement.allows(signed) else []
-        return bool(agreed)
-
-    with _event_log(config, on_event) as telemetry:
-        reason = f"{refused}; it trains nothing until somebody does: flockstep agree '{link}'"
-        telemetry.emit("consent.awaited", step="data", reason=reason)
-        keep_until_agreed(link, config, telemetry, allows, over)
-        if agreed:
-            telemetry.emit("consent.given", step="data", reason=f"its user has agreed to {plain_text(agreed[0])}")
-    # What only its user may open is among what was agreed to if the user has named it.
-    return replace(config, allow_data=agreed[0]) if agreed and not is_public_data(agreed[0]) else config
 
 
 @contextlib.contextmanager
@@ -378,6 +359,8 @@ LINES = {
     "log.failed": "logs no more: {reason}",
     "consent.awaited": "{reason}",
     "consent.given": "trains again: {reason}",
+    "revision.unfollowed": "{reason}",
+    "revision.retried": "tries to train again: {reason}",
     "peer.paused": "paused: {reason}",
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",

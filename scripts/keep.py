@@ -3,9 +3,10 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,12 +17,13 @@ from ..dht.members.remembered import Remembered
 from ..dht.rendezvous import fetch_manifest
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import kept_by
 from ..dht.run.statements import OwnerStatements
 from ..optim.keeper.keeper import Keeper
-from ..optim.member.reach import reach_run
+from ..optim.member.reach import reach_run, stated_revision
 from ..peer.background import background
 from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, sole_error
+from ..peer.errors import CannotFollow, FlockstepError, sole_error
 from ..peer.home_lock import home_lock
 from ..peer.identity import Identity, identity_path
 from ..peer.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
@@ -38,7 +40,7 @@ KEEPER_STAY_SECONDS = 120.0
 LOOK_PERIOD = 1.0
 """Seconds between two looks at whether a keeper is to go on."""
 KEEPER_RETRY_PERIOD = 30.0
-"""Seconds between two attempts of a bootstrap's keeper to reach its run."""
+"""Seconds between two attempts of a keeper that goes on after errors to reach its run."""
 
 
 def keep(
@@ -85,15 +87,27 @@ def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
 async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
     """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
     with closing(Telemetry(log_path(config.home))) as telemetry:
-        while True:
-            try:
-                await keep_run(link, config, telemetry, trio.Event())
-            except (FlockstepError, BaseExceptionGroup) as raised:
-                error = sole_error(raised)
-                if not isinstance(error, FlockstepError):
-                    raise
-                telemetry.emit("keeper.retry", step="keep", reason=str(error))
-            await trio.sleep(KEEPER_RETRY_PERIOD)
+        stop = trio.Event()
+        await keep_on(partial(keep_run, link, config, telemetry, stop), telemetry, stop)
+
+
+async def keep_on(
+    keep: Callable[[], Awaitable[None]],
+    telemetry: Telemetry,
+    stop: trio.Event,
+    after: type[FlockstepError] = FlockstepError,
+) -> None:
+    """Run `keep` until `stop` is set, again in a while `after` an error of this kind, which is an event."""
+    while not stop.is_set():
+        try:
+            await keep()
+        except (FlockstepError, BaseExceptionGroup) as raised:
+            error = sole_error(raised)
+            if not isinstance(error, after):
+                raise
+            telemetry.emit("keeper.retry", step="keep", reason=str(error))
+            with trio.move_on_after(KEEPER_RETRY_PERIOD):
+                await stop.wait()
 
 
 async def keep_run(
@@ -103,15 +117,18 @@ async def keep_run(
     stop: trio.Event,
     patience: Callable[[], float] = lambda: 0.0,
     metrics: str = "",
-    is_over: Callable[[SignedManifest], bool] | None = None,
+    is_over: Callable[[Keeper], bool] | None = None,
 ) -> None:
     """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
 
+    `CannotFollow` among them where a later version has revised what decides the outer step: no step is made by it.
+
     `patience` returns the seconds to stay at most for a round in which my vote may be needed; `metrics` is the place of a
-    page for Prometheus. `is_over` is asked whether to set `stop`, of the run as its owner has revised it.
+    page for Prometheus. `is_over` is asked whether to set `stop`, of the settled keeper.
     """
     with home_lock(config.home, pid=os.getpid()):
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
+            kept_by(reached.signed, await stated_revision(reached.directory, reached.remembered, reached.signed, telemetry))
             keeper = Keeper(
                 reached.node,
                 reached.directory,
@@ -131,19 +148,17 @@ async def keep_run(
             if metrics:
                 await nursery.start(show_in_loop, metrics, keeper_figures(reached.host, telemetry), telemetry)
             if is_over is not None:
-                nursery.start_soon(_look, keeper, reached.signed, is_over, stop)
+                nursery.start_soon(_look, keeper, is_over, stop)
             await stop.wait()
             await keeper.leave("left", patience())
             telemetry.emit("peer.leave", reason="left")
 
 
-async def _look(
-    keeper: Keeper, signed: SignedManifest, is_over: Callable[[SignedManifest], bool], stop: trio.Event
-) -> None:
-    """Set `stop` once `is_over` is true of what holds in the next round."""
+async def _look(keeper: Keeper, is_over: Callable[[Keeper], bool], stop: trio.Event) -> None:
+    """Set `stop` once `is_over` is true of a settled keeper."""
     while True:
         await trio.sleep(LOOK_PERIOD)
-        if keeper.is_settled and is_over(replace(signed, manifest=keeper.settings)):
+        if keeper.is_settled and is_over(keeper):
             stop.set()
             return
 
@@ -177,7 +192,8 @@ async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Tele
                         scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
 
             await nursery.start(leave_on_signal)
-            await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
+            keep = partial(keep_run, link, config, telemetry, stop, lambda: patience, metrics)
+            await keep_on(keep, telemetry, stop, CannotFollow)
 
 
 def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:

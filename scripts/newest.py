@@ -14,7 +14,7 @@ from ..collectives.state.archive import OUTPUTS_FOLDER
 from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
 from ..collectives.state.move import Mover, is_moving
 from ..dht.run.manifest import SignedManifest
-from ..dht.run.revision import revised_by
+from ..dht.run.revision import kept_by
 from ..optim.member.apply import leaf_step
 from ..optim.outer import OuterSettings
 from ..peer.arrays import Floats
@@ -82,7 +82,7 @@ def _settled(source: Path) -> Path:
         if not is_locked(home / "lock"):
             signed = manifest_beside(folder)
             outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
-            advance = leaf_step(outer, codec, partial(revised_by, signed))
+            advance = leaf_step(outer, codec, partial(kept_by, signed))
             with home_lock(home, pid=os.getpid()):
                 return Mover(run / OUTPUTS_FOLDER, advance).complete(folder).folder
         if time.monotonic() > deadline:

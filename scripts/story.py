@@ -116,7 +116,7 @@ class PeerStory:
                 self.state = "left"
             case "peer.paused":
                 self.state = "paused"
-            case "consent.awaited":
+            case "consent.awaited" | "revision.unfollowed":
                 self.state = "keeping"
 
     def kill(self) -> None:

@@ -5,7 +5,7 @@ from statistics import median_high
 
 from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest, SignedManifest
-from ...dht.run.revision import revised_by
+from ...dht.run.revision import kept_by
 from ...peer.errors import UsageError
 from ..chain.chain import NOTHING
 from ..chain.fork_choice import training
@@ -46,7 +46,7 @@ def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Membe
 
 def _settings(signed: SignedManifest, view: ChainView) -> Manifest:
     try:
-        return revised_by(signed, view.revision)
+        return kept_by(signed, view.revision)
     except UsageError:  # A later version knows this setting; whoever only looks goes on with the manifest.
         return signed.manifest
 

@@ -11,20 +11,25 @@ voter refuses one of the same or a smaller number, one that the owner has not si
 
 Hence, of two revisions with one number the one that the voters decide on is the run's, and the other one is nothing; an
 old one never comes back; one that nobody proposes has no effect. A setting that only a later version knows passes the
-voters of this one, and ends the membership of a peer that does not know it with one line.
+voters of this one.
+
+A peer that cannot train under a revision raises `CannotFollow`, whatever the reason is, and goes on as a keeper, which
+needs the sections `KEPT` alone (`kept_by`).
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ...peer.errors import MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.plain import plain_text
 from ...peer.transport import PeerId
 from ..records import Record
-from .manifest import MAX_OUTER_LR, OWN, Manifest, SignedManifest
+from .manifest import MAX_OUTER_LR, OWN, TEXT_KINDS, TOKENS_KIND, Manifest, SignedManifest
 from .settings import faults as value_faults
 from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
@@ -36,6 +41,8 @@ REVISABLE: Mapping[str, tuple[str, ...]] = {
     "eval": ("every", "prompts"),
 }
 """The settings that a revision may name, by section."""
+KEPT = ("outer", "codec")
+"""The sections that decide the outer step: all that a peer needs which trains nothing."""
 _PLAIN = (int, float, str, bool)
 _FIXED = {
     "name": "those who look for the run know it by that name",
@@ -106,6 +113,7 @@ def why_not_revision(data: bytes, before: bytes, run: str, owner: PeerId) -> str
     return ""
 
 
+@lru_cache(maxsize=64)  # A member asks several times a round, and the checks take a millisecond.
 def revised(manifest: Manifest, revision: Revision) -> Manifest:
     """Return the settings under a revision. Raises `UsageError` for an unknown setting, or a value beyond its limits."""
     sections: dict[str, dict[str, Any]] = {}
@@ -128,9 +136,28 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
     return after
 
 
-def revised_by(signed: SignedManifest, data: bytes) -> Manifest:
-    """Return the settings of a run under the revision that a certificate carries. Raises `UsageError`, `RemoteError`."""
-    return revised(signed.manifest, open_revision(data, signed.run_id, signed.manifest.owner))
+def revised_by(signed: SignedManifest, data: bytes, sections: Collection[str] | None = None) -> Manifest:
+    """Return the settings of a run under the revision that a certificate carries; of some `sections` alone if given.
+
+    Raises `RemoteError`, and `CannotFollow` for settings that this version does not know, or not within these limits.
+    """
+    revision = open_revision(data, signed.run_id, signed.manifest.owner)
+    named = revision.settings
+    if sections is not None:
+        named = _dump({name: value for name, value in _parse(named).items() if name.partition(".")[0] in sections})
+    try:
+        return revised(signed.manifest, replace(revision, settings=named))
+    except UsageError as error:
+        unfollowed = CannotFollow(str(error), remedy=error.remedy)
+        unfollowed.revision = revision.number
+        raise unfollowed from error
+
+
+def kept_by(signed: SignedManifest, data: bytes) -> Manifest:
+    """As `revised_by`, for a peer that trains nothing: what it cannot take over of other sections changes nothing for it."""
+    with suppress(CannotFollow):
+        return revised_by(signed, data)
+    return revised_by(signed, data, KEPT)
 
 
 def why_not_revise(signed: SignedManifest, data: bytes, before: bytes) -> str:
@@ -164,7 +191,10 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
     text = _dump({name: value for name, value in whole.items() if value != _value_of(manifest, name)})
     if len(text.encode()) > MAX_REVISION_SETTINGS_BYTES:
         raise UsageError(f"the revised settings take {len(text.encode())} bytes, at most {MAX_REVISION_SETTINGS_BYTES} fit")
-    revised(manifest, Revision(1, text))
+    source, kinds = revised(manifest, Revision(1, text)).data.source, (*TEXT_KINDS, TOKENS_KIND)
+    if source != manifest.data.source and source.partition(":")[0] not in kinds:
+        remedy = f"a source begins with one of {', '.join(f'{kind}:' for kind in kinds)}"
+        raise UsageError(f"no member could train on {plain_text(source)}", remedy=remedy)
     return text
 
 

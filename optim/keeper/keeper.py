@@ -15,6 +15,7 @@ keeper has that on its disk.
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import trio
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
 from ...collectives.averager import Averager
-from ...collectives.chain.certificate import settings_after
+from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
@@ -43,9 +44,10 @@ from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
 from ...dht.run.layout import UNPINNED
 from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import kept_by, open_revision, why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...peer.arrays import Floats
-from ...peer.errors import LocalError
+from ...peer.errors import CannotFollow, LocalError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId, Rung
 from ..member.apply import LeafHashes, leaf_step
@@ -90,6 +92,12 @@ class KeptState:
     def place(self) -> ChainPosition:
         """Where the state stands."""
         return self.catch_up.place
+
+
+def _revision_of(kept: KeptState) -> bytes:
+    """Return the revision that holds in the next round, as the certificate of my state names it."""
+    certificate = kept.place.certificate
+    return b"" if certificate is None else value_of(certificate).revision
 
 
 class Keeper:
@@ -171,6 +179,27 @@ class Keeper:
     def settings(self) -> Manifest:
         """What holds in the next round, once I am settled: the manifest, as its owner has revised it."""
         return self._settings
+
+    @property
+    def newest(self) -> tuple[int, SignedManifest]:
+        """The number of the owner's newest revision, and the run under it: one that is to follow, or what holds now.
+
+        Where nobody can train under what holds there is no round that could name another one.
+        """
+        held = stated = b""
+        if self._kept is not None:
+            held, stated = _revision_of(self._kept), self._kept.archive.conduct.revision
+        newest, settings = held, self._settings
+        if not why_not_revise(self._signed, stated, held):
+            with suppress(CannotFollow):  # Of a later version: it does not hold yet.
+                newest, settings = stated, kept_by(self._signed, stated)
+        number = open_revision(newest, self._signed.run_id, self.charter.owner).number
+        return number, replace(self._signed, manifest=settings)
+
+    @property
+    def is_over(self) -> bool:
+        """True once I hold the state after the run's last round."""
+        return self.is_settled and self._settled >= self._settings.num_rounds
 
     @property
     def is_settled(self) -> bool:
@@ -409,7 +438,7 @@ class Keeper:
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         place = kept.place
-        settings = settings_after(place.certificate, self._signed)
+        settings = kept_by(self._signed, _revision_of(kept))
         if settings != self._settings:
             self._settings = settings
             reason = f"it has {settings.num_rounds} rounds; `flockstep run info` shows all"

@@ -22,7 +22,7 @@ from ...collectives.mixed import codecs_named
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
-from ...dht.run.revision import describe_revision, open_revision, revised_by
+from ...dht.run.revision import describe_revision, kept_by, open_revision
 from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
 from ...peer.errors import LocalError
@@ -211,7 +211,7 @@ class Membership:
         return self._network.position.round
 
     def status(self) -> PeerStatus:
-        """What every rank knows of the peer. Raises `UsageError` if the owner has revised what this version does not know."""
+        """What every rank knows of the peer. Raises `CannotFollow` where this version cannot make the outer steps."""
         self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
         return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step, self._revision)
@@ -221,7 +221,7 @@ class Membership:
         certificate = self._network.position.certificate
         revision = b"" if certificate is None else value_of(certificate).revision
         if revision != self._revision:
-            self._manifest = revised_by(self._signed, revision)
+            self._manifest = kept_by(self._signed, revision)
             self._revision, self._num_rounds = revision, self._manifest.num_rounds
             opened = open_revision(revision, self._run_id, self._manifest.owner)
             reason = "; ".join(describe_revision(self._signed.manifest, opened)) or "as the manifest says"
@@ -281,11 +281,10 @@ class Membership:
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
         return self._waiting
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether I am to evaluate the state that θ holds now."""
+    def is_drawn(self, prompts: tuple[str, ...]) -> bool:
+        """Return True if I am to evaluate the state that θ holds now, with these prompts: they may be about to change."""
         due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval)
-        return due is not None and self._network.peer_id in due.evaluators
+        return due is not None and self._network.peer_id in due.evaluators and due.prompts == prompts
 
     def publish_evaluation(self, loss: float, tokens: int, samples: tuple[str, ...]) -> None:
         """Publish what was measured of that state."""

@@ -34,7 +34,7 @@ from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import revised_by
+from ...dht.run.revision import kept_by
 from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
 from ...peer.home_lock import home_lock
@@ -299,7 +299,7 @@ class Participant:
                 await self._heads.looked.wait()
             # Without `resume` the run is to begin anew, so the published head does not bind me.
             published = self._heads.ahead if self._resume else None
-            rounds = revised_by(self._signed, self._heads.revision).num_rounds
+            rounds = kept_by(self._signed, self._heads.revision).num_rounds
             leaves, source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )

@@ -66,12 +66,12 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         values.charter_of = {link.run_id: charter}.get
         if charter.kind != "open":
             charter = charter.amended(await _stated(directory, remembered, signed, telemetry))
-        entry = 0.0 if _has_ledger(folder) else time.time()  # Whoever has been in may come back after the expiry.
+        entry = 0.0 if has_ledger(folder) else time.time()  # Whoever has been in may come back after the expiry.
         invite = credential(charter, identity.peer_id, config.invite or remembered.ticket(), entry)
         if config.invite:
             remembered.keep_ticket(config.invite)
         anchor = None if link.at is None else Head(*link.at, tokens=0)
-        if anchor is None and config.resume and not _has_ledger(folder):
+        if anchor is None and config.resume and not has_ledger(folder):
             anchor = await find_anchor(directory, link, telemetry)
         async with Node(host, identity, config, telemetry) as node:
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
@@ -115,7 +115,7 @@ async def renew_listing(
         await trio.sleep(RENEWAL_SECONDS)
 
 
-def _has_ledger(folder: Path) -> bool:
+def has_ledger(folder: Path) -> bool:
     """Return True if I hold certificates of the run: I am no newcomer, and my chain binds me."""
     ledger = folder / LEDGER_FILE
     return ledger.exists() and ledger.stat().st_size > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
-from ...collectives.picture.picture import RunState
+from ...collectives.picture.picture import RunProgress, RunState
 from ...dht.directory.interface import Directory
 from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.keys import statements_key
@@ -121,7 +121,7 @@ def revise_run(
     changes = {**_read_changes(file), **dict(map(_parse_change, given))}
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
-    _check_not_over(link, config)
+    certified = _check_not_over(link, config)
     for name, value in changes.items():
         if name.endswith(".source") and isinstance(value, str):
             from ...optim.data.streams import pinned_source
@@ -133,8 +133,8 @@ def revise_run(
         settings = settings_of(manifest, before, changes)
         after = revised(manifest, Revision(before.number + 1, settings))
         here = await members()
-        if here:
-            check_rounds(_round_of_run(here), after)
+        # What members state shows more than the chain where the run's bootstraps are behind it.
+        check_rounds(max(certified + 1, _round_of_run(here) if here else 1), after)
         if (source := after.data.source) != revised(manifest, before).data.source:
             training = sum(member.body.device != KEEPER_DEVICE for member in here)
             say(f"{plain_text(source)} is other data. Of the members here, {training} train. Each of them whose user")
@@ -155,17 +155,19 @@ def check_rounds(now: int, after: Manifest) -> None:
         )
 
 
-def _check_not_over(link: JoinLink, config: PeerConfig) -> None:
-    """Raise `UsageError` where the last round of a run is certified: no round is left that could name a revision."""
+def _check_not_over(link: JoinLink, config: PeerConfig) -> int:
+    """Return a run's last certified round. Raises `UsageError` where it is over: no round is left to name a revision."""
 
-    async def look(watcher: "RunWatcher") -> RunState:
+    async def look(watcher: "RunWatcher") -> RunProgress:
         with suppress(UsageError):  # Its bootstraps disagree on its chain: nothing is known of its end.
             await watcher.look(1)
-        return watcher.picture().progress.state
+        return watcher.picture().progress
 
-    if watched(link, config, look) is RunState.OVER:
+    progress = watched(link, config, look)
+    if progress.state is RunState.OVER:
         remedy = "publish another run that starts from its state: [model] from, docs/run-toml.md"
         raise UsageError("the run is over: its last round is certified, and no round is left to revise", remedy=remedy)
+    return progress.round
 
 
 def _read_changes(file: Path | None) -> dict[str, Any]:

@@ -104,6 +104,15 @@ def test_a_member_that_has_not_agreed_to_other_data_keeps_the_run_until_it_has(
         bob.until("consent.given")
         assert str(bob.until("data.shared")["name"]) == "text:{stdlib}"
         bob.until("round.done")
+        others[0].unlink()  # Agreed to before, and gone: nobody can train, and no round is left that could revise the run.
+        revise(f"text:{others[0]}")
+        assert "one.txt" in str(bob.until("revision.unfollowed")["reason"])
+        revise("text:{stdlib}")
+        assert "revised it again" in str(bob.until("revision.retried")["reason"])
+        assert str(bob.until("data.shared")["name"]) == "text:{stdlib}"
+        bob.until("run.revised")
+        bob.until("round.done")
+    assert owner.poll() is None
     owner.send_signal(signal.SIGTERM)
     owner.wait(120)
     never = flockstep("agree", link, "--home", str(tmp_path / "nobody"))

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 import trio
-from flockstep.collectives.chain.certificate import settings_after
+from flockstep.collectives.accountability.conduct import Conduct
+from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.codec import CELL, Codec, round_into
@@ -36,6 +37,7 @@ from flockstep.dht.run.manifest import (
     SignedManifest,
     TimingSettings,
 )
+from flockstep.dht.run.revision import kept_by
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.apply import leaf_step
@@ -50,6 +52,7 @@ from flockstep.optim.member.border import (
 )
 from flockstep.optim.member.participant import Connected
 from flockstep.optim.outer import OuterSettings
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import keyed
 from flockstep.peer.identity import Identity
@@ -140,6 +143,7 @@ class Peer:
     keeper: Keeper | None = None
     node: Node | None = None
     vectors: TrainingVectors | None = None
+    conduct: Conduct | None = None
     round: int = 0
     outcomes: list[OutcomeKind] = field(default_factory=list)
     settings: dict[int, Manifest] = field(default_factory=dict)
@@ -310,6 +314,7 @@ class KeptRun:
             corrupt(node, spec.output)
         every, advance = signed.manifest.checkpoint_rounds, leaf_step(OuterSettings.of(signed.manifest), spec.output)
         archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
+        peer.conduct = archive.conduct
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         position = self.torn.get(peer.peer, BLANK)
         layout = self.layouts.get(peer.peer, MODEL)
@@ -317,7 +322,7 @@ class KeptRun:
         position = (await participant.sync(SyncState())).position
         while True:
             peer.round = position.round
-            peer.settings[peer.round] = settings_after(position.certificate, signed)
+            peer.settings[peer.round] = settings_after_round(position.certificate, signed)
             if peer.round >= peer.settings[peer.round].num_rounds:
                 break
             await trio.sleep(seconds)
@@ -334,7 +339,7 @@ class KeptRun:
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
                 position = ended.position
-                due = DueEvaluation.after(position.certificate, settings_after(position.certificate, signed).eval)
+                due = DueEvaluation.after(position.certificate, settings_after_round(position.certificate, signed).eval)
                 loss = self.losses.get(peer.peer, 2.0)
                 if due is not None and peer.peer in due.evaluators and loss is not None:
                     text = "as the model writes" if loss else f"by {peer.peer}"
@@ -342,6 +347,11 @@ class KeptRun:
             elif ended.kind is OutcomeKind.BEHIND:
                 position = (await participant.sync(SyncState())).position
         await trio.sleep_forever()
+
+
+def settings_after_round(certificate: wire.Certificate | None, signed: SignedManifest) -> Manifest:
+    """What holds in the next round, for a member of this version."""
+    return kept_by(signed, b"" if certificate is None else value_of(certificate).revision)
 
 
 def contribution_of(peer: PeerId, round_: int) -> "np.ndarray[Any, np.dtype[np.float32]]":

@@ -5,10 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from flockstep.dht.run.manifest import Inner
+from flockstep.collectives.mixed import codecs_named
+from flockstep.dht.run.manifest import Data, EvalSettings, Inner, Manifest
+from flockstep.dht.run.revision import UNREVISED, Revision, revised, settings_of
 from flockstep.optim.inner import InnerOptimizers, build_inner, lr_factor, schedule_of
 from flockstep.optim.models.registry import build_model
+from flockstep.optim.outer import OuterSettings
 from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from support.revisions import NAMES, WALKED
 from torch import nn
 
 
@@ -175,3 +180,19 @@ def test_revised_settings_are_taken_over_with_the_state_and_own_rates_kept(owns_
     assert [group["weight_decay"] for group in (*muon, *adamw)] == [0.2, 0.2, 0.0]
     inner.step(0.5)
     assert inner.have_own_rates is owns_rates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_trains_takes_over_every_value_that_can_be_signed(name: str) -> None:
+    owner, evaluation = Identity.from_seed(bytes(32)).peer_id, EvalSettings(1, ("Once",))
+    manifest = Manifest(owner=owner, name="run", data=Data("text:own"), eval=evaluation)
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10))
+    optimizers = InnerOptimizers(build_inner(model, manifest.inner))
+    for value in WALKED[name]:
+        after = revised(manifest, Revision(1, settings_of(manifest, UNREVISED, {name: value})))
+        optimizers.take_settings(build_inner(model, after.inner))
+        model(torch.tensor([[1, 2, 3]])).square().sum().backward()
+        optimizers.step(schedule_of(after.inner, after.num_rounds * after.phase_steps)(3))
+        OuterSettings.of(after).at(3)
+        codecs_named(after.codec.contributions)
+    optimizers.close()

@@ -10,6 +10,7 @@ from flockstep.dht.run.revision import (
     UNREVISED,
     Revision,
     describe_revision,
+    kept_by,
     open_revision,
     revised,
     revised_by,
@@ -25,7 +26,7 @@ from flockstep.dht.run.statements import (
     OwnerStatement,
     OwnerStatements,
 )
-from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
+from flockstep.peer.errors import CannotFollow, MalformedMessage, RemoteError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_COUNT, MAX_REVISION_BYTES
 from flockstep.peer.wire.schema import encode
@@ -91,6 +92,13 @@ def test_what_cannot_change_says_so(name: str, value: object, why: str) -> None:
         settings_of(MANIFEST, UNREVISED, {name: value})
 
 
+@pytest.mark.parametrize("source", ["zip:there", "own "])
+def test_a_source_that_nobody_could_open_is_refused(source: str) -> None:
+    public = replace(MANIFEST, data=Data(source="hf:one/set"))
+    with pytest.raises(UsageError, match=f"no member could train on {source}"):
+        settings_of(public, UNREVISED, {"data.source": source})
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -153,6 +161,17 @@ def test_a_revision_follows_only_those_of_smaller_numbers() -> None:
     assert "revision 2 after revision 2" in why_not_revise(SIGNED, other, second)
     assert "revision 1 after revision 2" in why_not_revise(SIGNED, first, second)
     assert "revision 0 after revision 2" in why_not_revise(SIGNED, b"", second)
+
+
+def test_a_peer_that_trains_nothing_needs_the_settings_of_the_outer_step_alone() -> None:
+    later = stated('{"inner.future":1,"inner.lr":99.0,"outer.lr":0.5}', sequence=3)
+    with pytest.raises(CannotFollow, match=r"inner\.future") as refused:
+        revised_by(SIGNED, later)
+    assert refused.value.revision == 3
+    assert kept_by(SIGNED, later) == replace(MANIFEST, outer=replace(MANIFEST.outer, lr=0.5))
+    assert kept_by(SIGNED, stated('{"inner.lr":0.5}')).inner.lr == 0.5
+    with pytest.raises(CannotFollow, match=r"outer\.warp"):
+        kept_by(SIGNED, stated('{"outer.warp":9}'))
 
 
 def test_voters_refuse_what_breaks_the_limits_and_let_pass_what_a_later_version_may_know() -> None:
