@@ -66,7 +66,7 @@ class Agreement:
         folder = self.config.home / "runs" / signed.run_id
         agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
         if self.purpose is Purpose.JOIN:
-            is_other = (folder / SOURCES_FILE).exists() and signed.manifest.data.source not in self._sources(signed, folder)
+            is_other = (folder / SOURCES_FILE).exists() and signed.manifest.data.source not in self._sources(folder)
             if agreed.exists() or is_other or not may_ask:
                 return self._agree_to_data(signed, folder, may_ask)
         if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
@@ -91,13 +91,13 @@ class Agreement:
 
     def allows(self, signed: SignedManifest) -> bool:
         """Return True if the user has agreed to the data of a run as its owner has revised it."""
-        sources = self._sources(signed, self.config.home / "runs" / signed.run_id)
+        sources = self._sources(self.config.home / "runs" / signed.run_id)
         return signed.manifest.data.source in (*sources, self.config.allow_data)
 
     def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
         """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""
         source, shown = signed.manifest.data.source, plain_text(signed.manifest.data.source)
-        if self.config.data or source in self._sources(signed, folder):
+        if self.config.data or source in self._sources(folder):
             return "agreed to before"
         if source == self.config.allow_data:
             how = "agreed to by --allow-data"
@@ -111,20 +111,19 @@ class Agreement:
         self.remember_data(signed)
         return how
 
-    def _sources(self, signed: SignedManifest, folder: Path) -> list[str]:
-        """Return the data that the user has agreed to: always that of the manifest, whose hash is the run id."""
-        published = SignedManifest.decode(signed.publishable).manifest.data.source
+    def _sources(self, folder: Path) -> list[str]:
+        """Return the data that the user has agreed to: what was shown, which may not be what the run was published with."""
         try:
             found = json.loads((folder / SOURCES_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             found = []
-        return [published, *(it for it in (found if isinstance(found, list) else []) if isinstance(it, str))]
+        return [it for it in (found if isinstance(found, list) else []) if isinstance(it, str)]
 
     def remember_data(self, signed: SignedManifest) -> None:
         """Write down that the user has agreed to the data of a run as its owner has revised it."""
         folder = self.config.home / "runs" / signed.run_id
-        sources = list(dict.fromkeys((*self._sources(signed, folder), signed.manifest.data.source)))
-        write_whole(folder / SOURCES_FILE, json.dumps(sources[:1] + sources[1:][-MAX_SOURCES:]).encode())
+        sources = list(dict.fromkeys((*self._sources(folder), signed.manifest.data.source)))
+        write_whole(folder / SOURCES_FILE, json.dumps(sources[-MAX_SOURCES:]).encode())
 
 
 def agree_to_data(

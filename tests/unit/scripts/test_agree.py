@@ -112,9 +112,22 @@ def test_other_data_is_agreed_to_by_itself(tmp_path: Path) -> None:
 
 def test_without_a_terminal_what_was_shown_at_first_is_all_that_holds(tmp_path: Path) -> None:
     assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "nobody was there to ask"
-    assert User(tmp_path, terminal=False).agreement.agree(signed()) == "nobody was there to ask"
-    with pytest.raises(UsageError, match="nobody here has agreed"):
-        User(tmp_path, terminal=False, yes=True).agreement.agree(revised("hf:org/c"))
+    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "nobody was there to ask"
+    for other in (revised("hf:org/c"), signed()):
+        with pytest.raises(UsageError, match="nobody here has agreed"):
+            User(tmp_path, terminal=False, yes=True).agreement.agree(other)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_data_of_the_manifest_are_agreed_to_only_if_they_were_shown(tmp_path: Path, terminal: bool) -> None:
+    """An owner publishes with one source, revises it before anybody joins, and revises it back afterwards."""
+    user = User(tmp_path, "y", terminal=terminal)
+    user.agreement.agree(revised("hf:org/b"))
+    assert not any("text:{stdlib}" in line for line in user.lines)
+    assert not user.agreement.allows(signed())
+    with pytest.raises(UsageError, match=r"named other data, text:\{stdlib\}, to which nobody here has agreed"):
+        user.agreement.agree(signed(), False)
+    assert user.agreement.agree(revised("hf:org/b"), False) == "agreed to before"
 
 
 def test_what_the_owner_wrote_is_shown_as_text_and_data_of_ones_own_beside_it(tmp_path: Path) -> None:
