@@ -31,9 +31,11 @@ from torch import Tensor
 from ...peer.digest import digest
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
+from ...peer.plain import shortened
 from ..consent import HUB_DATASET
 from .datasets import Repeated, Units, source_of
 from .hub import ENDINGS, chosen, hub_files, newest_commit
+from .pages import NotText, num_groups, texts
 from .text import files_of
 from .tokenizer import Tokenizer
 from .units import MAX_UNITS, drawn
@@ -49,21 +51,40 @@ LEAST_PIECES = 32
 DOCUMENTS = 64
 """Documents that go through the tokenizer together, on several threads."""
 
+TOGETHER = 8 << 20
+"""Their characters: a tokenizer takes some twenty times as much memory, and a token eight bytes."""
+
+PIECE = 1 << 20
+"""Characters of a document that go through it at once: a longer one is so many documents."""
+
 MIXED = 256
 """Sequences that are shuffled together, so that those of a batch are not all of one document."""
 
 
-MAX_DOCUMENT_BYTES = 64 << 20
-"""The longest line of JSON, or item of a list."""
+MAX_DOCUMENT_BYTES = 16 << 20
+"""The longest text, line of JSON, or item of a list: of empty objects, Python makes thirty times as many bytes."""
 
-ROWS = 64
-"""Rows of parquet that are decoded together."""
+MARK = (b"\xef", b"\xbb", b"\xbf")
+"""What some editors begin a file with."""
+
+MAX_GAP = 1 << 12
+"""Spaces before the first row."""
+
+GAP = " \t\r\n,"
+"""What may stand between two items of a list."""
 
 BUFFER = 1 << 20
 """Characters of a list of JSON that are read together."""
 
 LOOKED = 1000
-"""Rows in which a column of text must have one."""
+"""The first rows, in which a column of text must have one."""
+
+MAX_BARE_ROWS = 1 << 20
+"""Rows after one another that may be without text: a file of line breaks is packed a thousandfold."""
+
+
+MAX_REASON = 500
+"""Characters of what is wrong: a file may have a million columns."""
 
 
 class File(Protocol):
@@ -113,52 +134,55 @@ class Documents:
     def read(self, piece: int) -> Iterator[str]:
         """The texts of a piece. Raises `UsageError` for what is no file of that kind, `OSError` for one that is not read."""
         file, group = self.pieces[piece]
-        rows = self._parquet(file, group) if self._kind == "parquet" else self._json(file)
-        return (text for text in rows if isinstance(text, str))
+        bare = 0
+        for text in self._rows(file, group):
+            bare = 0 if text and isinstance(text, str) else bare + 1
+            if not bare:
+                yield text
+            elif bare > MAX_BARE_ROWS:
+                raise UsageError(f"{file.name}: {bare:,} rows after one another have no text", remedy="name other data")
 
     def check(self, name: str) -> None:
         """Raise `UsageError` where none of the first rows has text."""
-        rows: Iterator[Any] = chain.from_iterable(
-            self._parquet(file, group) if self._kind == "parquet" else self._json(file) for file, group in self.pieces
-        )
-        looked = list(islice(rows, LOOKED))
+        looked = 0
+        for text in islice(chain.from_iterable(self._rows(file, group) for file, group in self.pieces), LOOKED):
+            if isinstance(text, str):
+                return
+            looked += 1
         if not looked:
             raise UsageError(f"{name} holds no documents", remedy="check its name and its split")
-        if not any(isinstance(text, str) for text in looked):
-            what = f"{name} has no text in the column {self._column!r} of {self._columns}"
-            raise UsageError(what, remedy="name its column of text: ?column=…")
+        raise self._no_text(name)
+
+    def _no_text(self, name: str) -> UsageError:
+        what = f"{name} has no text in the column {self._column!r} of {self._columns}"
+        return UsageError(shortened(what, MAX_REASON), remedy="name its column of text: ?column=…")
+
+    def _rows(self, file: File, group: int | None) -> Iterator[Any]:
+        return self._parquet(file, group) if self._kind == "parquet" else self._json(file)
 
     def _num_groups(self, file: File) -> int:
-        import pyarrow
-        from pyarrow import parquet
-
         with file.open() as opened:
             try:
-                return int(parquet.read_metadata(opened).num_row_groups)
-            except pyarrow.ArrowException as error:
+                return num_groups(opened)
+            except ValueError as error:
                 raise _not_of_kind(file, "parquet", error) from error
 
     def _parquet(self, file: File, group: int | None) -> Iterator[Any]:
-        import pyarrow
-        from pyarrow import parquet
-
         with file.open() as opened:
             try:
-                source = parquet.ParquetFile(opened)
-                self._columns = sorted(source.schema_arrow.names)
-                if self._column not in self._columns:
-                    what = f"{file.name} has no text in the column {self._column!r} of {self._columns}"
-                    raise UsageError(what, remedy="name its column of text: ?column=…")
-                groups = range(source.num_row_groups) if group is None else [group]
-                for batch in source.iter_batches(ROWS, row_groups=list(groups), columns=[self._column]):
-                    yield from batch.column(0).to_pylist()
-            except pyarrow.ArrowException as error:
+                yield from texts(opened, self._column, group, MAX_DOCUMENT_BYTES)
+            except NotText as error:
+                self._columns = error.columns
+                raise self._no_text(file.name) from error
+            except ValueError as error:
                 raise _not_of_kind(file, "parquet", error) from error
 
     def _json(self, file: File) -> Iterator[Any]:
         with file.open() as opened, _unpacked(file, opened) as data:
             first = data.read(1)
-            while first.isspace() or first in (b"\xef", b"\xbb", b"\xbf"):  # Also the mark that some editors begin with.
+            for _ in range(MAX_GAP):
+                if not first.isspace() and first not in MARK:
+                    break
                 first = data.read(1)
             rows = _items(data, file) if first == b"[" else _lines(first, data, file)
             for row in rows:
@@ -179,6 +203,7 @@ def _lines(first: bytes, data: BinaryIO, file: File) -> Iterator[Any]:
         if len(line) > MAX_DOCUMENT_BYTES:
             raise UsageError(f"{file.name}: line {number} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
         if line.isspace():
+            yield None
             continue
         try:
             yield json.loads(line)
@@ -194,7 +219,9 @@ def _items(data: BinaryIO, file: File) -> Iterator[Any]:
         while grows:
             grows = bool(piece := pieces.read(BUFFER))
             text, place = text[place:] + piece, 0
-            while (place := _after_gap(text, place)) < len(text) and text[place] != "]":
+            while (place := _after_gap(text, place)) < len(text):
+                if text[place] == "]":
+                    return
                 try:
                     item, end = decoder.raw_decode(text, place)
                 except ValueError:
@@ -205,18 +232,22 @@ def _items(data: BinaryIO, file: File) -> Iterator[Any]:
                     break
                 yield item
                 number, place = number + 1, end
+            else:
+                if len(text) >= BUFFER and not text.strip(GAP):
+                    raise ValueError(f"nothing stands in {len(text):,} characters")
     except (ValueError, RecursionError) as error:
         raise _not_of_kind(file, f"JSON in item {number}", error) from error
 
 
 def _after_gap(text: str, place: int) -> int:
-    while place < len(text) and text[place] in " \t\r\n,":
+    while place < len(text) and text[place] in GAP:
         place += 1
     return place
 
 
 def _not_of_kind(file: File, kind: str, error: Exception) -> UsageError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = shortened(reason, MAX_REASON)
     return UsageError(f"cannot open {file.name}: it is no {kind}: {reason}", remedy="check the file, or name others")
 
 
@@ -263,7 +294,7 @@ class TokenStream(Units):
     def _packed(self, texts: Iterator[str]) -> Iterator[Tensor]:
         """L inputs and, shifted by one, L targets; what is left at the end of a unit is too short and dropped."""
         length, rest = self.sequence_length, np.empty(0, np.int64)
-        while some := list(islice(texts, DOCUMENTS)):
+        for some in _together(texts):
             rest = np.concatenate([rest, *self._tokenizer.encode(some)], dtype=np.int64)
             count = (len(rest) - 1) // length
             for start in range(0, count * length, length):
@@ -327,6 +358,20 @@ def _files(kind: str, path: str) -> list[Path]:
     if not files:
         raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(endings)}", remedy="check the path")
     return files
+
+
+def _together(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Documents, or pieces of long ones, that go through the tokenizer together."""
+    some, size = list[str](), 0
+    for text in texts:
+        for start in range(0, max(1, len(text)), PIECE):
+            some.append(text[start : start + PIECE])
+            size += len(some[-1])
+            if len(some) == DOCUMENTS or size >= TOGETHER:
+                yield some
+                some, size = [], 0
+    if some:
+        yield some
 
 
 def _is_held_out(text: str) -> bool:

@@ -105,7 +105,7 @@ ONLY_USERS = {
     "boto3": ("scripts/export.py",),
     "huggingface_hub": ("scripts/export.py", "optim/data/hub.py"),
     "httpx": ("optim/data/hub.py",),
-    "pyarrow": ("optim/data/streams.py",),
+    "pyarrow": ("optim/data/pages.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
     "starlette": ("scripts/page/server.py",),
     "uvicorn": ("scripts/page/server.py",),

@@ -4,7 +4,7 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flockstep.optim.data import streams
 from flockstep.optim.data.hub import Hub, chosen
 from flockstep.optim.data.sources import open_data
 from flockstep.optim.data.streams import TokenStream, pinned_source
+from flockstep.optim.data.tokenizer import ByteTokenizer
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
@@ -141,6 +142,9 @@ def test_a_size_that_lies_is_one_line(hub: StandIn, tmp_path: Path, size: int) -
         ("train.jsonl.gz", b"\x1f\x8b\x08 broken", "cannot open"),
         ("train.jsonl.gz", b"no gzip", "cannot open"),
         ("train.jsonl", b'{"text": "\xff"}\n', "it is no JSON in line 1"),
+        ("train.jsonl.gz", gzip.compress(b" " * (1 << 20), mtime=0), "line 1 is longer"),
+        ("train.jsonl.gz", gzip.compress(b"1" + b"\n" * (1 << 20), mtime=0), "has no text in the column"),
+        ("train.json.gz", gzip.compress(b"[1," + b" " * (3 << 20), mtime=0), "it is no JSON in item 2: nothing stands in"),
         ("train.zip", b"PK\3\4", "has no parquet or JSON file"),
         ("train.parquet", table([{"bytes": None, "path": "/etc/passwd"}] * 9), "has no text in the column 'text'"),
     ],
@@ -197,3 +201,36 @@ def test_files_are_chosen_by_their_names_alone() -> None:
     for split, folder, reason in (("dev", "", "no file of the split dev"), ("train", "c", "no parquet or JSON")):
         with pytest.raises(UsageError, match=reason):
             chosen(names, folder, split, "x")
+
+
+def test_long_documents_pass_the_tokenizer_in_pieces_and_few_at_a_time(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 texts of 16 MiB, which are 4 MB of gzip, would be 8 GiB of tokens."""
+    lengths: list[int] = []
+    encode = ByteTokenizer.encode
+
+    def note(self: ByteTokenizer, documents: Sequence[str]) -> Any:
+        lengths.append(sum(map(len, documents)))
+        return encode(self, documents)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", note)
+    monkeypatch.setattr(streams, "PIECE", 100)
+    monkeypatch.setattr(streams, "TOGETHER", 1000)
+    text = " ".join(TEXTS)
+    hub.files = {"train.jsonl": json.dumps({"text": text}).encode() + b"\n" + json.dumps({"text": text + "."}).encode()}
+    stream = opened(tmp_path)
+    assert len([*stream.held_out(), *itertools.islice(stream.read(0, 0, 0), 500)]) >= 500
+    assert max(lengths) <= 1000 + 100
+
+
+def test_a_list_is_read_to_its_bracket_and_rows_without_text_end(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_BARE_ROWS", 1000)
+    texts = json.dumps([{"text": text} for text in TEXTS]).encode()
+    hub.files = {"train.json.gz": gzip.compress(texts + b"no JSON" * (1 << 20), 1, mtime=0)}
+    assert len(words(opened(tmp_path))) > 150
+    hub.files = {"train.jsonl": b'{"text": "aa"}\n' + b"0\n" * 2000}
+    with pytest.raises(UsageError, match=r"1,001 rows after one another have no text"):
+        list(opened(tmp_path).read(0, 0, 0))
