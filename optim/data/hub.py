@@ -5,8 +5,9 @@ is interpreted but the rows of its parquet and JSON files: the hub's API names t
 chooses some of them (`chosen`), and each is read from the hub's own address of it. No name of a file is a pattern or an
 address, since such names are left out.
 
-A file may be redirected, as large ones are, to where the hub keeps them: by https to a host with a name, or to the hub
-itself; the user's token goes to the hub alone. Every answer is read up to the length that was asked for.
+A file may be redirected, as large ones are, to where the hub keeps them: to the hub itself, or by https to a host of
+Hugging Face (`STORE`), and so never into this computer's own network. The user's token goes to the hub alone. Every answer
+is read up to the length that was asked for.
 """
 
 import io
@@ -31,6 +32,10 @@ ENDPOINT = "https://huggingface.co"
 MAX_LISTING_BYTES = 64 << 20
 """The largest datasets have some 100,000 files, of 200 bytes each."""
 MAX_REDIRECTS = 3
+STORE = re.compile(r"(?:[a-z0-9-]+\.)*(?:hf\.co|huggingface\.co)", re.ASCII)
+"""Where files of the hub may be, besides the hub itself: the whole of an address between `https://` and its path."""
+MAX_FILE_BYTES = 1 << 50
+"""The largest that a listing may state: a place in a file has 63 bits."""
 MAX_READ_BYTES = 64 << 20
 """Of one question; whoever asks for more gets as much, and asks again."""
 TIMEOUT = 30.0
@@ -90,7 +95,7 @@ class Hub:
         files, entries = [], listing.get("siblings")
         for entry in entries if isinstance(entries, list) else ():
             name, size = (entry.get(key) for key in ("rfilename", "size")) if isinstance(entry, dict) else (None, None)
-            if isinstance(name, str) and type(size) is int and size >= 0 and _PLAIN_NAME.fullmatch(name):
+            if isinstance(name, str) and type(size) is int and 0 <= size <= MAX_FILE_BYTES and _PLAIN_NAME.fullmatch(name):
                 url = f"{self._endpoint}/datasets/{repository}/resolve/{commit}/{quote(name)}"
                 files.append(HubFile(self, name, url, size))
         return sorted(files, key=lambda file: file.name)
@@ -127,6 +132,8 @@ class Hub:
             except self._error as error:
                 if not left:
                     raise OSError(f"{urlsplit(url).hostname} is not reached: {error}") from error
+            except ValueError as error:
+                raise OSError(f"the hub leads to no address: {error}") from error
             time.sleep(2.0 ** (TRIES - 2 - left))
         raise AssertionError("unreachable")
 
@@ -148,9 +155,7 @@ class Hub:
         parts, own = urlsplit(url), urlsplit(self._endpoint)
         if (parts.scheme, parts.netloc) == (own.scheme, own.netloc):
             return True
-        host = parts.hostname or ""
-        is_name = re.fullmatch(r"(?:[a-z0-9-]+\.)+[a-z][a-z0-9-]+", host) is not None
-        if parts.scheme != "https" or parts.username or not is_name or host.endswith((".local", ".internal", ".localhost")):
+        if parts.scheme != "https" or not STORE.fullmatch(parts.netloc):
             raise OSError(f"the hub leads to {url}, where none of its files may be")
         return False
 

@@ -84,10 +84,23 @@ def test_the_users_token_goes_to_the_hub_for_what_the_user_named(
     assert {token for _, token in hub.asked} == {"Bearer hf_secret"}
 
 
-@pytest.mark.parametrize("where", ["http://127.0.0.1:9/router/reboot", "http://example.org/x", "https://10.0.0.1/x"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("http://127.0.0.1:9/router/reboot", "http://example.org/x", "https://10.0.0.1/x", "https://printer.home.arpa:9100/x"),
+        *("https://intranet.corp/x", "https://hf.co.example.org/x", "https://cdn.hf.co:22/x", "http://hf.co/x"),
+    ],
+)
 def test_no_file_is_fetched_from_elsewhere(hub: StandIn, tmp_path: Path, where: str) -> None:
     hub.redirects[f"{RESOLVED}data/train-0.parquet"] = where
     with pytest.raises(UsageError, match=r"the hub leads to .*, where none of its files may be"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["http://[", "https://xn--/x", "https://a\tb/x", "https://a.b:x/"])
+def test_a_redirect_to_no_address_is_one_line(hub: StandIn, tmp_path: Path, where: str) -> None:
+    hub.redirects[f"{RESOLVED}data/train-0.parquet"] = where
+    with pytest.raises(UsageError, match=r"no address|[Ii]nvalid"):
         opened(tmp_path)
 
 
@@ -124,10 +137,10 @@ def test_a_hub_that_answers_otherwise_than_it_lists_is_one_line(
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("size", [10**15, 3])
+@pytest.mark.parametrize("size", [10**15, 2**63, 10**400, 3])
 def test_a_size_that_lies_is_one_line(hub: StandIn, tmp_path: Path, size: int) -> None:
     hub.sizes["data/train-0.parquet"] = size
-    with pytest.raises(UsageError, match="cannot open"):
+    with pytest.raises(UsageError, match=r"cannot open|has no parquet or JSON file|has no file of the split"):
         opened(tmp_path)
 
 
