@@ -3,8 +3,8 @@
 Theory of operation. A few hundred bytes of such a file can state a page of 2 GB, or a word of 500 MB that a dictionary
 repeats in each row. The library unpacks a page when it is asked for any row of it, and copies all rows that are asked for
 together. So its file is read through one that sees each page's header pass by (`_Pages`), in the order in which the library
-reads a column, and that raises before the library has a header of a page longer than its column says to be. And what a
-column says decides how many rows are unpacked together: a row is no longer than a page. Whatever else the library may read
+reads a column, and that raises before the library has a header of a page longer than its row group says to be. And what a row
+group says decides how many rows are unpacked together: a row is no longer than a page. Whatever else the library may read
 beside that column, or in another order, is refused.
 
 A header is a Thrift struct in the compact protocol, of which two fields count; where this reader and the library could read
@@ -78,9 +78,9 @@ def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Itera
     if found < 0 or not _is_text(schema.field(found).type) or len(leaves) != 1:
         raise NotText(sorted(schema.names))
     for number in range(metadata.num_row_groups) if group is None else [group]:
-        chunk = metadata.row_group(number).column(leaves[0])
-        stated = min(max(chunk.total_uncompressed_size, 1), MAX_PAGE_BYTES)
-        file.enter(chunk, stated)
+        # Of the whole row group: to ask for a broken column itself aborts the process (pyarrow 26).
+        stated = min(max(metadata.row_group(number).total_byte_size, MAX_PAGE_BYTES // ROWS), MAX_PAGE_BYTES)
+        file.enter(stated)
         rows = max(1, min(ROWS, MAX_PAGE_BYTES // stated))
         for batch in source.iter_batches(rows, row_groups=[number], columns=[column]):
             for scalar in batch.column(0):
@@ -106,12 +106,9 @@ class _Guarded(io.RawIOBase):
         self._left = MAX_FOOTER_BYTES
         self._pages: _Pages | None = None
 
-    def enter(self, chunk: Any, most: int) -> None:
+    def enter(self, most: int) -> None:
         """Let a column of a row group be read, whose pages have at most so many bytes."""
-        start, first = chunk.data_page_offset, chunk.dictionary_page_offset
-        if chunk.has_dictionary_page and first is not None and 0 < first < start:  # As the library finds it.
-            start = first
-        self._pages = _Pages(start, start + chunk.total_compressed_size, most)
+        self._pages = _Pages(most)
 
     def readable(self) -> bool:
         return True
@@ -132,7 +129,7 @@ class _Guarded(io.RawIOBase):
             self._left -= size
             return self._file.read(size)
         place = self._file.tell()
-        self._pages.check_place(place, size)
+        self._pages.check_place(place)
         data = self._file.read(size)
         self._pages.see(place, data)
         return data
@@ -141,17 +138,18 @@ class _Guarded(io.RawIOBase):
 class _Pages:
     """The pages of a column of a row group, whose headers are checked as they pass by."""
 
-    def __init__(self, start: int, stop: int, most: int) -> None:
-        self._start = self._next = start
-        """Where the next header begins."""
-        self._stop = stop
+    def __init__(self, most: int) -> None:
+        self._start = self._next = -1
+        """Where the first header begins, which is read first, and the next one."""
         self._most = most
         self._known = b""
         """What has been read from there on."""
 
-    def check_place(self, place: int, size: int) -> None:
-        """Raise `ValueError` for what is no part of the column, or stands behind a header that was not seen."""
-        if not (self._start <= place <= self._next + len(self._known) and 0 <= size <= self._stop - place):
+    def check_place(self, place: int) -> None:
+        """Raise `ValueError` for what stands before the column, or behind a header that was not seen."""
+        if self._start < 0:
+            self._start = self._next = place
+        if not self._start <= place <= self._next + len(self._known):
             raise ValueError("its pages do not follow one another")
 
     def see(self, place: int, data: bytes) -> None:
@@ -164,8 +162,8 @@ class _Pages:
                     raise ValueError("the header of a page does not end")
                 return
             length, unpacked, packed = header
-            if not (0 <= unpacked <= self._most and 0 <= packed <= self._stop - self._next - length):
-                raise ValueError(f"a page of it has {packed} bytes, and unpacked {unpacked}, more than its column says")
+            if not (0 <= unpacked <= self._most and 0 <= packed <= MAX_PAGE_BYTES):
+                raise ValueError(f"a page of it has {packed} bytes, and unpacked {unpacked}, more than its row group says")
             self._known = self._known[length + packed :]
             self._next += length + packed
 

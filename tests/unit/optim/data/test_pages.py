@@ -1,6 +1,7 @@
 """Parquet files that unpack to more than they are, and the headers of pages, byte by byte."""
 
 import io
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_pages_and_texts_beyond_what_a_column_may_have_are_refused(monkeypatch: 
     with pytest.raises(ValueError, match="a text of it has 3 MiB, more than 2"):
         read(data, 2 * MIB)
     monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 2 * MIB)
-    with pytest.raises(ValueError, match="more than its column says"):
+    with pytest.raises(ValueError, match="more than its row group says"):
         read(data)
     monkeypatch.setattr(pages, "MAX_FOOTER_BYTES", 10)
     with pytest.raises(ValueError, match="its footer has more than"):
@@ -87,6 +88,17 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(file_of(text))
     with pytest.raises(UsageError, match="it is no parquet: 'utf-8' codec can't decode"):
         open_stream("parquet", str(tmp_path), tokenizer=BYTES, sequence_length=8)
+
+
+def test_a_footer_that_the_library_does_not_read_raises() -> None:
+    """Where the footer's statistics of sizes are broken, asking the library for the column ends the process."""
+    data = file_of(["a text"] * 300, data_page_size=200, store_schema=False)
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for place in range(footer, len(data) - 8):
+        broken = bytearray(data)
+        broken[place] ^= 2  # Among them that which makes the column a required one.
+        with suppress(ValueError, OSError):
+            read(bytes(broken))
 
 
 def test_a_header_is_read_to_its_end() -> None:
