@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from flockstep.dht.members.table import LIFETIME
 from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import visit
 from flockstep.dht.run.link import JoinLink
-from flockstep.optim.data.datasets import Indexed, units_of
+from flockstep.optim.data.datasets import Units, source_of, units_of
 from flockstep.optim.data.leases import EPOCHS_AHEAD, MAX_DONE, MAX_EPOCH, Lease, Share
 from flockstep.optim.member.share import read_share
 from flockstep.peer import wire
@@ -22,52 +24,70 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
-from support.trainers import RUN, TRUTH, Trainer, dataset, run_rounds
+from support.trainers import PATIENCE, RUN, TRUTH, Trainer, dataset, run_rounds
 from torch import Tensor
-from torch.utils.data import Dataset
-
-Trained = dict[str, list[tuple[int, int]]]
 
 
-class Line(Dataset[tuple[Tensor, Tensor]]):
-    """So many points of a line that a unit of them takes longer than it takes to hear who trains it."""
+class Endless(Units):
+    """Units that nobody finishes. As every peer begins with the first one, only news of the others keeps them apart."""
 
-    def __len__(self) -> int:
-        return 4_000_000
+    name = "endless"
+    num_units = 32
+    source = source_of(name)
+    forward = True
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(3, generator=torch.Generator().manual_seed(index))
-        return x, TRUTH @ x
+    def __init__(self) -> None:
+        self.trained: list[tuple[str, int, int, int]] = []
+        """Thread, epoch, unit and number of each sample, as they are drawn."""
+        self.apart = threading.Event()
+        """Set once three threads train different units."""
+        self._units: dict[str, tuple[int, int]] = {}
+
+    def read(self, epoch: int, unit: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+        reader = threading.current_thread().name
+        self._units[reader] = epoch, unit
+        if len(set(self._units.values())) == 3:
+            self.apart.set()
+        for number in count(done):
+            x = torch.randn(3, generator=torch.Generator().manual_seed(number))
+            self.trained.append((reader, epoch, unit, number))
+            yield x, TRUTH @ x
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    """Thread → (epoch, sample) of everything that it has trained."""
-    trained: Trained = {}
-    monkeypatch.setattr("support.trainers.dataset", lambda seed: Line())
-
-    def read(self: Indexed, epoch: int, unit: int, done: int) -> Iterator[int]:
-        for item in self._cut.items(epoch, unit)[done:].tolist():
-            trained.setdefault(threading.current_thread().name, []).append((epoch, item))
-            yield item
-
-    monkeypatch.setattr(Indexed, "read", read)
-    return trained
+def endless(monkeypatch: pytest.MonkeyPatch) -> Endless:
+    """What all peers train."""
+    units = Endless()
+    monkeypatch.setattr("support.trainers.dataset", lambda seed: units)
+    return units
 
 
-def test_three_peers_train_no_sample_twice(publish: Callable[..., str], tmp_path: Path, trained: Trained) -> None:
-    link = publish(RUN.format(rounds=4, peers=3), "a")
+def test_three_peers_train_no_sample_twice(publish: Callable[..., str], tmp_path: Path, endless: Endless) -> None:
+    link = publish(RUN.format(rounds=1000, peers=3), "a")
     peers = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
-    run_rounds(peers)
-    everything = [place for places in trained.values() for place in places]
-    assert len(trained) == 3
-    assert len(everything) > 3 * 4 * 10 * 16
-    assert len(everything) == len(set(everything))
-    assert all(peer.swarm._first._network.pulse.leases is not None for peer in peers)
+    for peer in peers:
+        peer.start()
+    # Others may begin the unit of a peer that they lose, but from here on nobody begins a second one.
+    assert endless.apart.wait(PATIENCE)
+    before = len(endless.trained)
+    for _ in range(2):  # All steps of the second round's phase come after the first.
+        since = [len(peer.events) for peer in peers]
+        for peer, number in zip(peers, since, strict=True):
+            peer.heard("round.done", since=number)
+    for peer in peers:
+        peer.stop.set()
+    for peer in peers:
+        peer.join(timeout=120)
+        assert peer.error is None
+    readers = Counter(reader for reader, *_ in endless.trained[before:])
+    assert len(readers) == 3
+    assert min(readers.values()) >= 10 * 16
+    samples = [(epoch, unit, number) for _, epoch, unit, number in endless.trained[before:]]
+    assert len(samples) == len(set(samples))
 
 
 def test_a_peer_that_is_started_again_goes_on_with_its_unit(
-    publish: Callable[..., str], tmp_path: Path, trained: Trained
+    publish: Callable[..., str], tmp_path: Path, endless: Endless
 ) -> None:
     link = publish(RUN.format(rounds=1000, peers=1), "a")
     kept_done: list[object] = []
@@ -82,8 +102,8 @@ def test_a_peer_that_is_started_again_goes_on_with_its_unit(
         (kept,) = (tmp_path / "a" / "runs").glob("*/data.json")
         kept_done = [done for *_, done in json.loads(kept.read_text())["units"]]
         assert len(kept_done) == 1
-    everything = [place for places in trained.values() for place in places]
-    assert len(everything) - len(set(everything)) <= 1  # Each life has read one sample ahead.
+    samples = [(epoch, unit, number) for _, epoch, unit, number in endless.trained]
+    assert len(samples) - len(set(samples)) <= 1  # Each life has read one sample ahead.
 
 
 def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[..., str], tmp_path: Path) -> None:

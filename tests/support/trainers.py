@@ -63,7 +63,7 @@ class Trainer(threading.Thread):
         invite: str = "",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
+        super().__init__(daemon=True)  # What fails must not wait for it.
         torch.manual_seed(seed)
         self.model = nn.Linear(3, 1, bias=False).to(dtype)
         self.events: list[Event] = []
