@@ -145,7 +145,7 @@ class Idlers:
         self._left = 0
         self._door = door
         self._link = link
-        self._slots = trio.CapacityLimiter(8)
+        self._slots = trio.CapacityLimiter(2)  # Handshakes of 10 s are cut: eight at once on a busy machine take longer.
 
     async def run(self, number: int) -> None:
         """All of them, until cancelled."""
