@@ -19,7 +19,7 @@ needs the sections `KEPT` alone (`kept_by`).
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -41,7 +41,7 @@ REVISABLE: Mapping[str, tuple[str, ...]] = {
     "eval": ("every", "prompts"),
 }
 """The settings that a revision may name, by section."""
-KEPT = ("outer", "codec")
+KEPT = frozenset(("outer", "codec"))
 """The sections that decide the outer step: all that a peer needs which trains nothing."""
 _PLAIN = (int, float, str, bool)
 _FIXED = {
@@ -136,7 +136,8 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
     return after
 
 
-def revised_by(signed: SignedManifest, data: bytes, sections: Collection[str] | None = None) -> Manifest:
+@lru_cache(maxsize=64)  # Asked for several times a round.
+def revised_by(signed: SignedManifest, data: bytes, sections: frozenset[str] | None = None) -> Manifest:
     """Return the settings of a run under the revision that a certificate carries; of some `sections` alone if given.
 
     Raises `RemoteError`, and `CannotFollow` for settings that this version does not know, or not within these limits.
