@@ -99,7 +99,6 @@ def test_a_member_that_has_not_agreed_to_other_data_keeps_the_run_until_it_has(
         bob.until("round.done")
         revise(f"text:{others[1]}")
         bob.until("consent.awaited")
-        bob.until("round.done")
         revise("text:{stdlib}")
         bob.until("consent.given")
         assert str(bob.until("data.shared")["name"]) == "text:{stdlib}"
