@@ -25,13 +25,13 @@ from ..peer.transport import PeerId
 from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct
 from .agreement.actions import AgreementTiming, Note
-from .agreement.electorate import Electorate
+from .agreement.electorate import LIAR_PROOF, Electorate
 from .attempt import Attempt, AttemptBytes
 from .chain.branches import why_not_next
 from .chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
-from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, is_needed, why_no_quorum
+from .chain.voters import electorate_after, is_by_appointer, is_needed, why_no_quorum
 from .contribution import Averaged, Contribution, NextRoot
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
@@ -157,9 +157,8 @@ class Averager:
     @property
     def why_no_quorum(self) -> str:
         """Why the members that are here cannot decide, so that who trains need not wait for it; empty if they can."""
-        term = self._vote.slot.term if self._vote is not None else 0
-        is_appointed = self._vote is not None and self._vote.may_enter(term + 1)
-        return "" if is_appointed else why_no_quorum(self.electorate, term, self._spec.charter, self._members())
+        is_appointed = self._vote is not None and self._vote.may_enter(self._vote.slot.term + 1)
+        return "" if is_appointed else why_no_quorum(self.electorate, self._spec.charter, self._members())
 
     @property
     def finishing(self) -> bool:

@@ -147,8 +147,6 @@ def charter_of(signed: SignedManifest) -> Charter:
         founders=founders,
         keepers=first if admission.voters == "keepers" else None,
         stall=admission.stall,
-        steward=admission.steward,
-        by_work=admission.voters == "work" and admission.authority != "owner",
         layout=b"" if manifest.pin is None else manifest.pin.hash,
         cells=range(0) if manifest.pin is None else manifest.pin.cells(CELL),
     )

@@ -22,6 +22,7 @@ from ..peer.errors import (
     DialAttempt,
     FlockstepError,
     NetworkError,
+    OtherVersion,
     ProtocolViolation,
     RemoteError,
     RequestRefused,
@@ -194,7 +195,10 @@ async def enter(
 
 
 async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
-    """Find the manifest of a run. Raises `NetworkError` if no server has it, `RemoteError` if one has a false one only."""
+    """Find the manifest of a run.
+
+    Raises `NetworkError` if no server has it, `RemoteError` if it is false or of another version.
+    """
     value = await directory.get(run_key(run_id))
     if value is None:
         if isinstance(directory, KademliaDirectory):
@@ -210,6 +214,8 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
     value = await directory.held(server, run_key(run_id))
     try:
         return SignedManifest.decode(value, run_id) if value is not None else None
+    except OtherVersion:
+        raise
     except RemoteError as error:
         false = FALSE_MANIFEST.with_details(str(error))
         raise ProtocolViolation(false.cause, remedy=false.remedy) from error

@@ -8,7 +8,7 @@ FlockstepError
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
 │   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
-│   │   └── EarlierVersion  fewer fields than such a message has: of an earlier version, or cut off
+│   │   └── OtherVersion    signed for another version, or with fewer fields than this one has: nobody is charged for it
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
 │       └── NoRightToVote   signed by voters that show no right to it: not the fault of whoever passes it on
@@ -66,8 +66,8 @@ class LaterVersion(MalformedMessage):
     """A message of a kind that this version does not know."""
 
 
-class EarlierVersion(MalformedMessage):
-    """A message with fewer fields than its class began with in this version."""
+class OtherVersion(MalformedMessage):
+    """A run or checkpoint of another version, or a message with fewer fields than its class began with in this one."""
 
 
 class BadSignature(RemoteError):

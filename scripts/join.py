@@ -341,7 +341,6 @@ LINES = {
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
-    "state.carried_over": "{reason}",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
     "checkpoint.unwritten": "no use of the disk: {reason}",
     "checkpoint.damaged": "no use of the disk: {reason}",

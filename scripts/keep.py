@@ -209,9 +209,7 @@ def voteless(signed: SignedManifest, link: JoinLink, me: PeerId, config: PeerCon
     charter = charter_of(signed).amended(stated)
     if charter.authority is not None or charter.keepers is None or me in charter.keepers | charter.vouched:
         return ""
-    rounds = signed.manifest.admission.vouch_after
-    patience = f", or its peer does by itself after {rounds} rounds" if rounds else ""
-    return f"has no vote yet; the run's owner gives it one{patience}: flockstep run vouch '{link}' {me}"
+    return f"has no vote yet; the run's owner gives it one: flockstep run vouch '{link}' {me}"
 
 
 class KeepingLines:
@@ -249,9 +247,7 @@ def describe_keeping(event: Event) -> str:
             return f"continues from round {event.get('round')}, restored from this computer's disk"
         case "state.awaited":
             return f"{event.get('reason')}: waiting for one"
-        case "state.carried_over" | "keeper.retry" | "layout.unpinned":
-            return f"{event.get('reason')}"
-        case "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+        case "keeper.retry" | "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]

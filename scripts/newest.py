@@ -18,7 +18,7 @@ from ..dht.run.revision import kept_by
 from ..optim.member.apply import leaf_step
 from ..optim.outer import OuterSettings
 from ..peer.arrays import Floats
-from ..peer.errors import LocalError, RemoteError, UsageError
+from ..peer.errors import LocalError, OtherVersion, RemoteError, UsageError
 from ..peer.home_lock import home_lock, is_locked
 
 ATTEMPTS = 3
@@ -68,6 +68,8 @@ def manifest_beside(folder: Path) -> SignedManifest:
     path = folder.resolve().parent.parent / "manifest"
     try:
         return SignedManifest.decode(path.read_bytes())
+    except OtherVersion as error:
+        raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     except (OSError, RemoteError) as error:
         remedy = "name a home folder, or a checkpoint where its peer has left it, in runs/RUN/checkpoints"
         raise UsageError(f"the run of {folder} is not known: {path}: {error}", remedy=remedy) from error

@@ -8,7 +8,5 @@
     evidence    Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
     signing     The signing guard: signs statements, and never two different ones on one subject in a slot.
     statements  The table of statements: their subjects, and which of them prove equivocation. Pure.
-    tenure      Tenure: for whom the owner's own peer vouches by itself, from the chain of certificates and its own
-                statements. Pure.
     trust       Trust: the weight that a peer has earned, from the chain of certificates alone. Pure.
 """

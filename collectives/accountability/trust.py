@@ -1,6 +1,6 @@
 """Trust: the weight that a peer has earned, from the chain of certificates alone. Pure.
 
-Theory of operation (DESIGN §9). A certificate's roster states what each member had earned before that round (its
+Theory of operation. A certificate's roster states what each member had earned before that round (its
 `wire.Seat`), its cut lists the contributors, its result those flagged by the run's rule. The trust t after the round
 follows: +0.2 (1 − t) for a contribution that was not flagged, half of t for one that was. So the newest certificate
 with a peer in its roster determines its trust, every peer that holds the chain computes the same, and refuses a roster
@@ -16,7 +16,7 @@ owner vouches for the members: all begin with 1, and no caps hold.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
 
@@ -25,7 +25,6 @@ import numpy as np
 from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.transport import PeerId
-from ..chain.balances import balance_after, balances_of
 from ..chain.certificate import certificate_hash, value_of
 from ..robust.rule import middle, quantile
 
@@ -49,8 +48,6 @@ class TrustRecord:
 
     trust: float
     rounds: int
-    balance: int = 0
-    """Its votes, where they are earned by work."""
 
 
 def newcomer_record(earned: bool) -> TrustRecord:
@@ -58,13 +55,13 @@ def newcomer_record(earned: bool) -> TrustRecord:
     return TrustRecord(FIRST_TRUST if earned else 1.0, 0)
 
 
-def after(seat: wire.Seat, contributed: bool, flagged: bool, balance: int = 0) -> TrustRecord:
-    """Return the record of a seat's holder after a round that leaves it this balance."""
+def after(seat: wire.Seat, contributed: bool, flagged: bool) -> TrustRecord:
+    """Return the record of a seat's holder after a round."""
     if flagged:
-        return TrustRecord(seat.trust / 2, seat.rounds, balance)
+        return TrustRecord(seat.trust / 2, seat.rounds)
     if not contributed:
-        return TrustRecord(seat.trust, seat.rounds, balance)
-    return TrustRecord(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS), balance)
+        return TrustRecord(seat.trust, seat.rounds)
+    return TrustRecord(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS))
 
 
 class Trust:
@@ -73,8 +70,6 @@ class Trust:
     def __init__(self, earned: bool) -> None:
         self._earned = earned
         self._known: dict[PeerId, tuple[int, TrustRecord]] = {}
-        self._now: dict[PeerId, TrustRecord] = {}
-        """Those of `_known` that were asked for since the newest certificate, with the balances that they have there."""
         self.head = bytes(DIGEST_BYTES)
         """The hash of the newest certificate that was applied."""
         self.first = 1
@@ -91,23 +86,16 @@ class Trust:
         value = value_of(certificate)
         if not self._known:
             self.first = value.round
-        seats = zip(value.members, value.seats, balances_of(value), strict=True)
-        for index, (peer, seat, balance) in enumerate(seats):
-            record = after(seat, index in value.contributors, index in value.flagged, balance)
+        for index, (peer, seat) in enumerate(zip(value.members, value.seats, strict=True)):
+            record = after(seat, index in value.contributors, index in value.flagged)
             self._known[peer] = (value.round, record)
         self._known = {peer: known for peer, known in self._known.items() if value.round - known[0] < TRUST_WINDOW}
         self.head, self._round = certificate_hash(certificate), value.round
-        self._now = {}
 
     def of(self, peer: PeerId) -> TrustRecord | None:
         """Return the record that a peer brings into the next round; None if I cannot know it."""
-        if peer in self._now:
-            return self._now[peer]
         if peer in self._known:
-            round_, record = self._known[peer]
-            balance = balance_after(record.balance, rounds=self._round - round_)
-            self._now[peer] = replace(record, balance=balance)
-            return self._now[peer]
+            return self._known[peer][1]
         return newcomer_record(self._earned) if self.is_complete else None
 
     def last_round(self, peer: PeerId) -> int:
@@ -207,16 +195,16 @@ def _limited(shares: Sequence[float], group: Collection[int], most: float) -> li
 def seat_of(ready: wire.Ready, record: TrustRecord) -> wire.Seat:
     """Return the seat that a roster states for a member."""
     shown = ready.prefix, ready.invite, ready.voucher
-    return wire.Seat(record.trust, record.rounds, *shown, record.balance, ready.is_leaving)
+    return wire.Seat(record.trust, record.rounds, *shown, ready.is_leaving)
 
 
 def misstated(seat: wire.Seat, record: TrustRecord) -> bool:
     """Return True if a roster's seat does not match what the peer has earned."""
-    return TrustRecord(seat.trust, seat.rounds, seat.balance) != record
+    return TrustRecord(seat.trust, seat.rounds) != record
 
 
 MAX_TOKENS_OF_MEDIAN = 1.5
-"""DESIGN §6: no contribution counts more tokens than one and a half times the median, however many it claims. The median is
+"""No contribution counts more tokens than one and a half times the median, however many it claims. The median is
 by trust, under the caps of an open run."""
 
 

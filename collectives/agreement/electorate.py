@@ -1,8 +1,8 @@
 """Voters and their votes: quorum, convener, and the slot that enough of them have reached. Pure.
 
-Two quorums of more than two thirds share voters with more than a third of the votes, so at least one honest voter while
-liars hold less than a third. Under `is_majority` a quorum is more than a half: two such quorums, and one of them and
-one of more than two thirds, share a voter, so a partition is safe and a liar is not.
+Of four voters and more a quorum has more than two thirds: two quorums share more than a third, so at least one honest
+voter while liars are less than a third. Fewer voters stand no liar, so more than a half decides: two quorums share a
+voter, which signs once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,15 @@ from ...peer.transport import PeerId
 FORWARDERS = 2
 """Voters after the convener that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
 
+LIAR_PROOF = 4
+"""Voters from which on one of them may lie."""
+
 
 @dataclass(frozen=True)
 class Electorate:
     """The voters of one term with their votes. Equal mappings in any order are equal electorates."""
 
     votes: Mapping[PeerId, int]
-    is_majority: bool = False
-    """True if more than a half is a quorum (the term after a stall in a run that no liar is expected in)."""
 
     def __post_init__(self) -> None:
         if not self.votes or min(self.votes.values()) < 1:
@@ -31,7 +32,7 @@ class Electorate:
         object.__setattr__(self, "votes", MappingProxyType(dict(sorted(self.votes.items()))))
 
     def __hash__(self) -> int:
-        return hash((tuple(self.votes.items()), self.is_majority))
+        return hash(tuple(self.votes.items()))
 
     @cached_property
     def voters(self) -> tuple[PeerId, ...]:
@@ -45,12 +46,12 @@ class Electorate:
 
     @property
     def quorum(self) -> int:
-        """The least number of votes that decides: more than 2/3 of all, in a majority term more than 1/2."""
-        return self.total // 2 + 1 if self.is_majority else 2 * self.total // 3 + 1
+        """The least number of votes that decides: more than 2/3 of all; of fewer than four voters more than 1/2."""
+        return self.total // 2 + 1 if len(self.votes) < LIAR_PROOF else 2 * self.total // 3 + 1
 
     @property
     def third(self) -> int:
-        """The least number of votes that is more than 1/3 of all: any two quorums share so many."""
+        """The least number of votes that is more than 1/3 of all: two quorums of four voters or more share so many."""
         return self.total // 3 + 1
 
     @cached_property
@@ -79,7 +80,7 @@ class Electorate:
 
     @property
     def blocking(self) -> int:
-        """The least number of votes without which no more than 2/3 are left: 1/3 of all, rounded up. Liars hold fewer."""
+        """The least number of votes that liars do not hold: 1/3 of all, rounded up. Without them four have no quorum."""
         return -(-self.total // 3)
 
     def frontier(self, positions: Mapping[PeerId, int], least: int | None = None) -> int | None:

@@ -39,7 +39,7 @@ from .statements import AcceptProof, Decision, Propose, Shown, Statement, VoterR
 from .validity import statement_fault
 
 RECALL_SECONDS = 600.0
-"""Without a decision, before an observer votes again: a steward waits as long, and less than a third observe until then."""
+"""Without a decision, before an observer votes again: less than a third observe until then."""
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import ProtocolViolation
-from ..agreement.electorate import Electorate
+from ..agreement.electorate import LIAR_PROOF, Electorate
 from .certificate import certificate_hash, check_votes, value_of, why_not_revised
-from .voters import LIAR_PROOF, appointed, electorate_after, is_owner, open_appointment
+from .voters import appointed, electorate_after, is_owner, open_appointment
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Step:
     votes: int
     """How many votes the roster held, of the electorate that the certificate before determines."""
     ballot: bytes
-    """The hash of the voters that decided, and of the quorum that they needed."""
+    """The hash of the voters that decided."""
     weight: int
     """What decides between two branches that part here; the greater one wins."""
     doubted: Electorate | None
@@ -72,14 +72,12 @@ def _step(certificate: wire.Certificate, first: Electorate, charter: Charter) ->
     decided = appointed(certificate, first, charter)
     votes = first.votes_of(set(value.members) & decided.votes.keys())
     by_owner = bool(certificate.appointment) and is_owner(open_appointment(certificate.appointment)[0].sender, charter)
-    is_backed = not slot.term or decided.is_majority or by_owner or len(first.votes) < LIAR_PROOF
+    is_backed = not slot.term or by_owner or len(first.votes) < LIAR_PROOF
     return Step(
         round=value.round,
         hash=certificate_hash(certificate),
         votes=votes,
-        ballot=keyed(
-            "voters of a ballot", bytes((decided.is_majority,)), *(voter.encode() for voter in decided.voters)
-        ),
+        ballot=keyed("voters of a ballot", *(voter.encode() for voter in decided.voters)),
         weight=votes if charter.stall == "present" else slot.term,
         doubted=None if is_backed or 2 * votes > first.total else first,
     )

@@ -116,8 +116,6 @@ def why_not_seats(members: Sequence[PeerId], seats: Sequence[wire.Seat], charter
     for peer, seat in zip(members, seats, strict=True):
         if why_not := charter.why_not_admit(peer, seat.invite):
             return f"it includes {peer}: {why_not}"
-        if seat.balance and not charter.by_work:
-            return f"it states a balance of {peer}, where votes are not earned by work"
     return charter.overbooked(seat.invite for seat in seats) or None
 
 
@@ -156,8 +154,6 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
         return "its contributors are not members in order"
     if not set(value.flagged) <= set(value.contributors):
         return "it flags a member that did not contribute"
-    if len(value.shares) != len(value.contributors) * charter.by_work:
-        return f"{len(value.shares)} shares of {len(value.contributors)} contributors"
     if len(value.credit) not in (0, len(value.contributors)):  # None in a certificate of an earlier version.
         return f"credit for {len(value.credit)} of {len(value.contributors)} contributors"
     if any(tokens for tokens, index in zip(value.credit, value.contributors, strict=False) if index in value.flagged):

@@ -1,7 +1,7 @@
 """Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 
-The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each or
-with what they have earned by work (`balances`). The founders, which the manifest names, vote on the first round, and after a
+The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each.
+The founders, which the manifest names, vote on the first round, and after a
 roster in which nobody may vote. After a stall a round is decided in a later term (docs/trust.md).
 """
 
@@ -16,14 +16,7 @@ from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ..agreement.electorate import NOBODY, Electorate
-from .balances import balances_of
 
-LIAR_PROOF = 4
-"""Voters from which on one of them may lie."""
-MAX_WORKING_VOTERS = 40
-"""Voters by work, those of the greatest balances: they sit first, and other seats of a full roster are for who comes."""
-MAJORITY_TERM = 1
-"""The term in which more than a half is a quorum, where the run has one."""
 MAX_SKIPPED_TERMS = 16
 """Terms that an appointment by anybody but the owner may skip: one for the last term of all would leave none after it."""
 MAX_SHOWN_APPOINTMENTS = 4
@@ -34,7 +27,7 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     """Return the electorate of the round after this value (None: of the first round), in its first term.
 
     No liar chooses when the founders decide: each member shows itself whether it may vote, and a roster holds a quorum of
-    the electorate before. It takes votes that the owner has withdrawn from all of them, or a round without any work.
+    the electorate before. It takes votes that the owner has withdrawn from all of them.
     """
     founders = dict.fromkeys(charter.founders, 1)
     first = Electorate(founders) if founders else NOBODY
@@ -44,19 +37,12 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     # Where all leave, they decide once some of them are back: nobody else could.
     staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()
-    if not charter.by_work:
-        return Electorate(dict.fromkeys(staying, 1)) if staying else first
-    balances = zip(value.members, balances_of(value), strict=True)
-    earned = {peer: balance for peer, balance in balances if balance and peer in staying}
-    most = sorted(earned, key=lambda peer: (-earned[peer], peer))[:MAX_WORKING_VOTERS]
-    return Electorate({peer: earned[peer] for peer in most}) if most else first
+    return Electorate(dict.fromkeys(staying, 1)) if staying else first
 
 
 def appointed(certificate: wire.Certificate | wire.Proof, first: Electorate, charter: Charter) -> Electorate:
     """Return the electorate of a certificate's term; `first` is that of term 0. Raises `ProtocolViolation`."""
     slot = certificate.slot
-    if not certificate.appointment and slot.term == MAJORITY_TERM and has_majority_term(first, charter):
-        return Electorate(first.votes, is_majority=True)
     if bool(certificate.appointment) != bool(slot.term):
         raise ProtocolViolation(f"the first term needs no appointment, and each later one does; this is term {slot.term}")
     if not slot.term:
@@ -67,40 +53,14 @@ def appointed(certificate: wire.Certificate | wire.Proof, first: Electorate, cha
     return electorate_of(signed.sender, appointment, first, charter)
 
 
-def has_majority_term(first: Electorate, charter: Charter) -> bool:
-    """Return True if a majority of these voters decides after a stall: no partition makes two of them, but a liar may.
-
-    Fewer than four voters stand no liar anyway.
-    """
-    decides_alone = charter.authority is not None or charter.stall == "present"
-    return not decides_alone and (charter.stall == "majority" or len(first.votes) < LIAR_PROOF)
-
-
-def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Collection[PeerId]) -> str:
-    """Return why these peers cannot decide in a term with this electorate, nor after a stall; empty if they can."""
-    may_go_on = charter.stall == "present" and (electorate.votes_of(here) or heirs(here, electorate, charter))
+def why_no_quorum(electorate: Electorate, charter: Charter, here: Collection[PeerId]) -> str:
+    """Return why these peers cannot decide with this electorate, nor after a stall; empty if they can."""
+    may_go_on = charter.stall == "present" and electorate.votes_of(here)
     if may_go_on or electorate == NOBODY or electorate.is_quorum(here):
         return ""
-    if term < MAJORITY_TERM and has_majority_term(electorate, charter):
-        electorate = Electorate(electorate.votes, is_majority=True)
-        if electorate.is_quorum(here):
-            return ""
     missing = ", ".join(voter for voter in electorate.voters if voter not in here)
     votes = f"{electorate.votes_of(here)} of {electorate.total} votes are here, {electorate.quorum} needed"
     return f"{votes}; missing: {missing}"
-
-
-def heirs(here: Collection[PeerId], first: Electorate, charter: Charter) -> frozenset[PeerId]:
-    """Return who of these peers decides after a stall though it has no vote: listed peers, where none of `first` is here.
-
-    Only where the manifest lists everybody and those decide that are present: a sole voter that is killed does not end such
-    a run. Only after fewer than four voters: any later term that these were not in ends their round, so that they follow
-    it when they return. A branch that one of them has made meanwhile wins, since no voter was in the heirs' roster.
-    """
-    is_listed = charter.kind == "allow" and charter.authority is None and not charter.by_work
-    if charter.stall != "present" or not is_listed or len(first.votes) >= LIAR_PROOF or first.votes_of(here):
-        return frozenset()
-    return frozenset(peer for peer in here if charter.may_vote(peer, b"", b""))
 
 
 def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, charter: Charter) -> bool:
@@ -116,32 +76,25 @@ def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, c
     if others:
         return sum(others[1:]) < electorate.quorum
     heirs = here if charter.keepers is None else here & charter.keepers
-    return bool(heirs) and charter.authority is None and not why_no_quorum(electorate, 0, charter, {me})
+    return bool(heirs) and charter.authority is None and not why_no_quorum(electorate, charter, {me})
 
 
 def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> Electorate:
     """Return the electorate of an appointment. Raises `ProtocolViolation` where its author may not make it.
 
-    Only the run's owner may give a vote to a peer without one in `first`, the electorate of term 0: keys are free. Of
-    peers that its manifest lists `heirs` may appoint themselves. Then all have one vote each, otherwise those of `first`.
-    No term has two electorates: that of a majority cannot be appointed, and the owner and its steward have terms of their
-    own.
+    Only the run's owner may give a vote to a peer without one in `first`, the electorate of term 0: keys are free.
     """
     voters = appointment.voters
     if list(voters) != sorted(set(voters)):
         raise ProtocolViolation("an appointment that does not list its voters once each, in order")
     if why_not := charter.why_not_appoint(author, voters):
         raise ProtocolViolation(f"an appointment by {author}: {why_not}")
-    if appointment.slot.term <= MAJORITY_TERM and has_majority_term(first, charter):
-        raise ProtocolViolation(f"an appointment for term {MAJORITY_TERM}, which a majority of the voters decides")
-    if charter.steward and (why_not := _why_not_share(author, appointment, first, charter)):
-        raise ProtocolViolation(f"an appointment by {author}: {why_not}")
     strangers = sorted(set(voters) - first.votes.keys())
-    if strangers and not is_owner(author, charter) and len(heirs(voters, first, charter)) < len(voters):
+    if strangers and not is_owner(author, charter):
         raise ProtocolViolation(f"an appointment of {strangers[0]}, which has no vote in this round")
     if charter.kind == "allow" and (unlisted := [peer for peer in strangers if not charter.admits(peer, b"")]):
         raise ProtocolViolation(f"an appointment of {unlisted[0]}, which the run's manifest does not list")
-    return Electorate(dict.fromkeys(voters, 1) if strangers else {voter: first.votes[voter] for voter in voters})
+    return Electorate(dict.fromkeys(voters, 1))
 
 
 def is_owner(author: PeerId, charter: Charter) -> bool:
@@ -159,19 +112,9 @@ def open_appointment(data: bytes) -> tuple[wire.Signed, wire.Appointment]:
     return signed, message
 
 
-def may_appoint(author: PeerId, charter: Charter) -> bool:
-    """Return True if a peer may appoint whenever a term has stalled, though it has no vote."""
-    return is_owner(author, charter) or (bool(charter.steward) and author == charter.steward)
-
-
-def may_appoint_for(author: PeerId, term: int, charter: Charter) -> bool:
-    """Return True if a term is one for which this peer may appoint: of owner and steward each has every other one."""
-    return not charter.steward or (term % 2 == 0) == is_owner(author, charter)
-
-
 def is_by_appointer(signed: wire.Signed, charter: Charter) -> bool:
-    """Return True for an appointment by a peer that `may_appoint`, its signature unchecked: anybody may carry it."""
-    return wire.CODES.get(signed.code) is wire.Appointment and may_appoint(signed.sender, charter)
+    """Return True for an appointment by the run's owner, its signature unchecked: anybody may carry it."""
+    return wire.CODES.get(signed.code) is wire.Appointment and is_owner(signed.sender, charter)
 
 
 def term_reached(terms: Mapping[PeerId, int]) -> int:
@@ -179,8 +122,8 @@ def term_reached(terms: Mapping[PeerId, int]) -> int:
     return (Electorate(dict.fromkeys(terms, 1)).frontier(terms) or 0) if terms else 0
 
 
-FollowingTerm: TypeAlias = Electorate | tuple[wire.Signed, wire.Appointment] | wire.Appointment | None
-"""What follows a stalled term: a majority, an appointment, one that is mine to sign, or nothing yet."""
+FollowingTerm: TypeAlias = tuple[wire.Signed, wire.Appointment] | wire.Appointment | None
+"""What follows a stalled term: an appointment, one that is mine to sign, or nothing yet."""
 
 
 class Appointments:
@@ -208,7 +151,7 @@ class Appointments:
         if message.slot.attempt or (known is not None and known[1].slot.term >= message.slot.term):
             return False
         self._latest[signed.sender] = signed, message
-        return may_appoint(signed.sender, self._charter)
+        return is_owner(signed.sender, self._charter)
 
     def may_show(self, author: PeerId, term: int) -> bool:
         """Return True if one more of an author's appointments may be shown to all in this term of mine; count it."""
@@ -228,10 +171,10 @@ class Appointments:
     def skipped(self, proof: wire.Proof) -> Electorate | None:
         """Return the voters of a checked proof's term, which I was not in; None where I cannot know them.
 
-        What owner or steward has appointed, and a majority, is the same for all. A voter may appoint itself in a term that
+        What the owner has appointed is the same for all. A voter may appoint itself in a term that
         nobody else was in: a proof by such voters proves nothing.
         """
-        if proof.appointment and not may_appoint(open_appointment(proof.appointment)[0].sender, self._charter):
+        if proof.appointment and not is_owner(open_appointment(proof.appointment)[0].sender, self._charter):
             return None
         return appointed(proof, self._first, self._charter)
 
@@ -240,22 +183,16 @@ class Appointments:
         return any(message.slot.term >= term for _, message in self._latest.values())
 
     def pending(self, term: int) -> list[wire.Signed]:
-        """Return the latest appointments for terms after this one by the owner and its steward."""
+        """Return the latest appointments for terms after this one by the owner."""
         return [
             signed
             for author, (signed, message) in sorted(self._latest.items())
-            if may_appoint(author, self._charter) and message.slot.term > term
+            if is_owner(author, self._charter) and message.slot.term > term
         ]
 
     def known(self, term: int) -> list[wire.Signed]:
         """Return the appointments that a newcomer needs: of the terms that I have been in, and the pending ones."""
         return [*self._entered.values(), *self.pending(term)]
-
-    def majority(self, term: int, electorate: Electorate) -> Electorate | None:
-        """Return the electorate of the majority term, if that is the next one."""
-        if term >= MAJORITY_TERM or not has_majority_term(electorate, self._charter):
-            return None
-        return Electorate(electorate.votes, is_majority=True)
 
     def following(
         self,
@@ -263,26 +200,21 @@ class Appointments:
         slot: wire.Slot,
         electorate: Electorate,
         terms: Mapping[PeerId, int],
-        here: Collection[PeerId],
         silent: Collection[PeerId],
     ) -> FollowingTerm:
         """Return what follows the stalled term of `slot`, which this electorate decides.
 
-        `terms` are those of the peers that are `here`, Ready and may vote, `silent` the ones of them that should have
+        `terms` are those of the peers that are here, Ready and may vote, `silent` the ones of them that should have
         appointed already. I appoint nobody again who was not Ready in the stalled term.
         """
         charter, first = self._charter, self._first
-        entitled = heirs(here, first, charter) or first.votes.keys()
-        terms = {peer: term for peer, term in terms.items() if peer in entitled}
-        ready, votes = terms.keys(), me in entitled
+        terms = {peer: term for peer, term in terms.items() if peer in first.votes}
+        ready, votes = terms.keys(), me in first.votes
         # Who was appointed and is not Ready in that term has let it stall: else one old Ready would stall them all.
         prompt = {peer for peer in ready if peer not in electorate.votes or terms[peer] >= slot.term}
         left = prompt - set(silent)  # Who has appointed is not silent, however late that arrives.
         if votes and me not in ready:
             return None
-        majority = self.majority(slot.term, electorate)
-        if votes and majority is not None and majority.is_quorum(left):  # Others follow the voters into it.
-            return majority
         # Of those that are in later terms less than a third may lie: else one Ready would use up all terms.
         reached = max(slot.term, term_reached(terms))
         for author, (signed, message) in sorted(self._latest.items()):
@@ -292,7 +224,7 @@ class Appointments:
             # Without the second condition its author could add votes of its own: keys that nobody has met.
             most = most and set(message.voters) <= ready and (me in message.voters or not votes)
             later = message.slot.term - slot.term
-            if (may_appoint(author, charter) or most) and (later > 0 or (later == 0 and electorate == NOBODY)):
+            if (is_owner(author, charter) or most) and (later > 0 or (later == 0 and electorate == NOBODY)):
                 return signed, message
         term = 1 + reached
         if me not in left or term > wire.MAX_TERM:
@@ -300,12 +232,3 @@ class Appointments:
         if charter.stall != "present" or me != min(left) or charter.why_not_appoint(me, left):
             return None
         return wire.Appointment(slot.at(term, 0), tuple(sorted(left)))
-
-
-def _why_not_share(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> str:
-    """Return why owner or steward may not make an appointment where the run has both; empty if it may."""
-    if not may_appoint_for(author, appointment.slot.term, charter):
-        return f"term {appointment.slot.term} is for {'its steward' if is_owner(author, charter) else 'the owner'} to appoint"
-    if is_owner(author, charter) or 2 * first.votes_of(appointment.voters) > first.total:
-        return ""
-    return "a steward appoints voters with more than half of the votes only"

@@ -18,7 +18,6 @@ from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import Verify
-from ..chain.branches import steps_of
 from ..chain.certificate import certificate_hash, genesis, value_of
 from ..chain.packed import checked, pack_certificate, unpack_certificate
 from ..chain.voters import electorate_after
@@ -102,14 +101,6 @@ def _check_next(
     if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash):
         raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not continue the chain at {head}")
     checked([certificate], charter.run, verify, charter, before=before)
-    (step,) = steps_of([certificate], before, charter)
-    if step.doubted is not None:
-        held = f"{step.votes} of {step.doubted.total} votes"
-        raise DoubtedRound(f"only {held} decided round {step.round}, in term {certificate.slot.term}")
-
-
-class DoubtedRound(ProtocolViolation):
-    """A valid certificate that the voters who were not in it may have overruled."""
 
 
 def num_signatures(certificate: wire.Certificate) -> int:

@@ -42,7 +42,6 @@ from ...peer.wire.signed import verify_signed
 from ..chain.packed import unpack_certificate
 from ..chain.replay import ask_certificates
 from .followed import (
-    DoubtedRound,
     FollowedRun,
     before_first_round,
     charter_followed,
@@ -239,8 +238,8 @@ class Follower:
         published = unpack_certificate(hint.entry.value)
         if published.slot.previous == followed.head.hash:
             followed, error = await self._take(followed, [published], hint)
-            if error is None or isinstance(error, DoubtedRound):
-                return str(error or "")
+            if error is None:
+                return ""
         reason = f"no member of the run is connected to give the certificates from round {followed.head.round + 1} on"
         for peer in self._askable(run, followed, hint.charter)[:MEMBERS_ASKED]:
             followed, reason = await self._ask(peer, followed, hint)
@@ -260,8 +259,6 @@ class Follower:
                     what = "is on another chain after" if page else "has no certificate after"
                     return followed, f"{peer} {what} round {followed.head.round}"
                 followed, error = await self._take(followed, page, hint)
-                if isinstance(error, DoubtedRound):
-                    return followed, str(error)
                 if error is not None:
                     raise error
                 if followed.head.round >= hint.round or self._signatures <= 0:

@@ -11,7 +11,6 @@ from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..agreement.actions import Note
-from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
 from ..chain.quorum import ranked
 from ..lines import StatedLines
@@ -431,7 +430,6 @@ class RosterRound:
             next_root,
             min(self._setup.tokens_before + sum(credit), wire.MAX_COUNT),
             judge_phase.flagged,
-            shares_of(judge_phase.weights, roster.bounds) if self._setup.charter.by_work else (),
             roster.revision,
             credit,
         )

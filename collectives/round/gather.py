@@ -215,8 +215,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         if seat.voucher and peer in setup.charter.revoked:
             return f"it includes {peer} as a keeper, which the run's owner has revoked"
         if record is not None and misstated(seat, record):
-            stated, known = (f"{it.trust:.3f} and a balance of {it.balance}" for it in (seat, record))
-            return f"it states a trust of {stated} for {peer}, the chain {known}"
+            return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (flaw := _why_not_shown(setup, roster, peer, seat, data)) is not None:
             return flaw
     try:

@@ -20,7 +20,7 @@ from ..agreement.machine import VoterMachine
 from ..agreement.statements import AcceptProof, Decision, Propose, Shown, Statement, VoterReady, newest
 from ..agreement.validity import certificate_fault
 from ..chain.certificate import open_value, signed_in, value_hash
-from ..chain.voters import MAJORITY_TERM, Appointments, may_appoint
+from ..chain.voters import Appointments, is_owner
 from .actions import Action, FetchValue, Forward, VoteSetup
 
 WITNESSES = 2
@@ -53,10 +53,7 @@ class Vote:
         self.term_began: float | None = None
         """When I was first Ready in my term; None before."""
         lock = self._known(setup.proof) if setup.proof is not None else None
-        # An earlier process of mine was in later terms; I know the voters of one only that a majority decides.
-        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)
-        if setup.slot.term and (majority := self._appointments.majority(0, setup.electorate)) is not None:
-            terms = (setup.electorate, majority, *terms[MAJORITY_TERM + 1 :])
+        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later ones.
         self._machine = VoterMachine(setup.me, setup.slot, terms, setup.timing, lock, is_observer=setup.is_observer)
 
     @property
@@ -230,9 +227,7 @@ class Vote:
         may_vote = self._setup.charter.may_vote
         readys = [(peer, it) for peer, (_, it) in self._readys.items() if peer in here]
         terms = {peer: it.slot.term for peer, it in readys if may_vote(peer, it.invite, it.voucher)}
-        match self._appointments.following(self.me, self.slot, self.electorate, terms, here, silent):
-            case Electorate() as majority:
-                return self._enter_majority(majority, now)
+        match self._appointments.following(self.me, self.slot, self.electorate, terms, silent):
             case wire.Appointment() as mine:
                 signed_by_me = self._setup.sign(mine, None)
                 return [] if isinstance(signed_by_me, str) else self._enter(signed_by_me, mine, now)
@@ -256,7 +251,7 @@ class Vote:
         if slot.term > mine.term:
             if self._may_be_appointed(signed.sender):
                 self._waiting[signed.sender, type(message)] = signed, message
-            return self._follow(now)
+            return []
         if slot.term < mine.term or signed.sender not in self.electorate.votes:
             return []
         return self._take(signed, message, now)
@@ -275,23 +270,11 @@ class Vote:
         self._known(proof)
         return [*learned, *self._retry(now)]
 
-    def _enter_majority(self, majority: Electorate, now: float) -> list[Action]:
-        self.term_began = now
-        return [*self._act(self._machine.appoint(MAJORITY_TERM, majority, now, self._setup.least_attempt)), *self._retry(now)]
-
     def _may_be_appointed(self, peer: PeerId) -> bool:
         """Return True if a later term may count this peer: it votes now, or its Ready shows that it may."""
         _, ready = self._readys.get(peer, (None, None))
         may_vote = ready is not None and self._setup.charter.may_vote(peer, ready.invite, ready.voucher)
         return may_vote or peer in self._setup.electorate.votes
-
-    def _follow(self, now: float) -> list[Action]:
-        """Without a vote, enter the majority term once voters with more than a third of the votes are in it."""
-        majority = self._appointments.majority(self.slot.term, self.electorate)
-        if majority is None or self.me in majority.votes:
-            return []
-        there = {peer for peer, (_, ready) in self._readys.items() if ready.slot.term >= MAJORITY_TERM}
-        return self._enter_majority(majority, now) if majority.votes_of(there) >= majority.third else []
 
     def _take(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         statement = self._statement(signed, message)
@@ -379,7 +362,7 @@ class Vote:
         electorate = self._appointments.enter(signed, message)
         self.term_began = now
         note = Note("agreement.appointed", signed.sender, f"term {message.slot.term}", f"voters: {', '.join(message.voters)}")
-        is_shown = signed.sender != self.me and may_appoint(signed.sender, self._setup.charter)  # When it was kept.
+        is_shown = signed.sender != self.me and is_owner(signed.sender, self._setup.charter)  # When it was kept.
         shown = [] if is_shown else self._show_appointment(signed, message)
         actions = self._act(self._machine.appoint(message.slot.term, electorate, now, self._setup.least_attempt))
         return [note, *shown, *actions, *self._retry(now)]

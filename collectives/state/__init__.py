@@ -1,10 +1,8 @@
 """The state θ and m: on disk, and from other peers leaf by leaf.
 
     archive          A run's folder on disk: ledger, outputs, checkpoints, evidence and signing guard.
-    carry_over       Takes over what version 0.1 has left in a run's folder: its state is the start of a new chain.
     checkpoint_file  A checkpoint on disk: the state of a certified round, in a folder named by the round.
     checkpoints      A peer's checkpoints: written in the background, restored on restart, served to newcomers.
-    first_version    The certificate of version 0.1, read only for the position that it states. Pure.
     head_proofs      Light-client validation of the heads that members state, by their certificates.
     merkle           The state root: a Merkle tree over 4 MiB leaves of θ and then of m.
     move             Moves a checkpoint on to a later round in its place: one copy of it is enough, and a kill loses nothing.

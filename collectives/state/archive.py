@@ -22,7 +22,6 @@ from ..chain.kept_outputs import Outputs
 from ..chain.ledger import Ledger
 from ..chain.replay import serve_ledger
 from ..spec import Spec
-from .carry_over import carry_over
 from .checkpoint_file import TensorAt
 from .checkpoints import Checkpoints, History
 from .move import Advance
@@ -56,10 +55,8 @@ class Archive:
         """Open the archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
 
         `advance` makes the run's outer step on a part of the state.
-        Without `resume` no state of an earlier process is restored. What cannot be used is an event. Raises `LocalError` only
-        where a folder of version 0.1 cannot be carried over (`carry_over`).
+        Without `resume` no state of an earlier process is restored. What cannot be used is an event.
         """
-        await node.compute(partial(carry_over, folder, spec, node.telemetry, resume=resume))
         ledger: Ledger = await node.compute(
             partial(
                 Ledger.open,

@@ -1,10 +1,8 @@
 """A checkpoint on disk: the state of a certified round, in a folder named by the round.
 
     state.safetensors   two flat float32 tensors of equal size, `theta` and `momentum`, for any reader of that format
-    checkpoint.json     run, round, root (hex), tokens, certificate (hex; empty at the start of a run), and `tensors`:
-                        name, shape, dtype and offset (in elements of the flat vector) of each parameter
-
-Version 0.1 wrote the same files with a certificate of its own form, of which the position is read (`first_version`).
+    checkpoint.json     form (`dht.run.versions`), run, round, root (hex), tokens, certificate (hex; empty at the start of a
+                        run), and `tensors`: name, shape, dtype and offset (in elements of the flat vector) of each parameter
 
 Theory of operation. The state file holds the leaves of θ and then of m (see `merkle`), at offsets that follow from its
 size alone, so it can be written in any order. Until all leaves are there the folder is a *draft*. Files are synced, the
@@ -31,16 +29,17 @@ from typing import Any
 import numpy as np
 
 from ...dht.run.admission import OPEN, Charter
+from ...dht.run.versions import FORM, FORMER, other_form
 from ...peer.arrays import Floats
 from ...peer.digest import DIGEST_BYTES, digest
 from ...peer.disk import disk_errors, rename, write_whole
-from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
+from ...peer.errors import LocalError, MalformedMessage, OtherVersion, ProtocolViolation, RemoteError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire import MAX_COUNT, Certificate
 from ...peer.wire.schema import decode, encode
 from ..chain.chain import ChainPosition, position_after, start_of_run
 from ..chain.packed import MAX_PLAIN_BYTES
-from . import first_version, merkle
+from . import merkle
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"
 DRAFT_SUFFIX = ".draft"
@@ -75,7 +74,6 @@ class Checkpoint:
     folder: Path
     run: str
     place: ChainPosition
-    """Of a later round than 0 and without a certificate if version 0.1 has written it."""
     tensors: tuple[TensorAt, ...]
     leaves: tuple[bytes, ...]
     """The hashes of θ's leaves, then of m's."""
@@ -224,9 +222,7 @@ def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
         if merkle.root(leaves) != place.root:
             raise ProtocolViolation("its state does not have the root that its certificate names")
     except (OSError, RemoteError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        remedy = "take another checkpoint of the run, or let `flockstep join` fetch the state from the others"
-        raise LocalError(f"{folder} is not a whole checkpoint: {reason}", remedy=remedy) from error
+        raise _unusable(folder, error) from error
     return Checkpoint(folder, run, place, tensors, tuple(leaves), size)
 
 
@@ -237,13 +233,22 @@ def shape_of_checkpoint(folder: Path, *, charter: Charter = OPEN) -> tuple[int, 
             _, _, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), charter=charter)
         return size_of_state(folder / STATE), tensors
     except (OSError, RemoteError) as error:
-        raise LocalError(f"{folder} is not a whole checkpoint: {error}") from error
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError | RemoteError) -> LocalError:
+    if isinstance(error, OtherVersion):
+        return LocalError(f"{folder}: {error}", remedy=error.remedy)
+    reason = error.strerror if isinstance(error, OSError) else error
+    remedy = "take another checkpoint of the run, or let `flockstep join` fetch the state from the others"
+    return LocalError(f"{folder} is not a whole checkpoint: {reason}", remedy=remedy)
 
 
 def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[TensorAt]) -> bytes:
     """Serialize `checkpoint.json`."""
     certificate = encode(place.certificate).hex() if place.certificate is not None else ""
     description = {
+        "form": FORM,
         "run": run,
         "round": place.round,
         "root": place.root.hex(),
@@ -255,9 +260,9 @@ def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[Tensor
 
 
 def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, ChainPosition, tuple[TensorAt, ...]]:
-    """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors. Raises `RemoteError`.
+    """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors.
 
-    The certificate of version 0.1 proves nothing: a position that it states has none (see `carry_over`).
+    Raises `OtherVersion` for one that another version of flockstep wrote, and another `RemoteError` for one that is damaged.
     """
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise MalformedMessage(f"a description of more than {MAX_DESCRIPTION_BYTES} bytes")
@@ -265,16 +270,18 @@ def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Chai
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"its description is no JSON: {error}") from error
-    fields = _fields(raw, {"run": str, "round": int, "root": str, "tokens": int, "certificate": str, "tensors": list})
+    form = raw.get("form", FORMER) if isinstance(raw, dict) else FORM
+    if type(form) is int and form != FORM:
+        remedy = "`flockstep export` of the version that wrote it makes files, with which `[model] from` begins a new run"
+        raise other_form("a checkpoint", form, remedy)
+    kinds = {"form": int, "run": str, "round": int, "root": str, "tokens": int, "certificate": str, "tensors": list}
+    fields = _fields(raw, kinds)
     root = _from_hex(fields["root"], DIGEST_BYTES)
     if not fields["certificate"]:
         place = start_of_run(root)
     else:
         packed = _from_hex(fields["certificate"], MAX_PLAIN_BYTES)
-        if (earlier := first_version.position_in(packed, fields["run"])) is not None:
-            place = earlier
-        else:
-            place = position_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
+        place = position_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
     if (place.round, place.root, place.tokens) != (fields["round"], root, fields["tokens"]):
         raise ProtocolViolation("its description and its certificate speak of different states")
     return fields["run"], place, read_tensors(fields["tensors"])

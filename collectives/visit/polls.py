@@ -5,7 +5,7 @@ appointments that it holds. A Ready that others show proves nothing about the pr
 so those count as ready that have answered and shown their own. Who asks holds no state: it follows the round in which
 most of those that may vote are, and checks the certificate before it, which determines the voters.
 
-Whoever may appoint (`chain.voters.may_appoint`) names voters of the next term among those that are ready, and shows
+The run's owner names voters of the next term among those that are ready, and shows
 the appointment to every member that has answered; these show it to the others. What was signed for a term is on the disk
 before (`accountability.appointing`), and is sent again rather than replaced.
 """
@@ -30,13 +30,10 @@ from ..agreement.electorate import NOBODY, Electorate
 from ..chain.certificate import certificate_hash, check_certificate, genesis, signed_in, value_of
 from ..chain.replay import ask_certificates
 from ..chain.voters import (
-    MAJORITY_TERM,
     electorate_after,
     electorate_of,
-    has_majority_term,
     is_by_appointer,
-    may_appoint,
-    may_appoint_for,
+    is_owner,
     open_appointment,
     term_reached,
     why_no_quorum,
@@ -95,7 +92,7 @@ class Poll:
     ready: Mapping[PeerId, int]
     """Those of them that may vote and have shown their Ready, with its term."""
     appointments: tuple[wire.Signed, ...] = ()
-    """The appointments in this round that they hold, by authors that may make one at any time."""
+    """The appointments in this round that they hold, by its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,7 @@ def _next_term(
     if charter.stall == "present":
         remedy = "nothing is to be done: they go on by themselves"
         raise UsageError("in this run those decide that are here, after a stall too", remedy=remedy)
-    if not why_no_quorum(poll.electorate, slot.term, charter, poll.answered):
+    if not why_no_quorum(poll.electorate, charter, poll.answered):
         here, electorate = poll.electorate.votes_of(poll.answered), poll.electorate
         raise UsageError(
             f"round {slot.round} has not stalled: {here} of {electorate.total} votes are here",
@@ -219,24 +216,15 @@ def _next_term(
             f"{missing[0]} is not ready for round {slot.round}, so it cannot be appointed",
             remedy="start it, or leave it out; `flockstep status` names who is ready",
         )
-    gives_votes = charter.keepers is not None and record.author != charter.steward
-    chosen = set(voters) or {peer for peer in ready if gives_votes or peer in poll.first.votes}
+    chosen = set(voters) or {peer for peer in ready if charter.keepers is not None or peer in poll.first.votes}
     if not chosen:
         raise UsageError(
             f"nobody that may vote is ready for round {slot.round}",
             remedy="start a keeper of the run, or vouch for one that runs (`flockstep run vouch`), and wait a minute",
         )
-    if record.author == charter.steward and 2 * poll.first.votes_of(chosen) <= poll.first.total:
-        raise UsageError(
-            f"{poll.first.votes_of(chosen)} of {poll.first.total} votes are ready, a steward appoints more than half only",
-            remedy="start more keepers, or ask the run's owner for `flockstep run appoint`",
-        )
-    least = MAJORITY_TERM if has_majority_term(poll.first, charter) else 0
     newest = record.newest
     signed = newest[1].slot.term if newest is not None and newest[1].slot.round == slot.round else 0
-    term = 1 + max(slot.term, least, signed)
-    term += not may_appoint_for(record.author, term, charter)
-    return slot.at(term, 0), tuple(sorted(chosen))
+    return slot.at(1 + max(slot.term, signed), 0), tuple(sorted(chosen))
 
 
 async def _ask_all(node: Node, peers: Iterable[PeerId], question: wire.VoteAsk) -> dict[PeerId, wire.VoteShown]:
@@ -323,11 +311,9 @@ def _poll_of(group: _Group, later: set[PeerId], slot: wire.Slot, first: Electora
             if message.slot.decision == slot.decision:
                 known[data] = signed, message, voters
     electorate, author = first, ""
-    if slot.term == MAJORITY_TERM and has_majority_term(first, charter):
-        electorate = Electorate(first.votes, is_majority=True)
-    elif slot.term:
+    if slot.term:
         of_term = [it for _, it in sorted(known.items()) if it[1].slot == slot]
         electorate, author = (of_term[0][2], of_term[0][0].sender) if of_term else (NOBODY, "")
-    made = tuple(it[0] for _, it in sorted(known.items()) if may_appoint(it[0].sender, charter))
+    made = tuple(it[0] for _, it in sorted(known.items()) if is_owner(it[0].sender, charter))
     here = frozenset(group.shown)
     return Poll(slot, first, electorate, author, here, here | later, terms, made)

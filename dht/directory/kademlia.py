@@ -26,7 +26,7 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
 
 from ...peer.background import background
-from ...peer.errors import EarlierVersion, LocalError, NetworkError, NoRightToVote, RemoteError, StreamClosed
+from ...peer.errors import LocalError, NetworkError, NoRightToVote, OtherVersion, RemoteError, StreamClosed
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, Host, PeerId
 from .interface import Validate
@@ -228,7 +228,7 @@ class KademliaDirectory:
             if answer.HasField("record"):
                 try:
                     found = self._validate(key, answer.record.value), answer.record.value
-                except (EarlierVersion, NoRightToVote) as error:  # Servers need not know the run, and outlive versions.
+                except (OtherVersion, NoRightToVote) as error:  # Servers need not know the run, and outlive versions.
                     self._telemetry.emit("directory.ignored", peer=server, step=f"get {key}", reason=str(error))
                 except RemoteError as error:
                     self._telemetry.emit("peer.charged", peer=server, step=f"get {key}", reason=str(error))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...peer.disk import write_whole
-from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
+from ...peer.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
 from ...peer.home_lock import append_lock
 from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
@@ -51,10 +51,12 @@ class Remembered:
         self._write(self._manifest, signed.publishable)
 
     def manifest(self) -> SignedManifest | None:
-        """Read the run's manifest; None if it is not here."""
+        """Read the run's manifest; None if it is not here. Raises `OtherVersion`."""
         data = self._read(self._manifest, MAX_RECORD_BYTES)
         try:
             return SignedManifest.decode(data, self._run_id) if data else None
+        except OtherVersion:
+            raise  # The run id is its hash: no other source has one that this version can read.
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None

@@ -113,12 +113,8 @@ class Charter:
     """The voters of the first round, in every run that decides; they also vote after a roster in which nobody may."""
     keepers: frozenset[PeerId] | None = None
     """The peers that may vote; None if every member may."""
-    by_work: bool = False
-    """True if votes are what members have earned by work (`collectives.chain.balances`)."""
     stall: str = "present"
     """What follows where too few voters are here, as in the manifest."""
-    steward: PeerId = ""
-    """The peer that may appoint voters beside the owner, among those that have a vote; empty if there is none."""
     vouched: frozenset[PeerId] = frozenset()
     """The peers for which the owner vouches since (`statements`)."""
     revoked: frozenset[PeerId] = frozenset()
@@ -146,12 +142,12 @@ class Charter:
 
     def why_not_appoint(self, author: PeerId, voters: Collection[PeerId]) -> str:
         """Return why a peer may not appoint these voters after a stall; empty if it may."""
-        if author and author in (self.owner, self.steward):
+        if author and author == self.owner:
             return ""
         if self.authority is not None:
             return "the run's owner alone decides"
         if self.stall != "present":
-            return f"only the run's owner{' or its steward' if self.steward else ''} may make it"
+            return "only the run's owner may make it"
         return "" if author == min(voters) else "only the first of the voters by id may make it"
 
     def why_not_train(self, layout: bytes, num_cells: int) -> str:

@@ -6,8 +6,10 @@ therefore take the manifest from any other: bytes that hash to the id are the ma
 empty, since a record cannot contain its own hash.
 
 The sections below are the schema of `run.toml` and of the wire: names, ranges, choices and defaults stand once. Defaults
-are written into the manifest, so that a later version with other defaults changes no run. A manifest of version 0.1, which
-lacks the settings that are new since, means what that version did (`_RULES_OF_0_1`).
+are written into the manifest, so that a later version with other defaults changes no run.
+
+The record's kind states the form (`versions.FORM`) of the manifest and of all that its run signs and keeps, so a peer of
+another version knows by the manifest alone that it cannot take part.
 """
 
 import base64
@@ -15,25 +17,26 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from ...peer.digest import keyed
-from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
+from ...peer.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.troubles import NEEDS_PROGRAM
-from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
+from ...peer.wire.schema import Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .layout import LayoutPin
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
-from .versions import VERSION, is_later, is_version
+from .versions import FORM, FORMER, VERSION, is_later, is_version, other_form
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
-MANIFEST_KIND = "manifest"
+MANIFEST_KIND = f"manifest {FORM}"
+_KIND = re.compile(r"manifest(?: ([1-9][0-9]{0,2}))?", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
 RULE_NAMES = (
@@ -51,7 +54,6 @@ MAX_OUTER_LR = 2.0
 """Beyond it an outer step overshoots even where all peers agree."""
 MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
-MAX_VOUCH_AFTER = 1000
 """Rounds: who restarts counts them again in the certificates on its disk."""
 
 TEXT_KINDS, TOKENS_KIND = ("text", "parquet", "json", "hf"), "tokens"
@@ -107,9 +109,9 @@ class Inner:
     clip: Annotated[float, Between(0.0, 1e6)] = 1.0
     seconds: Annotated[float, Between(0.0, 86_400.0)] = 0.0
     """Seconds in which every peer makes as many inner steps as it can, instead of `steps`; 0: a phase ends by count."""
-    momentum: Annotated[float, Between(0.0, 0.999), Added()] = 0.95
-    """Muon's. A `run.toml` without it gets `INNER_MOMENTUM`; manifests that lack it mean this, what there was before."""
-    betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2), Added()] = (0.9, 0.95)
+    momentum: Annotated[float, Between(0.0, 0.999)] = 0.95
+    """Muon's. A `run.toml` without it gets `INNER_MOMENTUM`."""
+    betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2)] = (0.9, 0.95)
     """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
 
 
@@ -128,7 +130,7 @@ class Outer:
     """Inner steps that a round may take; after twice as many without its result a peer waits for it. 0 in blocking mode."""
     checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
     """Rounds (of each fragment) after which every peer moves its checkpoint on; the outputs of so many are on its disk."""
-    momentum_warmup: Annotated[int, Between(0, 100_000), Added()] = 0
+    momentum_warmup: Annotated[int, Between(0, 100_000)] = 0
     """Rounds (of each fragment) over which the momentum rises from 0. A `run.toml` without it gets `MOMENTUM_WARMUP`."""
 
 
@@ -180,17 +182,12 @@ class Admission:
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
     """Who decides: a quorum of the voters, or the owner alone."""
-    voters: Annotated[str, Size(16), OneOf(("members", "keepers", "work"))] = "keepers"
-    """Who votes: every member, one vote each; the keepers: the owner, those listed here, and those it vouches for; or every
-    member, with the votes that it has earned by work."""
+    voters: Annotated[str, Size(16), OneOf(("members", "keepers"))] = "keepers"
+    """Who votes: every member, or the keepers: the owner, those listed here, and those it vouches for."""
     keepers: Annotated[str, Size(20_000)] = ""
     """Peer ids, separated by spaces: the first voters besides the owner, where keepers vote."""
-    stall: Annotated[str, Size(16), OneOf(("present", "majority", "wait"))] = "wait"
-    """What follows where too few voters are here: those that are here decide, a majority of all does, or all wait."""
-    vouch_after: Annotated[int, Between(0, MAX_VOUCH_AFTER)] = 30
-    """Certified rounds after which the owner's own peer vouches for a member by itself; 0: never."""
-    steward: Annotated[PeerId, Size(64)] = ""
-    """The peer that may appoint voters where all wait, beside the owner; empty: none."""
+    stall: Annotated[str, Size(16), OneOf(("present", "wait"))] = "wait"
+    """What follows where too few voters are here: those that are here decide, or all wait."""
 
     @property
     def allowed_ids(self) -> tuple[PeerId, ...]:
@@ -226,6 +223,13 @@ class EvalSettings:
     """Texts that the model continues each time."""
 
 
+_GONE = {
+    "vouch_after": "the owner itself gives votes, by `flockstep run vouch LINK ID`",
+    "steward": "the owner itself appoints voters, by `flockstep run appoint LINK`",
+}
+"""Keys of `[admission]` that earlier versions had, and what does the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """All that the peers of a run agree on."""
@@ -234,7 +238,7 @@ class Manifest:
     name: Annotated[str, Size(64, least=1)]
     data: Data
     revision: Annotated[int, Between(0, 1_000_000), Reserved()] = 0
-    """Always the default; runs of an earlier version may have another one, which changes nothing."""
+    """The sequence of its record: always the default, since a run id names one manifest (`revision` changes its settings)."""
     seed: Annotated[int, Between(0, 2**32 - 1)] = 0
     model: Model = Model()
     inner: Inner = Inner()
@@ -243,12 +247,12 @@ class Manifest:
     defence: Defence = Defence()
     admission: Admission = Admission()
     timing: TimingSettings = TimingSettings()
-    min_version: Annotated[str, Size(16), Added()] = ""
+    min_version: Annotated[str, Size(16)] = ""
     """The least version of flockstep that can be in the run, such as 0.3; empty: any that reads its manifest."""
-    eval: Annotated[EvalSettings, Added()] = EvalSettings()
-    start: Annotated[str, Size(64), Added()] = ""
+    eval: EvalSettings = EvalSettings()
+    start: Annotated[str, Size(64)] = ""
     """The state root of the first (θ, m) in hex, which no peer can make; empty: it is made from the seed."""
-    layout: Annotated[str, Size(120), Added()] = ""
+    layout: Annotated[str, Size(120)] = ""
     """What is trained, by name and shape (`layout.LayoutPin`): a hash, how many tensors, how many parameters. Empty:
     the first members decide."""
 
@@ -260,6 +264,9 @@ class Manifest:
             start_given(tables)
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
+            for key, instead in _GONE.items():
+                if isinstance(tables.get("admission"), dict) and key in tables["admission"]:
+                    raise UsageError(f"[admission] {key} is gone: {instead}")
             manifest = from_table(cls, {**tables, "owner": owner})
             # Before others' defaults are computed of these.
             for fault in (*value_faults(manifest.inner, "inner"), *value_faults(manifest.outer, "outer")):
@@ -328,15 +335,12 @@ class Manifest:
             yield f'[admission] allow lists peers, but kind is "{self.admission.kind}": write kind = "allow"'
         if self.admission.keepers and self.admission.voters != "keepers":
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
-        if self.admission.vouch_after and not self.admission.keepers_decide:
-            yield "[admission] vouch_after is for runs in which keepers vote: remove it"
         for name in self.codec.choices.split():
             if name not in CODEC_NAMES or self.codec.contributions.count(name) > 1:
                 others = ", ".join(sorted({*CODEC_NAMES} - {self.codec.contribution}))
                 yield f"[codec] choices: {name!r} is not one more codec: write some of {others}, each once"
         yield from self._mode_faults()
         yield from self._evaluation_faults()
-        yield from self._steward_faults()
         for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
             for peer in peers:
                 if not is_peer_id(peer):
@@ -359,17 +363,6 @@ class Manifest:
             yield f"[eval] evaluates language models: [data] source {self.data.source!r} is no text"
         elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes":
             yield "[eval] prompts are texts, and tokens: has none: name the [data] tokenizer that made the tokens"
-
-    def _steward_faults(self) -> Iterator[str]:
-        admission, steward = self.admission, self.admission.steward
-        if not steward:
-            return
-        if not is_peer_id(steward):
-            yield f"[admission] steward: {steward!r} is not a peer id"
-        if (admission.authority, admission.voters, admission.stall) != ("quorum", "keepers", "wait"):
-            yield '[admission] steward is for voters = "keepers" and stall = "wait": leave it out'
-        if steward in (self.owner, *admission.keeper_ids):
-            yield "[admission] steward is the owner or a keeper: name a peer without a vote"
 
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
@@ -410,8 +403,6 @@ def _admission(table: dict[str, Any]) -> Admission:
     is_public = given.kind == "open" and defaults["voters"] == "keepers"
     if not is_public:
         defaults["stall"] = "present"
-    if not is_public or given.authority == "owner":
-        defaults["vouch_after"] = 0
     return from_table(Admission, defaults | table, "admission")
 
 
@@ -423,60 +414,21 @@ def _evaluation(table: dict[str, Any]) -> EvalSettings:
     return given
 
 
-def _as_in_0_1(cls: Any, **changed: Any) -> Any:
-    """Return a section as version 0.1 had it: its annotations without `changed`, which are new types, or None if new."""
-    hints = get_type_hints(cls, include_extras=True) | changed
-    kept = [(item.name, hints[item.name]) for item in fields(cls) if hints[item.name] is not None]
-    return make_dataclass(f"{cls.__name__}01", kept, frozen=True)
-
-
-_NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
-    "codec": {"choices": ""},
-    "admission": {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""},
-    "inner": {"seconds": 0.0, "momentum": 0.95, "betas": (0.9, 0.95)},
-    "outer": {"fragments": 1, "delay": 0, "momentum_warmup": 0},
-}
-"""The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
-_CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}
-_SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, start=None, layout=None, **_SECTIONS_01)
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
-    sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
-    new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
-    added = manifest.min_version, manifest.eval.every, manifest.start, manifest.layout
-    if new or manifest.outer.mode != "blocking" or any(added):
-        return encode(manifest)
-    old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
-    return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
-
-
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode a manifest of this version or of 0.1. Raises `MalformedMessage`."""
+    """Decode a manifest of this form. Raises `OtherVersion` if it needs a later version, `MalformedMessage` otherwise."""
     try:
-        old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
+        return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
     except MalformedMessage:
-        try:
-            return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
-        except MalformedMessage:
-            needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
-            if is_version(needed) and is_later(needed):
-                raise MalformedMessage(f"the manifest of a run that needs flockstep {needed}, this is {VERSION}") from None
-            raise
-    if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
-        raise MalformedMessage(f"a manifest of version 0.1 with mode {old.outer.mode!r}")
-    sections = {
-        section: cls(**(_shared(_SECTIONS_01[section], getattr(old, section)) | _NEW_SINCE_0_1[section]))
-        for section, cls in _CHANGED.items()
-    }
-    return Manifest(**(_shared(_MANIFEST_01, old) | sections))
+        needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
+        if is_version(needed) and is_later(needed):
+            what = f"the manifest of a run that needs flockstep {needed}, this is {VERSION}"
+            raise OtherVersion(what, remedy="install it: pip install -U flockstep") from None
+        raise
 
 
-def _shared(cls: Any, settings: Any) -> dict[str, Any]:
-    """Return the values of the fields that `cls` has."""
-    return {item.name: getattr(settings, item.name) for item in fields(cls)}
+def run_id_of(publishable: bytes) -> str:
+    """Return the run id: the hash of a manifest's signed bytes in 52 characters of lower-case base32."""
+    return base64.b32encode(keyed("run id", publishable)).decode().rstrip("=").lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,8 +440,8 @@ class SignedManifest:
 
     @property
     def run_id(self) -> str:
-        """The run id: the hash of the signed bytes in 52 characters of lower-case base32."""
-        return base64.b32encode(keyed("run id", self.publishable)).decode().rstrip("=").lower()
+        """The run id (`run_id_of`)."""
+        return run_id_of(self.publishable)
 
     @classmethod
     def sign(cls, manifest: Manifest, identity: Identity) -> "SignedManifest":
@@ -504,26 +456,34 @@ class SignedManifest:
             kind=MANIFEST_KIND,
             sequence=manifest.revision,
             lifetime=MAX_LIFETIME,
-            body=encode_manifest(manifest),
+            body=encode(manifest),
         )
         return cls(manifest, record.encode())
 
     @classmethod
     def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
-        """Decode and validate a manifest that any peer sent. Raises `MalformedMessage` or `BadSignature`."""
-        record = Record.decode(data)
-        manifest = decode_manifest(record.body)
-        signed = cls(manifest, bytes(data))
-        if expect_run_id is not None and signed.run_id != expect_run_id:
-            raise MalformedMessage(f"this is the manifest of run {signed.run_id}, not of {expect_run_id}")
-        if (record.kind, record.run, record.sequence) != (MANIFEST_KIND, "", manifest.revision):
+        """Decode and validate a manifest that any peer sent.
+
+        Raises `OtherVersion` for that of a run of another form, and `MalformedMessage` or `BadSignature` for a false one.
+        """
+        record, run_id = Record.decode(data), run_id_of(data)
+        if expect_run_id is not None and run_id != expect_run_id:
+            raise MalformedMessage(f"this is the manifest of run {run_id}, not of {expect_run_id}")
+        kind = _KIND.fullmatch(record.kind)
+        if kind is None or record.run:
             raise MalformedMessage(f"not the record of a manifest, but of kind {record.kind!r}")
+        record.check()
+        if (form := int(kind[1] or FORMER)) != FORM:
+            remedy = "take part with the version that published it, or ask its owner for the link of a new run"
+            raise other_form(f"run {run_id} is", form, remedy)
+        manifest = decode_manifest(record.body)
+        if record.sequence != manifest.revision:
+            raise MalformedMessage(f"the {record.sequence}th record of a manifest, and not the {manifest.revision}th")
         if record.peer != manifest.owner:
             raise MalformedMessage(f"{record.peer!r} signed a manifest that {manifest.owner!r} owns")
         for fault in manifest.faults():
             raise MalformedMessage(f"a manifest that this version cannot run: {fault}")
-        record.check()
-        return signed
+        return cls(manifest, bytes(data))
 
 
 def load_manifest(path: Path) -> SignedManifest:
@@ -532,6 +492,8 @@ def load_manifest(path: Path) -> SignedManifest:
         return SignedManifest.decode(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
+    except OtherVersion as error:
+        raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     except RemoteError as error:
         remedy = "take the file again from the run's owner, or write one with `flockstep run create`"
         raise UsageError(f"{path} is not a manifest: {error}", remedy=remedy) from error

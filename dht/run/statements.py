@@ -87,27 +87,6 @@ class OwnerStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class EarnedVote:
-    """Why the owner's own peer vouched for a member by itself: the reason that its statement gives, for people and for me."""
-
-    rounds: int
-    """The certified rounds of the member until then."""
-    round: int
-    """The round after which it was stated."""
-    network: str
-    """The network in which the owner's peer saw the member: the /24 of IPv4, the /48 of IPv6."""
-
-    def __str__(self) -> str:
-        return f"{self.rounds} rounds by round {self.round}, seen in {self.network}"
-
-    @classmethod
-    def parse(cls, reason: str) -> Self | None:
-        """Parse the reason of a statement; None if a person stated it."""
-        found = re.fullmatch(r"(\d{1,9}) rounds by round (\d{1,9}), seen in ([0-9a-f.:/]{1,64})", reason, re.ASCII)
-        return None if found is None else cls(int(found[1]), int(found[2]), found[3])
-
-
-@dataclass(frozen=True, slots=True)
 class StatementRecords:
     """Records of consecutive statements, in order: a page of the directory, or the whole log as members exchange it."""
 
@@ -269,12 +248,6 @@ class OwnerStatements:
     def revoked(self) -> frozenset[PeerId]:
         """The peers, and the keys of invitations, that are no longer admitted."""
         return frozenset(stated.peer for stated in self._of(OwnerVerb.REVOKE))
-
-    @cached_property
-    def earned(self) -> Sequence[tuple[OwnerStatement, EarnedVote]]:
-        """The statements that the owner's own peer has made by itself, those that were replaced since included."""
-        vouched = [stated for stated in self.statements if stated.verb == OwnerVerb.VOUCH]
-        return [(stated, earned) for stated in vouched if (earned := EarnedVote.parse(stated.reason)) is not None]
 
     @cached_property
     def revision(self) -> bytes:

@@ -3,15 +3,28 @@
 import re
 from importlib.metadata import version
 
-from ...peer.errors import UsageError
+from ...peer.errors import OtherVersion, UsageError
 
 VERSION = version("flockstep")
+FORM = 2
+"""The form of all that the members of a run sign and keep. Its manifest and its checkpoints state it. A version that signs or
+reads any of that otherwise has the next number, so no run is ever of two forms, and a peer refuses a run of another form
+before it writes anything."""
+FORMER = 1
+"""The form of what states none."""
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,2}", re.ASCII)
 
 
 def is_version(text: str) -> bool:
     """Return True for a version as a manifest names it, such as 0.3 or 0.3.1."""
     return _VERSION.fullmatch(text) is not None
+
+
+def other_form(what: str, form: int, remedy: str) -> OtherVersion:
+    """Return the error for something of another form than `FORM`; `remedy` is for an earlier one."""
+    which = "an earlier" if form < FORM else "a later"
+    remedy = remedy if form < FORM else "install it: pip install -U flockstep"
+    return OtherVersion(f"{what} of {which} version of flockstep (form {form}; {VERSION} reads form {FORM})", remedy=remedy)
 
 
 def check_version(needed: str) -> None:

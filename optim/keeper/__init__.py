@@ -3,5 +3,4 @@
     keeper       Holds the run's state, owns parts, checks, votes and serves newcomers.
     state_size   How long a run's state is, for a keeper, which builds no model: from my disk, from certificates, or as
                  members state it.
-    steward      The steward of a run: appoints voters after a long stall, among those that are here.
 """

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import trio
 
-from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
 from ...collectives.averager import Averager
 from ...collectives.chain.certificate import value_of
@@ -57,11 +56,9 @@ from ..member.depart import finish_round, stay_for_round
 from ..member.evaluations import Evaluations
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
-from ..member.vouching import Vouching
 from ..outer import OuterSettings
 from ..pace import Pace
 from .state_size import kept_size, size_from_members
-from .steward import Steward
 
 VOTES_PERIOD = 60.0
 """Seconds between two reports of who is here."""
@@ -81,7 +78,6 @@ class KeptState:
     archive: Archive
     averager: Averager
     catch_up: CatchUp
-    vouching: Vouching
 
     @property
     def vectors(self) -> tuple[Floats, Floats]:
@@ -212,10 +208,6 @@ class Keeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._gossip.run)
             nursery.start_soon(self._heads.look, BLANK.head)
-            if self._node.peer_id == self.charter.steward:
-                record = AppointmentRecord(self._node.identity, self._folder)
-                steward = Steward(self._node, self.charter, record, self._gossip.presence.active)
-                nursery.start_soon(steward.run)
             kept = self._kept = await self._open()
             nursery.start_soon(self._report_votes, kept)
             await self._sync(kept)
@@ -296,8 +288,7 @@ class Keeper:
             await catch_up.restore()
         self._holds = catch_up.changed
         self._body = replace(self._body, num_cells=cells)
-        vouching = Vouching(self._node, signed, spec, archive, self._gossip.presence, self._owner_log)
-        return KeptState(spec, theta, momentum, archive, averager, catch_up, vouching)
+        return KeptState(spec, theta, momentum, archive, averager, catch_up)
 
     async def _sync(self, kept: KeptState) -> None:
         """Hold the run's newest state; wait for a member that has it, since I cannot start a run.
@@ -432,7 +423,6 @@ class Keeper:
             return
         self._settle(kept, leaves)
         self._report(kept)
-        node.nursery.start_soon(kept.vouching.look, kept.place, kept.averager.electorate.voters)
         node.nursery.start_soon(self._evaluations.look, kept.place.certificate)
 
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:

@@ -20,6 +20,4 @@
     reach        Reaches a run: host, directory, manifest and node; and the figures of an attempt, for every kind of member.
     share        Draws my share of a dataset as batches: leases units, publishes the leases, keeps my progress on
                  disk.
-    vouching     The owner's own peer vouches by itself for members with many certified rounds, so that the run outlives
-                 it.
 """

@@ -70,7 +70,6 @@ from .catch_up import PROOF_PATIENCE, CatchUp
 from .depart import finish_round
 from .evaluations import Evaluations
 from .reach import attempt_figures, reach_run, stated_revision
-from .vouching import Vouching
 
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
@@ -228,7 +227,6 @@ class Participant:
             remembered=connected.remembered,
         )
         self._evaluations = Evaluations(node.identity, connected.directory, signed, node.telemetry)
-        self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
         gossip.presence.follow_chain(lambda: self._averager.electorate.votes, lambda: archive.conduct.certified)
         self._owner_log.on_change(self._follow)
@@ -343,7 +341,6 @@ class Participant:
         self._round_over.set()
         if leaves is not None:
             self._settle(leaves)
-            self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
             self._nursery.start_soon(self._evaluations.look, self._position.certificate)
         return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and leaves is None)
 

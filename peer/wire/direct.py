@@ -180,7 +180,7 @@ class VoteShown:
     ready: PackedReady
     """My newest signed `Ready` of the round; empty if there is none."""
     appointments: Annotated[tuple[PackedAppointment, ...], Size(3)]
-    """The signed appointment of my term, and the latest ones by the owner and its steward that may end it."""
+    """The signed appointment of my term, and the latest ones by the owner that may end it."""
 
 
 MAX_CLAIM_BYTES = MAX_SIGNED_BYTES + 200

@@ -42,9 +42,6 @@ Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
 Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
 Prefix: TypeAlias = Annotated[str, Size(16)]
 Invite: TypeAlias = Annotated[bytes, Size(MAX_INVITE_BYTES)]
-WHOLE_SHARE = 1 << 30
-"""The weight of all contributions to a round: shares are whole numbers of this unit, so that everybody computes the same."""
-Portion: TypeAlias = Annotated[int, Between(0, WHOLE_SHARE)]
 Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
 MAX_VOUCHER_BYTES = 450
 """The limit of an owner's statement that vouches for a peer (`dht.run.statements`)."""

@@ -52,7 +52,6 @@ from .fields import (
     PackedRevision,
     PackedValue,
     Peer,
-    Portion,
     Prefix,
     Rate,
     Reason,
@@ -60,7 +59,7 @@ from .fields import (
     Voucher,
 )
 from .framing import MAX_FRAME_BYTES
-from .schema import Added, Between, Size, decode, encode, grows
+from .schema import Between, Size, decode, encode, grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,6 @@ class Seat:
     prefix: Prefix = ""
     invite: Invite = b""
     voucher: Voucher = b""
-    balance: Portion = 0
-    """Its votes before this round, where votes are earned by work; 0 in other runs."""
     is_leaving: bool = False
 
 
@@ -153,7 +150,7 @@ class Roster:
     """The seat of each member, in order."""
     readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
     """The signed Ready of each member, in order: nobody is in a roster that has not said so in this slot."""
-    revision: Annotated[PackedRevision, Added()] = b""
+    revision: PackedRevision = b""
     """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
 
 
@@ -265,11 +262,9 @@ class Value:
     """All tokens of the run so far, including those of this round that count."""
     flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
     """The members whose contributions the run's rule flagged: they lose trust."""
-    shares: Annotated[tuple[Portion, ...], Size(MAX_ROSTER)] = ()
-    """Where votes are earned by work, the weight that the rule left each contributor, in order; empty in other runs."""
-    revision: Annotated[PackedRevision, Added()] = b""
+    revision: PackedRevision = b""
     """That of the roster: every certificate states the settings of the round after it."""
-    credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER), Added()] = ()
+    credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER)] = ()
     """The tokens of each contributor, in order, that count: 0 for one that was flagged or left without weight."""
 
 

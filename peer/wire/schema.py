@@ -31,7 +31,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgpack
 
-from ..errors import EarlierVersion, LocalError, MalformedMessage
+from ..errors import LocalError, MalformedMessage, OtherVersion
 
 _T = TypeVar("_T")
 Check = Callable[[Any], Any]
@@ -105,7 +105,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
-    """Decode a message of `cls` from its canonical bytes. Raises `MalformedMessage`; `EarlierVersion` if it lacks fields."""
+    """Decode a message of `cls` from its canonical bytes. Raises `MalformedMessage`; `OtherVersion` if it lacks fields."""
     if len(data) > max_bytes:
         raise MalformedMessage(f"{cls.__name__}: {len(data)} bytes, at most {max_bytes} are allowed")
     try:
@@ -114,7 +114,7 @@ def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
         raise MalformedMessage(f"{cls.__name__}: not MessagePack within its limits: {error}") from error
     least = len(_names(cls)) - len(_defaults_of_added(cls))
     if isinstance(raw, list) and len(raw) < least:
-        raise EarlierVersion(f"{cls.__name__}: {len(raw)} fields, and not {least} as in this version")
+        raise OtherVersion(f"{cls.__name__}: {len(raw)} fields, and not {least} as in this version")
     message: _T = _convert(cls, raw)
     if msgpack.packb(raw) != data:  # No check changes a value, so `raw` is what `encode` would write.
         raise MalformedMessage(f"{cls.__name__}: not the canonical encoding")

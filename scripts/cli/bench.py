@@ -257,7 +257,7 @@ def simulate(
         str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (founders), work.")
     ] = "founders",
     when_stalled: Annotated[
-        str, typer.Option(help="Where too few voters are here: present (decide), majority, or wait.")
+        str, typer.Option(help="Where too few voters are here: present (decide), or wait.")
     ] = "present",
     session: Annotated[float, typer.Option(help="Rounds that a peer stays on average.  [default: all]")] = 0.0,
     orderly: Annotated[float, typer.Option(help="Share of those that leave in order; the others are killed.")] = 0.5,
@@ -265,9 +265,6 @@ def simulate(
         list[str] | None, typer.Option(help="4@round=3: four at once; with ,for=60s they come back; repeatable.")
     ] = None,
     fragments: Annotated[int, typer.Option(help="Of the vector; more than 1: streaming mode.")] = 1,
-    cartel: Annotated[
-        int, typer.Option(help="With --voters work: no rounds, but what a cartel with so many of 64 seats pays.")
-    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -281,20 +278,12 @@ def simulate(
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
       flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
       flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01
-      flockstep simulate --voters work --cartel 48
     """
-    from ...peer.errors import UsageError
     from ..attacks.gradients import Attackers
     from ..attacks.protocol import LIARS
-    from ..simulate.cartel import run_cartel
     from ..simulate.options import RATES, SECONDS, Kill, Partition, SimulateOptions, Span, Strike
     from ..simulate.world import run_simulate
 
-    if cartel:
-        if voters != "work":
-            raise UsageError("--cartel is about votes that are earned", remedy="add --voters work")
-        run_cartel(cartel, typer.echo, as_json=as_json)
-        return
     options = SimulateOptions(
         peers=peers,
         rounds=rounds,

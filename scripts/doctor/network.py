@@ -25,7 +25,6 @@ from ...peer.node.node import Node
 from ...peer.telemetry import Event, Telemetry
 from ...peer.transport import Address, Host, PeerId
 from ...peer.troubles import (
-    FALSE_MANIFEST,
     LINE_SLOW,
     NO_DIRECTORY,
     NO_NAME,
@@ -77,8 +76,8 @@ class NetworkVisit:
         self._reached: dict[PeerId, int] = {}
         """The number of each bootstrap that I am connected to."""
         self._run_unknown = False
-        self._manifest_fault = ""
-        """The reason why a bootstrap's manifest of the run is invalid."""
+        self._manifest_fault: Trouble | None = None
+        """Why a bootstrap's manifest of the run is of no use here."""
         self._silent: list[PeerId] = []
         self._measuring = False
 
@@ -195,8 +194,8 @@ class NetworkVisit:
         except NetworkError as error:
             sheet.failed(f"{name}: DHT", NO_DIRECTORY.with_details(str(error)))
         except RemoteError as error:
-            self._manifest_fault = str(error)
-            sheet.failed(f"{name}: DHT", Trouble(str(error), error.remedy))
+            self._manifest_fault = Trouble(str(error), error.remedy)
+            sheet.failed(f"{name}: DHT", self._manifest_fault)
         else:
             self._run_unknown |= signed is None
             sheet.passed(f"{name}: DHT", f"answers, and {'does not know' if signed is None else 'knows'} the run")
@@ -275,9 +274,9 @@ class NetworkVisit:
 
     def _fail_run(self, link: JoinLink) -> None:
         sheet = self._sheet
-        if self._manifest_fault:
+        if self._manifest_fault is not None:
             sheet.skipped("run", "needs its manifest")
-            sheet.failed("manifest", Trouble(self._manifest_fault, FALSE_MANIFEST.remedy))
+            sheet.failed("manifest", self._manifest_fault)
         elif self._run_unknown:
             sheet.failed("run", Trouble(f"{RUN_UNKNOWN.cause} {link.run_id}", RUN_UNKNOWN.remedy))
         for name in ("run", "manifest", "members", "version"):

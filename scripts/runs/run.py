@@ -38,7 +38,7 @@ from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.plain import SHORT_ID, plain_text
 from ...peer.telemetry import Telemetry, log_path
 from ...peer.transport import PeerId
-from ..voters import describe_voters, who_decides, why_votes
+from ..voters import describe_voters, how_to_share, who_decides, why_votes
 from ..watch.status import show, status_figures
 from ..watch.watching import watched
 from ..watch.words import member_story
@@ -108,6 +108,8 @@ def create_run(
     if begun is not None:
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    if more := how_to_share(signed.manifest, str(link)):
+        write_line(more)
     if public:
         list_run(str(link), config, write_line, listed=True)
     return str(link) if keeps and not is_among_equals else ""
@@ -116,7 +118,7 @@ def create_run(
 def _needs_owner(charter: Charter) -> bool:
     """Return True if the first voters cannot decide without the owner, even after a stall."""
     others = charter.founders - {charter.owner}
-    return not others or bool(why_no_quorum(electorate_after(None, charter), 0, charter, others))
+    return not others or bool(why_no_quorum(electorate_after(None, charter), charter, others))
 
 
 def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | None":
@@ -281,7 +283,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
     statements, votes = asked.statements, asked.votes
     if as_json:
         voters = votes.electorate.voters if votes is not None else ()
-        why = {voter: why_votes(voter, signed.manifest, statements) for voter in voters}
+        why = {voter: why_votes(voter, signed.manifest) for voter in voters}
         figures = {
             "run": signed.run_id,
             "manifest": asdict(signed.manifest),
@@ -307,7 +309,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         show([member_story(member, votes) for member in asked.shown])
         if votes is not None:
             write_line(f"\n{votes}")
-            write_line("\n".join(describe_voters(votes, signed.manifest, statements)))
+            write_line("\n".join(describe_voters(votes, signed.manifest)))
         write_line("\n" + "\n".join(how_to_join(signed.manifest, asked.link)))
     for peer, marks in asked.named.items():
         write_line(f"bootstrap {peer} names {head_named(marks) or 'no certificate'}")

@@ -1,6 +1,5 @@
 """`flockstep simulate`: a swarm in virtual time.
 
-    cartel   What votes by work cost whoever wants them all: the rounds until a cartel holds a third, and a quorum.
     chaos    Faults of a simulation: strikes at moments of the protocol, churn, stalls and partitions.
     check    The invariants of a run, checked on everything that the peers of a simulation do.
     harm     Attackers of a simulation and their effect: false contributions, protocol violations.

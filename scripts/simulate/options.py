@@ -140,8 +140,8 @@ class Kill:
         return cls(int(found[1]), int(found[2]), _quantity(found[3], text, SECONDS) if found[3] else 0.0)
 
 
-VOTERS = ("founders", "honest", "keepers", "work")
-STALLS = ("present", "majority", "wait")
+VOTERS = ("founders", "honest", "keepers")
+STALLS = ("present", "wait")
 MORE_RANGES = (("session", 0.0, 1e6), ("orderly", 0.0, 1.0))
 
 

@@ -108,7 +108,6 @@ class World:
             min_peers=options.min_peers,
             founders=founders,
             keepers=founders if options.voters == "keepers" else None,
-            by_work=options.voters == "work",
             stall=options.when_stalled,
         )
 

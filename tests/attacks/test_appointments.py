@@ -10,8 +10,8 @@ from flockstep.peer import wire
 from support.rounds import PEERS, SLOT, a_ready, a_vote, signed
 
 FIRST, ME, *OTHERS = VOTERS = PEERS[:4]
-OWNER, STEWARD = PEERS[8:10]
-STEWARDED = Charter(SLOT.run, OWNER, founders=frozenset(VOTERS), keepers=frozenset(VOTERS), stall="wait", steward=STEWARD)
+OWNER = PEERS[8]
+OWNED = Charter(SLOT.run, OWNER, founders=frozenset(VOTERS), keepers=frozenset(VOTERS), stall="wait")
 
 
 def receive(vote: Vote, sender: str, message: wire.VoteMessage) -> list[object]:
@@ -44,22 +44,19 @@ def test_who_has_been_in_some_terms_alone_appoints_the_next_one() -> None:
     assert vote.slot.term == MAX_SKIPPED_TERMS
 
 
-def test_a_steward_uses_up_no_terms_either_and_the_owner_may_skip_what_it_has_signed() -> None:
-    vote = ready_together(STEWARDED)
-    receive(vote, STEWARD, wire.Appointment(SLOT.at(wire.MAX_TERM - 1, 0), tuple(VOTERS[:3])))
-    vote.stall(VOTERS[:3], (), 2.0)
-    assert vote.slot.term == 0
+def test_the_owner_may_skip_terms_that_it_has_signed() -> None:
+    vote = ready_together(OWNED)
     receive(vote, OWNER, wire.Appointment(SLOT.at(2 * MAX_SKIPPED_TERMS, 0), tuple(VOTERS[:3])))
     vote.stall(VOTERS[:3], (), 2.0)
     assert vote.slot.term == 2 * MAX_SKIPPED_TERMS
 
 
 def test_of_a_flood_of_appointments_few_are_shown_to_all_in_a_term() -> None:
-    vote = ready_together(STEWARDED)
+    vote = ready_together(OWNED)
     done: list[object] = []
     for number in range(20):
-        done += receive(vote, STEWARD, wire.Appointment(SLOT.at(1 + 2 * number, 0), tuple(VOTERS[:3])))
+        done += receive(vote, OWNER, wire.Appointment(SLOT.at(1 + number, 0), tuple(VOTERS[:3])))
     assert sum(isinstance(action, Forward) for action in done) == MAX_SHOWN_APPOINTMENTS
     refused = [action for action in done if isinstance(action, Note) and action.event == "agreement.refused"]
-    assert {note.peer for note in refused} == {STEWARD}
+    assert {note.peer for note in refused} == {OWNER}
     assert len(refused) == 20 - MAX_SHOWN_APPOINTMENTS

@@ -270,7 +270,6 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
         ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "states a trust of"),
         ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "it misquotes the Ready"),
         ((wire.Seat(1.0, 0), *[wire.Seat(1.0, 0, is_leaving=True)] * 4), "it misquotes the Ready"),
-        ((wire.Seat(1.0, 0, balance=1),) * 5, "where votes are not earned by work"),
     ],
 )
 def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(

@@ -154,7 +154,7 @@ def test_a_voter_that_is_silent_in_every_second_round_is_waited_for_once() -> No
         seconds = await seconds_of_rounds(swarm, silent_in_some(lambda round_: round_ % 2 == 0), 10)
         assert [second > 2 * SLOW for second in seconds] == [False, True, *[False] * 8]  # Virtual ones.
 
-    run_virtual(partial(with_swarm, 3, body, cells=12, charter=founded(3, stall="present")))
+    run_virtual(partial(with_swarm, 2, body, cells=12, charter=founded(2, stall="present")))
 
 
 def test_silences_that_come_back_after_many_rounds_are_waited_for_more_and_more_rarely() -> None:
@@ -163,7 +163,7 @@ def test_silences_that_come_back_after_many_rounds_are_waited_for_more_and_more_
         seconds = await seconds_of_rounds(swarm, silent_in_some({2, 13, 24, 35}.__contains__), 36)
         assert [number for number, second in enumerate(seconds, 1) if second > 2 * SLOW] == [2, 13]
 
-    run_virtual(partial(with_swarm, 3, body, cells=12, charter=founded(3, stall="present")))
+    run_virtual(partial(with_swarm, 2, body, cells=12, charter=founded(2, stall="present")))
 
 
 def test_a_silent_voter_shortens_nobody_elses_time() -> None:

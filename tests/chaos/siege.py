@@ -43,7 +43,6 @@ from support.trainers import TOML, network_of
 RUN = f"""
 name = "siege"{TOML}[admission]
 keepers = "{{keepers}}"
-vouch_after = 0
 min_peers = 4
 """
 STEP_SECONDS = 2.0

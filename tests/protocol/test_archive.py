@@ -312,12 +312,14 @@ def test_a_checkpoint_of_a_chain_that_was_left_is_not_begun_with(tmp_path: Path)
         await train(sims, 4)
         mine, others = sims[0], sims[1:]
         swarm.sims.remove(mine.sim)  # It is alone from here on, and so are the others.
+        swarm.network.cut(mine.sim.peer)
         await all_of(others, 3)
         alone = swarm.sims
         swarm.sims = [mine.sim]
         await all_of([mine], 1)
         mine.archive.checkpoints._owed = True
         await mine.serve_state()
+        swarm.network.mend(mine.sim.peer)
         swarm.sims = [mine.sim, *alone]
         await mine.catch_up.hash_state()
         mine.ledger.follow([c for number in range(5, 8) if (c := others[0].ledger.certificate(number)) is not None])

@@ -51,15 +51,14 @@ def test_two_that_lose_each_other_for_seconds_decide_together_when_they_hear_eac
 
 
 def test_where_those_here_decide_most_of_them_go_on_a_few_seconds_after_the_others_were_killed() -> None:
-    report = simulate(replace(BARE, peers=3, rounds=4, kills=(Kill(1, 2),)))
+    report = simulate(replace(BARE, peers=5, rounds=4, kills=(Kill(2, 2),)))
     assert not report.violations
     assert lasted(report, 2) < 12.0
     assert report.stalls()["rounds"] == 1
 
 
-@pytest.mark.parametrize("when", ["wait", "majority"])
-def test_where_voters_are_waited_for_a_run_goes_on_as_soon_as_enough_are_back(when: str) -> None:
-    report = simulate(replace(BARE, peers=8, rounds=4, when_stalled=when, kills=(Kill(4, 2, APART),)))
+def test_where_voters_are_waited_for_a_run_goes_on_as_soon_as_enough_are_back() -> None:
+    report = simulate(replace(BARE, peers=8, rounds=4, when_stalled="wait", kills=(Kill(4, 2, APART),)))
     assert not report.violations
     assert report.living == 8
     assert APART < lasted(report, 2) < APART + 40.0
@@ -70,10 +69,8 @@ def test_where_voters_are_waited_for_a_run_goes_on_as_soon_as_enough_are_back(wh
     ("groups", "when", "waits"),
     [
         ((3, 2), "present", False),
-        ((3, 2), "majority", False),
         ((3, 2), "wait", True),
         ((2, 2), "present", False),
-        ((2, 2), "majority", True),
         ((2, 2), "wait", True),
     ],
 )
@@ -125,12 +122,6 @@ def test_sessions_keep_the_number_of_peers_and_the_invariants() -> None:
     lines: list[str] = []
     report.show(lines.append, as_json=False)
     assert any("of 12 rounds stalled" in line for line in lines)
-
-
-def test_votes_by_work_decide_rounds_and_a_newcomer_comes_to_vote() -> None:
-    report = simulate(replace(BARE, peers=4, rounds=6, voters="work", churn=0.5, seed=2))
-    assert not report.violations
-    assert all(row.certified for row in report.rows)
 
 
 @pytest.mark.parametrize(

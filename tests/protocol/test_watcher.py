@@ -258,7 +258,7 @@ def test_many_free_keys_that_claim_to_be_ahead_delay_nothing() -> None:
 
 def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -> None:
     listed, stranger = key(0).peer_id, key(5).peer_id
-    admission = Admission(kind="allow", allow=listed, voters="members", stall="present", vouch_after=0)
+    admission = Admission(kind="allow", allow=listed, voters="members", stall="present")
     closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
 
     async def body(scene: Scene) -> None:
@@ -406,7 +406,7 @@ def test_a_run_without_members_is_shown_as_that_and_fills_once_somebody_comes() 
 @pytest.mark.parametrize("rounds", [100, 260])
 def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_however_long_it_is(rounds: int) -> None:
     """Anybody can sign a chain of any length where every member votes."""
-    admission = Admission(voters="members", stall="wait", vouch_after=0)
+    admission = Admission(voters="members", stall="wait")
     signed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
     founder, liars = [key(0)], [key(60 + number) for number in range(3)]
     chain = chain_of(5, signed=signed, keepers=founder)

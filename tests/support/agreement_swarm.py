@@ -21,7 +21,7 @@ from flockstep.collectives.agreement.actions import (
     ForwardReady,
     Note,
 )
-from flockstep.collectives.agreement.electorate import NOBODY, Electorate
+from flockstep.collectives.agreement.electorate import LIAR_PROOF, NOBODY, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
     AcceptProof,
@@ -59,8 +59,6 @@ class Node:
     """The values that it could not fetch so far."""
     made: Slot | None = None
     """The last slot that it made a value in."""
-    waiting: list[tuple[str, Statement]] = field(default_factory=list)
-    """Statements of a majority term that it has not entered."""
     certificate: Decision | None = None
     """The decision in the ledger on its disk."""
     is_up: bool = True
@@ -101,16 +99,13 @@ class Swarm:
         names = [f"v{number}" for number in range(chance.choice((1, 2, 3, 4, 4, 4, 4, 4, 4, 5, 6, 7, 10)))]
         weights = chance.choice(((1,), (1,), (1, 2, 5)))
         self.electorate = Electorate({name: chance.choice(weights) for name in names})
-        self.is_majority = chance.random() < 0.3
         self.skips_terms = chance.random() < 0.5
         self.may_lose_disks = chance.random() < 0.3
         self.liars: frozenset[str] = frozenset()
-        for name in () if self.is_majority else chance.sample(names, len(names)):
+        for name in chance.sample(names, len(names)):
             if chance.random() < 0.8 and self._is_bearable(self.electorate, self.liars | {name}):
                 self.liars |= {name}
         self.terms: list[Electorate] = [self.electorate]
-        if self.is_majority:
-            self.terms.append(Electorate(self.electorate.votes, is_majority=True))
         self.slot = Slot("run", chance.randrange(20), bytes(32))
         self.mail: list[Mail] = []
         self.values: list[bytes] = []
@@ -127,7 +122,8 @@ class Swarm:
             self._resume(node)
 
     def _is_bearable(self, electorate: Electorate, liars: frozenset[str]) -> bool:
-        return 3 * electorate.votes_of(liars) < electorate.total
+        is_few = len(electorate.votes) < LIAR_PROOF
+        return not electorate.votes_of(liars) if is_few else 3 * electorate.votes_of(liars) < electorate.total
 
     @property
     def honest(self) -> list[Node]:
@@ -172,9 +168,6 @@ class Swarm:
                 self._decide(node, what)
             case (str(voter), statement):
                 assert not isinstance(statement, bytes | tuple)
-                if self.is_majority and statement.slot.term > node.machine.slot.term:
-                    node.waiting.append((voter, statement))
-                    return
                 self._appoint(node, statement.slot.term)
                 shown = statement.readys if isinstance(statement, Propose) else ()
                 proofs = [statement.proof] if isinstance(statement, VoterReady) else [proof for _, proof in shown]
@@ -192,7 +185,7 @@ class Swarm:
 
     def _appoint(self, node: Node, term: int) -> None:
         """A statement travels with the appointment of its term, and in some schedules with those before."""
-        while not self.is_majority and node.newest_term < min(term, len(self.terms) - 1):
+        while node.newest_term < min(term, len(self.terms) - 1):
             node.newest_term = term if self.skips_terms else node.newest_term + 1
             self._do(node, node.machine.appoint(node.newest_term, self.terms[node.newest_term], self.now))
 
@@ -234,12 +227,9 @@ class Swarm:
         node.is_up, node.newest_term = True, 0
         slot = self.slot if node.signed is None else node.signed.at(node.signed.term, node.signed.attempt + 1)
         terms = (self.electorate, *(NOBODY,) * slot.term)
-        if self.is_majority and slot.term:
-            terms = tuple(self.terms)
         self.entered.add(slot.ballot)
         node.machine = self.machine(node.name, slot, terms, TIMING, node.lock, is_observer=node.is_observer)
         node.wanted.clear()
-        node.waiting.clear()
         self._resume(node)
         for value in sorted(node.stored):
             self._do(node, node.machine.hold(value, self.now))
@@ -285,10 +275,7 @@ class Swarm:
             self._do(node, node.machine.abandon("its data did not arrive", self.now), may_enter=True)
 
     def _next_term(self) -> None:
-        """An honest steward appoints voters whose Readys it holds; in a majority run somebody's clock says that it stalls."""
-        if self.is_majority:
-            self._stall(self.random.choice(self.nodes))
-            return
+        """The honest owner appoints voters whose Readys it holds."""
         ready = sorted({node.name for node in self.nodes if node.is_up and node.is_voter})
         if not ready or len(self.terms) > MAX_APPOINTMENTS or self.random.random() < 0.5:
             return
@@ -301,14 +288,6 @@ class Swarm:
             for node in self.nodes:
                 if node.is_up and self.random.random() < 0.5:
                     self._appoint(node, len(self.terms) - 1)
-
-    def _stall(self, node: Node) -> None:
-        """Enter the majority term, with what has already arrived of it."""
-        if node.is_up and node.certificate is None and node.machine.slot.term == 0:
-            self._do(node, node.machine.appoint(1, self.terms[1], self.now), may_enter=True)
-            waiting, node.waiting = node.waiting, []
-            for voter, statement in waiting:
-                self._deliver(Mail(node, node, (voter, statement)))
 
     # The liars.
 
@@ -469,8 +448,6 @@ class Swarm:
         self.seen["another value in a later term"] += 1
         later = self.terms[term]
         locked = self.signers[earlier] - self.lost
-        if self.is_majority and not self.lost:
-            raise Violation(f"invariant 2: a majority term decided another value than {earlier.slot.ballot}")
         if later.is_quorum(set(later.voters) - locked):
             return
         raise Violation(f"invariant 2: term {term} decided another value, and each quorum of it was locked")
@@ -492,12 +469,6 @@ class Swarm:
             self._resume(node)
             self._appoint(node, len(self.terms) - 1)
         present = {node.name for node in self.honest if node.is_voter}
-        if self.is_majority and not self.terms[0].is_quorum(present):
-            for node in self.nodes:
-                self._stall(node)
-        if self.is_majority and len({node.machine.slot.term for node in self.honest}) > 1:
-            for node in self.nodes:
-                self._stall(node)
         term = max(node.machine.slot.term for node in self.honest)
         electorate = self.terms[term]
         if not electorate.is_quorum(present) and all(node.certificate is None for node in self.honest):

@@ -60,7 +60,7 @@ def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
     identity = Identity.load_or_create(home / "identity.key")
     manifest = Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id)
     if "voters" not in tomllib.loads(toml).get("admission", {}):
-        rules = replace(manifest.admission, voters="members", stall="present", vouch_after=0)
+        rules = replace(manifest.admission, voters="members", stall="present")
         manifest = replace(manifest, admission=rules)
     signed = SignedManifest.sign(manifest, identity)
     link = JoinLink(signed.run_id, via)

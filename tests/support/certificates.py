@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import genesis, value_hash, value_of
 from flockstep.collectives.chain.chain import ChainLink
 from flockstep.collectives.codec import EMPTY
@@ -27,7 +28,7 @@ def seats(count: int, **fields: Any) -> tuple[wire.Seat, ...]:
 def _seats(order: Sequence[str], **fields: Any) -> tuple[wire.Seat, ...]:
     if "trust_of" in fields:
         records = map(fields["trust_of"], order)
-        return tuple(wire.Seat(record.trust, record.rounds, balance=record.balance) for record in records)
+        return tuple(wire.Seat(record.trust, record.rounds) for record in records)
     if "invite_of" in fields:
         return tuple(wire.Seat(1.0, 0, invite=fields["invite_of"](peer)) for peer in order)
     return fields.get("seats", seats(len(order)))  # type: ignore[no-any-return]  # given by a test
@@ -47,7 +48,7 @@ def certify(
 
     Those of the roster vote that were in the one before, or all if none was: in the first round they are the founders.
     Where they are no quorum of the one before, they are appointed. `fields` may hold the `seats` of its roster, or
-    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `shares`, the `revision`, the `credit`,
+    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `revision`, the `credit`,
     the `cut`.
     """
     at = ChainLink.of(before).head if before is not None else None
@@ -65,14 +66,14 @@ def certify(
         mark.ljust(32, b"\0"),
         (at.tokens if at else 0) + tokens,
         fields.get("flagged", ()),
-        fields.get("shares", ()),
         fields.get("revision", b""),
         fields.get("credit", ()),
     )
     electorate = set(value_of(before).members if before is not None else order)
     entitled = [identity for identity in roster if identity.peer_id in electorate] or roster
     voters = entitled if signers is None else signers
-    is_quorum = 3 * len(electorate & {identity.peer_id for identity in voters}) > 2 * len(electorate)
+    needed = Electorate(dict.fromkeys(electorate, 1))
+    is_quorum = needed.is_quorum({identity.peer_id for identity in voters})
     is_first_term = is_quorum and electorate >= {identity.peer_id for identity in voters}
     return decided(value, slot if is_first_term else slot.at(1, 0), voters, appointed=() if is_first_term else entitled)
 

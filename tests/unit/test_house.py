@@ -36,7 +36,6 @@ PURE = {
     "dht/members/table.py",
     "dht/records.py",
     "collectives/accountability/evidence.py",
-    "collectives/accountability/tenure.py",
     "collectives/accountability/trust.py",
     "collectives/agreement/actions.py",
     "collectives/agreement/collected.py",

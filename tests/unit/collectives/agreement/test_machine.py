@@ -463,7 +463,7 @@ def test_a_voter_that_was_not_appointed_signs_nothing_in_that_term() -> None:
 
 
 def test_attempts_of_another_term_move_me_nowhere() -> None:
-    machine = VoterMachine("B", SLOT, (E, Electorate(E.votes, is_majority=True)), TIMING)
+    machine = VoterMachine("B", SLOT, (E, Electorate(E.votes)), TIMING)
     machine.resume(0.0)
     all_ready(machine, "A")
     for voter in "CD":

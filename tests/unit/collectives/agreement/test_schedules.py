@@ -12,6 +12,8 @@ from support.agreement_swarm import Swarm, Violation
 
 EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A profile is loaded.
 SCHEDULES = 300 if EXAMPLES <= 100 else 100_000
+FIRST = 3900
+"""The first: among the next 300 are what one of 250 has, another value in a later term and the proof of a skipped one."""
 
 
 def play(seed: int, machine: type[VoterMachine] = VoterMachine) -> Counter[str]:
@@ -27,7 +29,7 @@ def test_invariants_1_to_8_hold_in_random_schedules() -> None:
     # 1 and 3, one value a term; 2, another value in a later term; 4, one statement a slot and kind; 6, bytes of a proof;
     # 7, a decision in calm; 8, nobody is moved by liars. `Swarm` names each where it checks it; 5 is in test_electorate.
     seen = Counter[str]()
-    for seed in range(SCHEDULES):
+    for seed in range(FIRST, FIRST + SCHEDULES):
         try:
             seen += play(seed)
         except Violation as violation:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import pytest
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.chain.certificate import (
@@ -16,7 +15,7 @@ from flockstep.collectives.chain.certificate import (
     value_hash,
     value_of,
 )
-from flockstep.collectives.chain.packed import pack_certificate, unpack_certificate
+from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
@@ -179,15 +178,15 @@ def test_a_quorum_is_one_of_the_electorate_whoever_is_in_the_roster() -> None:
     check_votes(certificate(A, B, C), E)
     with pytest.raises(ProtocolViolation, match="2 of 3 votes"):
         check_votes(certificate(A, B), E)
+    three = Electorate(dict.fromkeys(IDS[:3], 1))
+    check_votes(certificate(A, B), three)
+    with pytest.raises(ProtocolViolation, match="1 of 2 votes"):
+        check_votes(certificate(A), three)
     larger = Electorate(dict.fromkeys((*IDS, STRANGER.peer_id), 1))
     with pytest.raises(ProtocolViolation, match="3 of 4 votes"):
         check_votes(certificate(A, B, C), larger)
     with pytest.raises(ProtocolViolation, match=f"signed by {IDS[0]}"):
         check_votes(certificate(), Electorate({IDS[1]: 1, IDS[2]: 1}))
-    weighted = Electorate({IDS[0]: 7, IDS[1]: 1, IDS[2]: 1})
-    check_votes(certificate(A), weighted)
-    with pytest.raises(ProtocolViolation, match="2 of 7 votes"):
-        check_votes(certificate(B, C), weighted)
 
 
 def test_where_nobody_votes_nothing_is_decided() -> None:
@@ -217,20 +216,12 @@ def test_the_hash_of_a_certificate_is_that_of_its_value_whoever_signed_this_copy
         assert certificate_hash(certificate(value=replace(VALUE, **{name: changed}))) != certificate_hash(one)
 
 
-def test_a_certificate_of_an_earlier_version_ends_before_the_credit_and_holds() -> None:
-    assert len(msgpack.unpackb(encode(VALUE))) == 14
-    assert check(unpack_certificate(pack_certificate(certificate()))).credit == ()
-    listed = replace(VALUE, credit=(1, 2, 0))
-    assert len(msgpack.unpackb(encode(listed))) == 16
-    assert check(certificate(value=listed)) == listed
-
-
 def test_the_start_of_each_run_has_a_hash_of_its_own() -> None:
     assert genesis(RUN) != genesis("b" * 52)
     assert len(genesis(RUN)) == 32
 
 
-def of_64(term: int = 0, shares: tuple[int, ...] = (), **shown: Sequence[Any]) -> wire.Certificate:
+def of_64(term: int = 0, **shown: Sequence[Any]) -> wire.Certificate:
     """The certificate of a full roster, with hashes and signatures as incompressible as real ones."""
     crowd = [Identity.from_seed(bytes([number, 7]) * 16) for number in range(64)]
     ids = sorted(identity.peer_id for identity in crowd)
@@ -247,7 +238,6 @@ def of_64(term: int = 0, shares: tuple[int, ...] = (), **shown: Sequence[Any]) -
         tuple(value_hash(bytes([number])) for number in range(64)),
         value_hash(b"next"),
         1 << 40,
-        shares=shares,
         credit=(1 << 35,) * 64,
     )
     slot = wire.Slot(RUN, value.round, value.previous, term, 2)
@@ -260,11 +250,6 @@ def test_a_certificate_of_64_members_fits_where_it_must() -> None:
     assert len(encode(plain)) <= 20_000
     assert len(pack_certificate(plain)) <= 16_000
     assert len(pack_certificate(of_64(term=1))) <= 20_000
-    earned = tuple(int.from_bytes(value_hash(bytes([number]))[:4]) >> 2 for number in range(64))
-    worked = of_64(shares=earned, balance=earned)
-    assert check(worked, Charter(by_work=True)) == value_of(worked)
-    assert len(encode(worked)) <= 20_000
-    assert len(pack_certificate(worked)) <= 16_500
     crowd = [Identity.from_seed(bytes([number, 7]) * 16).peer_id for number in range(64)]
     ticket = Ticket(Invitation.sign(A, RUN, STRANGER.peer_id, count=64), bytes([9]) * 32)
     invites = [ticket.credential(peer) for peer in crowd]

@@ -51,7 +51,8 @@ def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
 def test_behind_damage_only_what_is_signed_counts(tmp_path: Path) -> None:
     """A mark that damage lays bare may be one that somebody put into a certificate."""
     path = tmp_path / "ledger"
-    forged = replace(CHAIN[1], signatures=(CHAIN[1].signatures[0][:-1] + b"\0",))
+    signature = CHAIN[1].signatures[0]
+    forged = replace(CHAIN[1], signatures=(signature[:-1] + bytes([signature[-1] ^ 1]),))
     item = pack_certificate(forged)
     LogFile(path, Telemetry()).append(len(item).to_bytes(4, "big") + item)
     assert open_ledger(path)[0].head.round == 2

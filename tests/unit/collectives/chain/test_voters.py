@@ -1,7 +1,6 @@
 """Who votes on a round: the last roster's members that may, and after a stall a majority or those appointed."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
@@ -11,8 +10,6 @@ from flockstep.collectives.chain.voters import (
     appointed,
     electorate_after,
     electorate_of,
-    has_majority_term,
-    heirs,
     is_needed,
     why_no_quorum,
 )
@@ -53,8 +50,6 @@ def test_founders_decide_the_first_round_and_after_a_roster_in_which_nobody_may_
     assert electorate_after(None, KEPT) == Electorate({IDS[0]: 1})
     assert electorate_after(None, OPEN) == NOBODY
     assert electorate_after(replace(VALUE, members=IDS[2:], seats=seats(3)), KEPT) == Electorate({IDS[0]: 1})
-    value = replace(VALUE, shares=(0,) * len(VALUE.contributors))
-    assert electorate_after(value, replace(KEPT, keepers=None, by_work=True)) == Electorate({IDS[0]: 1})
 
 
 def test_all_members_of_the_last_roster_vote_with_one_vote_each_who_contributed_or_not() -> None:
@@ -70,15 +65,6 @@ def test_who_leaves_after_a_round_has_no_vote_in_the_next_one_unless_all_leave()
     kept = replace(KEPT, keepers=frozenset(IDS[:2]))
     assert electorate_after(leaving, kept).voters == IDS[:2]
     assert electorate_after(leaving, replace(KEPT, keepers=frozenset(IDS[1:3]))).voters == IDS[2:3]
-
-
-def test_appointed_voters_have_the_votes_of_the_round_or_one_each_where_the_owner_adds_others() -> None:
-    earned, owned = Electorate({IDS[0]: 5, IDS[1]: 7, IDS[2]: 2}), Charter(RUN, OWNER.peer_id)
-    message = wire.Appointment(TERM, IDS[:2])
-    assert dict(electorate_of(IDS[0], message, earned, OPEN).votes) == {IDS[0]: 5, IDS[1]: 7}
-    assert dict(electorate_of(OWNER.peer_id, wire.Appointment(TERM, IDS[1:4]), earned, owned).votes) == dict.fromkeys(
-        IDS[1:4], 1
-    )
 
 
 def test_where_keepers_vote_those_of_the_roster_do_and_whom_the_owner_vouches_for() -> None:
@@ -188,80 +174,34 @@ def test_only_the_owner_gives_a_vote_to_who_has_none() -> None:
     assert electorate_of(OWNER.peer_id, statement, first, KEPT).voters == IDS
 
 
-def test_a_steward_appoints_more_than_half_of_the_voters_in_terms_of_its_own() -> None:
-    steward = STRANGER.peer_id
-    charter = replace(KEPT, steward=steward)
-    odd, even = (partial(wire.Appointment, SLOT.at(term, 0)) for term in (1, 2))
-    assert electorate_of(steward, odd(IDS[:3]), E, charter).voters == IDS[:3]
-    assert electorate_of(OWNER.peer_id, even(IDS[:1]), E, charter).voters == IDS[:1]
-    four = Electorate(dict.fromkeys(IDS[:4], 1))
-    for author, statement, first, why in (
-        (steward, even(IDS[:3]), E, "term 2 is for the owner to appoint"),
-        (OWNER.peer_id, odd(IDS[:3]), E, "term 1 is for its steward to appoint"),
-        (steward, odd(IDS[:2]), E, "more than half of the votes only"),
-        (steward, odd(IDS[:2]), four, "more than half of the votes only"),
-        (steward, odd(IDS), four, f"{IDS[4]}, which has no vote"),
-        (IDS[0], odd(IDS), E, "only the run's owner or its steward may make it"),
-    ):
-        with pytest.raises(ProtocolViolation, match=why):
-            electorate_of(author, statement, first, charter)
-    with pytest.raises(ProtocolViolation, match="only the run's owner may make it"):
-        electorate_of(steward, odd(IDS[:3]), E, KEPT)
-
-
 def test_what_is_no_signed_appointment_is_malformed() -> None:
     for data in (b"junk", encode(signed(FIVE[0], wire.Accept(TERM, bytes(32))))):
         with pytest.raises(MalformedMessage):
             appointed(showing(data), E, OPEN)
 
 
-# The term of a majority.
+# Who can decide.
 
-
-def test_after_a_stall_a_majority_decides_where_the_manifest_says_so_or_less_than_four_vote() -> None:
-    three, majority = Electorate(dict.fromkeys(IDS[:3], 1)), replace(KEPT, stall="majority")
-    assert has_majority_term(E, majority)
-    assert has_majority_term(three, KEPT)
-    assert not has_majority_term(E, KEPT)
-    assert not has_majority_term(three, replace(KEPT, stall="present"))
-    assert not has_majority_term(three, replace(majority, authority=OWNER.peer_id))
-    assert appointed(showing(b""), three, KEPT) == Electorate(three.votes, is_majority=True)
-    assert appointed(showing(b""), E, majority) == Electorate(E.votes, is_majority=True)
-    with pytest.raises(ProtocolViolation, match="this is term 2"):
-        appointed(showing(b"", SLOT.at(2, 0)), three, KEPT)
-    with pytest.raises(ProtocolViolation, match="this is term 1"):
-        appointed(showing(b""), E, KEPT)
-    # The owner may appoint others even there, but not for the term that has an electorate already.
-    later = SLOT.at(2, 0)
-    assert appointed(showing(appointment(OWNER, IDS[3:], later), later), E, majority).voters == IDS[3:]
-    for charter, first in ((majority, E), (KEPT, three)):
-        with pytest.raises(ProtocolViolation, match="term 1, which a majority"):
-            appointed(showing(appointment(OWNER, IDS[3:])), first, charter)
-
-
-WAITS, BY_MAJORITY, BY_PRESENT = (Charter(stall=stall) for stall in ("wait", "majority", "present"))
+WAITS, BY_PRESENT = Charter(stall="wait"), Charter(stall="present")
 FOUR, TWO, THREE = (Electorate(dict.fromkeys(names, 1)) for names in ("abcd", "ab", "abc"))
 
 
 @pytest.mark.parametrize(
-    ("electorate", "term", "charter", "here", "why"),
+    ("electorate", "charter", "here", "why"),
     [
-        (FOUR, 0, WAITS, "abcx", ""),
-        (FOUR, 0, WAITS, "abx", "2 of 4 votes are here, 3 needed; missing: c, d"),
-        (FOUR, 0, BY_MAJORITY, "abc", ""),
-        (FOUR, 0, BY_MAJORITY, "ab", "2 of 4 votes are here, 3 needed; missing: c, d"),
-        (THREE, 0, WAITS, "ab", ""),  # Fewer than four decide by majority after a stall,
-        (THREE, 1, WAITS, "ab", "2 of 3 votes are here, 3 needed; missing: c"),  # which is the next term only once.
-        (TWO, 0, WAITS, "a", "1 of 2 votes are here, 2 needed; missing: b"),
-        (FOUR, 0, BY_PRESENT, "ax", ""),
-        (FOUR, 0, BY_PRESENT, "x", "0 of 4 votes are here, 3 needed; missing: a, b, c, d"),  # Who appoints itself votes.
-        (NOBODY, 0, WAITS, "x", ""),
+        (FOUR, WAITS, "abcx", ""),
+        (FOUR, WAITS, "abx", "2 of 4 votes are here, 3 needed; missing: c, d"),
+        (THREE, WAITS, "ab", ""),
+        (TWO, WAITS, "a", "1 of 2 votes are here, 2 needed; missing: b"),
+        (FOUR, BY_PRESENT, "ax", ""),
+        (FOUR, BY_PRESENT, "x", "0 of 4 votes are here, 3 needed; missing: a, b, c, d"),  # Who appoints itself votes.
+        (NOBODY, WAITS, "x", ""),
     ],
 )
 def test_why_those_that_are_here_cannot_decide(
-    electorate: Electorate, term: int, charter: Charter, here: str, why: str
+    electorate: Electorate, charter: Charter, here: str, why: str
 ) -> None:
-    assert why_no_quorum(electorate, term, charter, set(here)) == why
+    assert why_no_quorum(electorate, charter, set(here)) == why
 
 
 # Leaving in order.
@@ -295,62 +235,18 @@ def test_the_last_voter_stays_for_those_that_its_round_would_give_a_vote() -> No
     assert not is_needed(IDS[0], here, alone, replace(OPEN, authority=IDS[0]))
 
 
-# Heirs: listed peers without a vote, where no voter is left.
-
-LISTED = Charter(RUN, OWNER.peer_id, "allow", frozenset(IDS), founders=frozenset(IDS))
-
-
-@pytest.mark.parametrize(
-    ("charter", "voters", "here", "found"),
-    [
-        (LISTED, IDS[:1], (*IDS[1:3], STRANGER.peer_id), IDS[1:3]),
-        (LISTED, IDS[:3], IDS[3:], IDS[3:]),
-        (LISTED, IDS[:3], IDS[2:], ()),  # A voter is here, ready or not.
-        (LISTED, IDS[:4], IDS[4:], ()),  # Four voters would not follow it when they return.
-        (replace(LISTED, stall="wait"), IDS[:1], IDS[1:], ()),
-        (replace(LISTED, kind="open"), IDS[:1], IDS[1:], ()),
-        (replace(LISTED, kind="invite"), IDS[:1], IDS[1:], ()),
-        (replace(LISTED, authority=IDS[0]), IDS[:1], IDS[1:], ()),
-        (replace(LISTED, by_work=True), IDS[:1], IDS[1:], ()),
-        (replace(LISTED, keepers=frozenset(IDS[:2])), IDS[:1], IDS[1:], IDS[1:2]),
-    ],
-)
-def test_listed_peers_inherit_the_votes_of_a_few_voters_none_of_which_is_here(
-    charter: Charter, voters: tuple[str, ...], here: tuple[str, ...], found: tuple[str, ...]
-) -> None:
-    electorate = Electorate(dict.fromkeys(voters, 1))
-    assert heirs(here, electorate, charter) == frozenset(found)
-    may_go_on = charter.stall == "present" and bool({*found, *voters} & {*here})
-    assert bool(why_no_quorum(electorate, 0, charter, here)) != may_go_on
-
-
-def test_heirs_appoint_nobody_but_themselves() -> None:
-    first = Electorate(dict.fromkeys(IDS[:2], 1))
-    assert electorate_of(IDS[2], wire.Appointment(TERM.at(1, 0), IDS[2:4]), first, LISTED) == Electorate(
-        dict.fromkeys(IDS[2:4], 1)
-    )
-    refused = [
-        (LISTED, (IDS[1], IDS[2])),  # Beside a voter a newcomer gets no vote.
-        (LISTED, tuple(sorted((IDS[2], STRANGER.peer_id)))),
-        (OPEN, IDS[2:4]),
-    ]
-    for charter, voters in refused:
-        with pytest.raises(ProtocolViolation, match="which has no vote in this round"):
-            electorate_of(voters[0], wire.Appointment(TERM.at(1, 0), voters), first, charter)
-
-
 def test_who_lets_the_term_stall_that_it_was_appointed_for_is_not_appointed_again() -> None:
     """Under `present`: one Ready of an earlier term, as of a liar that falls silent, would else stall all later ones."""
     me, slot, charter = IDS[0], SLOT.at(0, 0), Charter(founders=frozenset(IDS), stall="present")
     held = Appointments(E, charter)
-    first = held.following(me, slot, E, dict.fromkeys(IDS, 0), IDS, ())
+    first = held.following(me, slot, E, dict.fromkeys(IDS, 0), ())
     assert isinstance(first, wire.Appointment)
     assert first.voters == IDS
     four = Electorate(dict.fromkeys(IDS[:4], 1))
-    second = held.following(me, slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), IDS, ())
+    second = held.following(me, slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), ())
     assert isinstance(second, wire.Appointment)
     assert second.voters == (IDS[0], IDS[1], IDS[4])  # The last one was not appointed before.
-    assert held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (0, 1, 0, 0, 0), strict=True)), IDS, ()) is not None
+    assert held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (0, 1, 0, 0, 0), strict=True)), ()) is not None
     assert held.keep(signed(FIVE[0], second), second) is False  # A voter's is shown when it is entered.
-    entered = held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), IDS, ())
+    entered = held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), ())
     assert entered == (signed(FIVE[0], second), second)  # More than half of those that are prompt are in it.

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.light.followed import (
-    DoubtedRound,
     FollowedRun,
     before_first_round,
     charter_followed,
@@ -18,13 +17,11 @@ from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.manifest import SignedManifest
 from flockstep.peer import wire
 from flockstep.peer.errors import RemoteError
-from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import decided
-from support.certificates import signed as sign
-from support.keepers import kept_run, key
+from support.keepers import key
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
 
 CHARTER = charter_of(SIGNED)
@@ -84,24 +81,6 @@ def test_of_a_page_it_takes_what_is_valid_and_says_why_not_the_rest() -> None:
     found, error = follow(before_first_round(RUN, ""), [*chain[:2], broken, chain[3]])
     assert found.head == mark_of(chain[1])
     assert "signature" in str(error)
-
-
-def test_a_later_term_without_half_of_the_votes_is_left_to_the_members() -> None:
-    signed = kept_run(4, steward=key(9).peer_id)
-    charter = charter_of(signed)
-    chain = chain_of(2, signed=signed)
-    value = replace(value_of(chain[1]), members=value_of(chain[1]).members[:1], seats=value_of(chain[1]).seats[:1])
-    value = replace(value, bounds=(0, 1), outputs=value.outputs[:1], contributors=(0,))
-    three = sorted(KEEPERS, key=lambda identity: identity.peer_id)[:3]
-    appointment = wire.Appointment(chain[1].slot.at(3, 0), tuple(one.peer_id for one in three))
-    certificate = decided(value, chain[1].slot.at(3, 0), three, appointed=three)
-    certificate = replace(certificate, appointment=encode(sign(key(9), appointment)))
-    followed, error = followed_on(before_first_round(signed.run_id, ""), chain[:1], "", verify_signed, charter)
-    assert error is None
-    found, error = followed_on(followed, [certificate], "", verify_signed, charter)
-    assert found == followed
-    assert isinstance(error, DoubtedRound)
-    assert "only 1 of 4 votes" in str(error)
 
 
 def test_it_starts_from_the_certificate_that_its_operator_names_and_no_other() -> None:

@@ -72,26 +72,3 @@ def test_a_proof_of_a_skipped_term_counts_if_the_owner_has_appointed_its_voters(
     ]
     assert (vote.since, bool(refused)) == ((3.0, False) if counts else (None, True))
     assert vote.slot.ballot == (2, 0)
-
-
-@pytest.mark.parametrize("term", [1, 2])
-def test_a_voter_that_begins_again_in_the_term_of_a_majority_votes_in_it(term: int) -> None:
-    # Three voters, one of them gone: without the one that was killed no quorum would be left until the owner appoints.
-    charter = Charter(RUN, OWNER.peer_id, founders=frozenset(IDS[:3]), keepers=frozenset(IDS[:3]), stall="wait")
-    slot = FIRST.at(term, 3)
-    vote = Vote(
-        VoteSetup(
-            me=C.peer_id,
-            slot=slot,
-            electorate=Electorate(dict.fromkeys(IDS[:3], 1)),
-            charter=charter,
-            timing=TIMING,
-            sign=signed_by_c,
-            verify=verify_signed,
-        )
-    )
-    vote.begin(ready_of(slot), IDS, 0.0)
-    ready = sign(A, ready_of(slot))
-    vote.receive(ready, wire.opened(ready), 1.0)  # type: ignore[arg-type]  # It is a Ready.
-    expected = (True, True, 1.0) if term == 1 else (False, False, None)
-    assert (vote.is_voter, vote.electorate.is_majority, vote.since) == expected

@@ -14,7 +14,6 @@ from flockstep.dht.run.statements import (
     MAX_STATED_REASON,
     OWNER_KIND,
     STATEMENTS_PER_PAGE,
-    EarnedVote,
     OwnerStatement,
     OwnerStatements,
     OwnerVerb,
@@ -45,27 +44,6 @@ def long_log(count: int) -> OwnerStatements:
 
 
 LONG = long_log(2 * STATEMENTS_PER_PAGE + 5)
-
-
-@given(st.integers(0, 10**9 - 1), st.integers(0, 10**9 - 1), st.ip_addresses())
-def test_why_a_vote_was_earned_survives_its_sentence(rounds: int, round_: int, address: object) -> None:
-    earned = EarnedVote(rounds, round_, f"{address}/{24 if '.' in str(address) else 48}")
-    assert EarnedVote.parse(str(earned)) == earned
-    assert len(str(earned).encode()) <= MAX_STATED_REASON
-
-
-@given(st.text(max_size=80))
-def test_what_a_person_states_earns_nothing(reason: str) -> None:
-    assert EarnedVote.parse(reason) is None
-    assert EarnedVote.parse(f"{reason}1 rounds by round 2, seen in 192.0.2.0/24 ") is None
-
-
-def test_earned_votes_stay_in_the_log_when_they_are_taken_back() -> None:
-    log = stated(("vouch", ANNA), reason=str(EarnedVote(30, 31, "192.0.2.0/24"))).sign(
-        OWNER, OwnerStatement("revoke", ANNA.peer_id)
-    )
-    assert [(made.peer, earned.round) for made, earned in log.earned] == [(ANNA.peer_id, 31)]
-    assert not log.vouched
 
 
 def test_the_later_statement_about_a_peer_holds() -> None:

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 SLOT = wire.Slot("run", 3, b"p" * 32, 2, 1)
 PEER = "12D3KooW" + "a" * 44
-SEAT = wire.Seat(0.2, 3, "192.0.2.0", b"invite", b"voucher", wire.WHOLE_SHARE, True)
+SEAT = wire.Seat(0.2, 3, "192.0.2.0", b"invite", b"voucher", True)
 HASH, SIGNATURE = b"h" * 32, b"s" * 64
 MESSAGES = [
     wire.Beat(False),
@@ -67,7 +67,7 @@ MESSAGES = [
     wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
     wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
 ]
-INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), (), b"terms", (7,))]
+INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), b"terms", (7,))]
 """What is encoded inside other messages, without a code of its own."""
 STRICT = (
     *(wire.Signed, Claim, wire.Accept, wire.Confirm, wire.Appointment, wire.Proof, wire.Certificate),
@@ -192,15 +192,13 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, "2001:db8::", invite, voucher, (lock,))
     packed = encode(wire.Signed(PEER, wire.code_of(ready), encode(ready), SIGNATURE))
-    seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher, wire.WHOLE_SHARE),) * count
-    bounds, indices, shares = (wire.MAX_COUNT,) * (count + 1), tuple(range(count)), (wire.WHOLE_SHARE,) * count
+    seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher),) * count
+    bounds, indices = (wire.MAX_COUNT,) * (count + 1), tuple(range(count))
     members, hashes = (PEER,) * count, (HASH,) * count
     revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
     roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, revision)
     place, total = (*slot.decision, HASH), wire.MAX_COUNT
-    value = wire.Value(
-        *place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, shares, revision, credit
-    )
+    value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit)
     return roster, value
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgpack
 import pytest
 from flockstep.peer import wire
-from flockstep.peer.errors import EarlierVersion, LocalError, MalformedMessage
+from flockstep.peer.errors import LocalError, MalformedMessage, OtherVersion
 from flockstep.peer.wire.schema import MAX_LATER_BYTES, Added, Between, Size, decode, encode, grows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,11 +97,11 @@ def test_the_canonical_spelling_is_as_written_here() -> None:
 
 def test_a_message_that_lacks_fields_is_of_an_earlier_version() -> None:
     for data in ("90", "9107", "9507a46e616d65c404626c6f6290920000"):
-        with pytest.raises(EarlierVersion, match="and not 6 as in this version"):
+        with pytest.raises(OtherVersion, match="and not 6 as in this version"):
             decode(Outer, bytes.fromhex(data), max_bytes=1000)
     with pytest.raises(MalformedMessage) as raised:
         decode(Outer, bytes.fromhex("97000000000000c0"), max_bytes=1000)
-    assert not isinstance(raised.value, EarlierVersion)
+    assert not isinstance(raised.value, OtherVersion)
 
 
 def test_a_length_is_refused_before_anything_of_that_length_is_made() -> None:
