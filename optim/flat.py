@@ -151,7 +151,7 @@ class FlatLayout:
     ) -> None:
         """Write W ← θ + (W − W at capture) into the parameters' elements of `span`; `vector` is θ, whole.
 
-        So the inner steps since the capture are kept (DESIGN §6); None if there was none. Sums are rounded to float32
+        So the inner steps since the capture are kept; None if there was none. Sums are rounded to float32
         before each parameter's dtype. `share` is called with each piece of θ, and fills it in if `vector` is None.
         """
         for index, (tensor, inner, piece) in enumerate(self._pieces(span)):

@@ -1,6 +1,6 @@
 """Swarm, the public API: `with Swarm(link, model, inner) as swarm:` makes any training loop one peer of a run.
 
-Theory of operation (DESIGN §6). W, the model's parameters, trains with the inner optimizer. When the pace ends the inner
+Theory of operation. W, the model's parameters, trains with the inner optimizer. When the pace ends the inner
 phase, the pseudo-gradient Δ = θ − W goes into a round. A certified round gives g, the same bytes on every peer; the outer
 step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on without me changes nothing:
 the phase continues, and Δ is measured again from the same θ at its next boundary.
@@ -67,7 +67,7 @@ that is a tenth slower."""
 EVALUATION_MOST_SECONDS = 60.0
 """However long the phase was: a peer that was alone for a day has had one of a day."""
 JOIN_WARMUP = 10
-"""Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state (DESIGN §6)."""
+"""Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)

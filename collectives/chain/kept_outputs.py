@@ -26,7 +26,7 @@ from ...peer.wire import MAX_COUNT
 from ...peer.wire.schema import Between, Size, decode, encode
 
 IN_MEMORY = 4
-"""Rounds kept without a disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""
+"""Rounds kept without a disk: at int4 that is 2 bytes a parameter, a quarter of the state."""
 
 INDEX_LENGTH_BYTES = 4
 """Of the index, before it."""

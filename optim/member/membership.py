@@ -41,7 +41,7 @@ from .share import Shares
 RETRY_SHARE = 5
 """After a void round the next attempt comes a fifth of a phase later, so that the others need not wait a whole one."""
 RAMP = (0.25, 0.5)
-"""The weights of a newcomer's first contributions (DESIGN §6): its fresh inner optimizer knows no curvature yet."""
+"""The weights of a newcomer's first contributions: its fresh inner optimizer knows no curvature yet."""
 LINGER_SECONDS = 15.0
 """How long a peer that has finished serves the last state to members that have not, and waits until it is on disk."""
 

@@ -35,7 +35,7 @@ from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_se
 from .verification import Verification, VerificationQueue
 
 MAX_MISSED_BEATS = 3
-"""As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
+"""Two can be swallowed by one retransmission, three make it a matter of seconds."""
 BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0

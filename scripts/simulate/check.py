@@ -7,8 +7,8 @@
     honest peers       no honest peer is charged with a breach of the protocol, caught in a lie, or banned
     progress           rounds end, and at the end all living peers hold one state
 
-Where those decide that are present, each group may have a chain of its own during a partition, and for two rounds after it
-(DESIGN §8). So may a peer that was stalled or cut off, which is a group of one. Under every other rule there is one chain.
+Where those decide that are present, each group may have a chain of its own during a partition, and for two rounds after it.
+So may a peer that was stalled or cut off, which is a group of one. Under every other rule there is one chain.
 Attackers are not checked: the invariants are about what honest peers
 end, hold and emit about honest ones.
 """

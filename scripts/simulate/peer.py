@@ -3,7 +3,7 @@
 Theory of operation. A peer joins, takes the run's state from a provider, and then alternates inner phases and rounds, as
 `optim.member.participant` and `optim.swarm` do together. The inner phase ends by the same `Pace`; a slow peer
 contributes fewer tokens. Above a full roster the members of a round are a sample that follows from the round's number.
-A peer outside of it waits for the others' next state and takes that (DESIGN §8: it follows).
+A peer outside of it waits for the others' next state and takes that (it follows).
 """
 
 import math

@@ -31,7 +31,7 @@ NUM_CELLS = MAX_ROSTER
 """16,384 parameters, so that each member of a full roster owns a cell."""
 OUTER = OuterSettings(lr=0.7, momentum=0.9)
 STEP = 1e-3
-"""The magnitude of a pseudo-gradient's elements, as measured in DESIGN §6."""
+"""The magnitude of a pseudo-gradient's elements."""
 
 # The differences of honest pseudo-gradients lie between those of the two smaller sizes of `bench robust` (docs/log.md).
 COMMON = 0.7
