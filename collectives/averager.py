@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..peer import wire
-from ..peer.address import prefix_of
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.node.bulk import Blob
@@ -313,7 +312,6 @@ class Averager:
             0.0 if node.is_relayed else upload,
             download,
             commitment(nonce),
-            prefix_of(node.transport.addresses()),
             spec.invite,
             self._conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,

@@ -121,18 +121,6 @@ def why_not_dial(address: Address, theirs: Iterable[Address], here: Surroundings
     return "" if near or shared else "a private address of a network that I am not in"
 
 
-def prefix_of(addresses: Iterable[Address]) -> str:
-    """Return the network of the first public address: a /16 of IPv4, a /32 of IPv6; empty if none is public.
-
-    One owner of addresses can easily have that many; a shorter prefix would put whole providers together.
-    """
-    for address in addresses:
-        _, kind, host, *rest = address.split("/")
-        if kind in ("ip4", "ip6") and rest[-1:] != ["p2p-circuit"] and (found := ipaddress.ip_address(host)).is_global:
-            return str(ipaddress.ip_network((found, 16 if found.version == 4 else 32), strict=False).network_address)
-    return ""
-
-
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535
 

@@ -7,14 +7,11 @@ with a peer in its roster determines its trust, every peer that holds the chain 
 that states anything else (`round.gather.refusal`). A peer that is in none of the last `TRUST_WINDOW` rosters begins
 anew. A peer that breaks the rules loses no trust: it is banned, and in no roster at all.
 
-In an open run weight must be earned. A newcomer begins with 0.2, and two caps hold (Sybil resistance). Peers with fewer
-than 20 contributed rounds have at most 20 % of a round's weight together, unless there is nobody else. One network
-prefix has at most 25 % if there are four or more, as far as that raises no other weight by more than a half (else three
-strangers with addresses of their own would outweigh a whole laboratory behind one). In a run by invitation or list the
-owner vouches for the members: all begin with 1, and no caps hold.
+In an open run weight must be earned. A newcomer begins with 0.2, and a cap holds (Sybil resistance): peers with fewer
+than 20 contributed rounds have at most 20 % of a round's weight together, unless there is nobody else. In a run by
+invitation or list the owner vouches for the members: all begin with 1, and no cap holds.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -33,11 +30,8 @@ FIRST_TRUST = 0.2
 GAIN = 0.2
 YOUNG_ROUNDS = 20
 YOUNG_SHARE = 0.2
-PREFIX_SHARE = 0.25
 LEAST_SHARE = 1e-9
 """Smaller shares count as 0: a ramp or a trust may be any number, and a cap must not lift next to nothing to a share."""
-MOST_GAIN = 1.5
-"""The factor by which the cap of prefixes may raise any other weight."""
 TRUST_WINDOW = 50
 """Rounds: more than twice `YOUNG_ROUNDS`; a newcomer fetches as many certificates in a second."""
 
@@ -110,7 +104,7 @@ class Trust:
 def weigh(
     tokens: Sequence[int], ramps: Sequence[float], seats: Sequence[wire.Seat], *, earned: bool
 ) -> tuple[float, ...]:
-    """Compute the weights of a cut, summing to 1: capped tokens × ramp × trust, with the caps of an open run.
+    """Compute the weights of a cut, summing to 1: capped tokens × ramp × trust, with the cap of an open run.
 
     All are zero if no contribution has tokens.
     """
@@ -137,7 +131,7 @@ def are_most(chosen: Collection[_K], all_of: Mapping[_K, tuple[int, wire.Seat]],
 
 
 def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
-    """Return what each contributor counts in the median of tokens: its trust under the caps; all alike if nobody has any."""
+    """Return what each contributor counts in the median of tokens: its trust under the cap; all alike if nobody has any."""
     trust = [seat.trust for seat in seats]
     if not any(trust):
         return [1.0] * len(seats)
@@ -145,40 +139,9 @@ def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
 
 
 def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
-    """Apply the caps of an open run: of each prefix, and of the young together."""
-    shares = cap_prefixes(shares, [seat.prefix for seat in seats])
+    """Apply the cap of an open run: of the young together."""
     young = [index for index, seat in enumerate(seats) if seat.rounds < YOUNG_ROUNDS]
     return _limited(shares, young, YOUNG_SHARE)
-
-
-def cap_prefixes(shares: Sequence[float], prefixes: Sequence[str]) -> list[float]:
-    """Cap the shares of each prefix at `PREFIX_SHARE`, as far as that raises no other share by more than `MOST_GAIN`."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, prefix in enumerate(prefixes):
-        groups[prefix].append(index)
-    sums = {prefix: sum(shares[index] for index in group) for prefix, group in sorted(groups.items())}
-    if len(sums) * PREFIX_SHARE < 1:
-        return list(shares)
-    # Water-filling: the excess goes to the others in proportion, which may lift one of them to the cap in turn.
-    capped: set[str] = set()
-    gain = 1.0
-    while True:
-        rest = sum(total for prefix, total in sums.items() if prefix not in capped)
-        gain = (1 - PREFIX_SHARE * len(capped)) / rest if rest else 1.0
-        over = {prefix for prefix, total in sums.items() if prefix not in capped and total * gain > PREFIX_SHARE}
-        if not over or not rest:
-            break
-        capped |= over
-    gain = min(gain, MOST_GAIN)
-    # What remains at that gain goes back to the capped prefixes, in proportion to their excess.
-    excess = {prefix: max(0.0, total * gain - PREFIX_SHARE) for prefix, total in sums.items()}
-    surplus = sum(excess.values())
-    returned = (1 - gain + surplus) / surplus if surplus else 0.0
-    scale = {
-        prefix: gain if not excess[prefix] else (PREFIX_SHARE + excess[prefix] * returned) / total
-        for prefix, total in sums.items()
-    }
-    return [share * scale[prefix] for share, prefix in zip(shares, prefixes, strict=True)]
 
 
 def _limited(shares: Sequence[float], group: Collection[int], most: float) -> list[float]:
@@ -194,8 +157,7 @@ def _limited(shares: Sequence[float], group: Collection[int], most: float) -> li
 
 def seat_of(ready: wire.Ready, record: TrustRecord) -> wire.Seat:
     """Return the seat that a roster states for a member."""
-    shown = ready.prefix, ready.invite, ready.voucher
-    return wire.Seat(record.trust, record.rounds, *shown, ready.is_leaving)
+    return wire.Seat(record.trust, record.rounds, ready.invite, ready.voucher, ready.is_leaving)
 
 
 def misstated(seat: wire.Seat, record: TrustRecord) -> bool:

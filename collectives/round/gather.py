@@ -276,7 +276,7 @@ def _why_not_shown(setup: Setup, roster: wire.Roster, peer: PeerId, seat: wire.S
         return f"it shows a Ready of {peer} that does not decode: {error}"
     if not isinstance(ready, wire.Ready) or signed.sender != peer or ready.slot != roster.slot or ready.lock:
         return f"it shows no Ready of {peer} in this slot, without a lock"
-    shown = ready.prefix, ready.invite, ready.voucher, ready.is_leaving
-    if ready.base_root != roster.base_root or shown != (seat.prefix, seat.invite, seat.voucher, seat.is_leaving):
+    shown = ready.invite, ready.voucher, ready.is_leaving
+    if ready.base_root != roster.base_root or shown != (seat.invite, seat.voucher, seat.is_leaving):
         return f"it misquotes the Ready of {peer}"
     return None if setup.verify(signed) else f"it shows a Ready of {peer} that {peer} has not signed"

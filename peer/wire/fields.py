@@ -6,9 +6,9 @@ from ..digest import DIGEST_BYTES
 from .schema import Between, Size
 
 MAX_ROSTER = 64
-"""Members of one round's roster (DESIGN §8): control messages go to all members, so they grow with its square."""
+"""Members of one round's roster: control messages go to all members, so they grow with its square."""
 MAX_RECUTS = 2
-"""DESIGN §8: two re-cuts, then void."""
+"""Two re-cuts, then the attempt is void."""
 MAX_CARRIED_RECORD_BYTES = 70_000
 MAX_STATEMENT_BYTES = 140_000
 """The limit of one round message. A roster of 64 members carries 64 signed Readys: 32 kB in all, and 130 kB where each shows
@@ -40,7 +40,6 @@ RunId: TypeAlias = Annotated[str, Size(64, 1)]
 Reason: TypeAlias = Annotated[str, Size(4 * MAX_REASON)]
 Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
 Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
-Prefix: TypeAlias = Annotated[str, Size(16)]
 Invite: TypeAlias = Annotated[bytes, Size(MAX_INVITE_BYTES)]
 Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
 MAX_VOUCHER_BYTES = 450

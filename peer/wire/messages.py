@@ -52,7 +52,6 @@ from .fields import (
     PackedRevision,
     PackedValue,
     Peer,
-    Prefix,
     Rate,
     Reason,
     RunId,
@@ -109,9 +108,7 @@ class Ready:
     """Measured upload in bytes/s, where the others have not measured it; 0 for a peer that should own no part (relayed)."""
     download: Rate
     nonce_hash: Hash
-    """The commitment to my nonce, which enters the seed of the sketches (commit-reveal, §9)."""
-    prefix: Prefix = ""
-    """The network that I am in, as `peer.address.prefix_of` names it; empty if unknown."""
+    """The commitment to my nonce, which enters the seed of the sketches (commit-reveal)."""
     invite: Invite = b""
     """My invitation to the run, if it requires one."""
     voucher: Voucher = b""
@@ -130,7 +127,6 @@ class Seat:
 
     trust: Annotated[float, Between(0.0, 1.0)]
     rounds: Annotated[int, Between(0, MAX_COUNT)]
-    prefix: Prefix = ""
     invite: Invite = b""
     voucher: Voucher = b""
     is_leaving: bool = False

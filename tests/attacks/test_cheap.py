@@ -268,7 +268,7 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
     ("seats", "reason"),
     [
         ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "states a trust of"),
-        ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "it misquotes the Ready"),
+        ((wire.Seat(1.0, 0, b"another's"),) * 5, "it misquotes the Ready"),
         ((wire.Seat(1.0, 0), *[wire.Seat(1.0, 0, is_leaving=True)] * 4), "it misquotes the Ready"),
     ],
 )

@@ -237,7 +237,7 @@ FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
         lambda r: with_ready(r, signed(r.members[4], a_ready(lock=(wire.Lock(0, 0, bytes(32)),)))),
         "without a lock",
     ),
-    "quote": (lambda r: replace(r, seats=(*r.seats[:4], replace(r.seats[4], prefix="10.0.0.0/8"))), "misquotes"),
+    "quote": (lambda r: replace(r, seats=(*r.seats[:4], replace(r.seats[4], voucher=b"another's"))), "misquotes"),
 }
 
 

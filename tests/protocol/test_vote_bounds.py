@@ -20,7 +20,7 @@ MOST_OF_ONE = 20
 def a_value(number: int) -> bytes:
     value = wire.Value(
         *(SLOT.run, SLOT.round, SLOT.previous, bytes(32), tuple(VOTERS), (0, 3, 6, 9, 12)),
-        (wire.Seat(0.5, 3, "", b"", b""),) * 4,
+        (wire.Seat(0.5, 3),) * 4,
         *(bytes(32), (0, 1, 2, 3), (bytes(32),) * 4, number.to_bytes(32), 10, ()),
     )
     return encode(value)

@@ -41,7 +41,7 @@ BAD = b"\xff" * len(GOOD)
 
 WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
-    (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, "192.0.0.0")),
+    (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, b"invite")),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
     (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO, ()), wire.Cut(SLOT, ZERO, 1, (0,), ZERO, ())),
     (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),

@@ -7,15 +7,12 @@ from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
     MAX_PEER_TOKENS,
     MAX_ROUND_TOKENS,
-    MOST_GAIN,
-    PREFIX_SHARE,
     TRUST_WINDOW,
     YOUNG_ROUNDS,
     YOUNG_SHARE,
     Trust,
     TrustRecord,
     after,
-    cap_prefixes,
     credit_of,
     misstated,
     newcomer_record,
@@ -137,40 +134,14 @@ def test_the_young_have_a_fifth_together_where_anybody_is_not() -> None:
     assert weigh([100] * 64, [1.0] * 64, [old] * 4 + [young] * 60, earned=False)[0] < 0.02
 
 
-def test_one_prefix_has_a_quarter_where_there_are_four() -> None:
-    shares = [0.1] * 10
-    assert cap_prefixes(shares, list("aaaaabcdef")) == pytest.approx([0.05] * 5 + [0.15] * 5)
-    assert cap_prefixes(shares, list("aaaaaaabbc")) == shares
-    assert cap_prefixes(shares, list("abcdefghij")) == pytest.approx(shares)
-    laboratory = cap_prefixes([1 / 11] * 11, list("aaaaaaaabcd"))
-    assert laboratory[8:] == pytest.approx([MOST_GAIN / 11] * 3)
-    assert sum(laboratory) == pytest.approx(1)
-
-
-@given(st.lists(st.tuples(st.floats(0.001, 1.0), st.sampled_from("abcdefgh")), min_size=1, max_size=64))
-def test_caps_keep_the_sum_the_order_within_a_prefix_and_what_was_promised(peers: list[tuple[float, str]]) -> None:
-    total = sum(share for share, _ in peers)
-    shares, prefixes = [share / total for share, _ in peers], [prefix for _, prefix in peers]
-    capped = cap_prefixes(shares, prefixes)
-    assert sum(capped) == pytest.approx(1)
-    assert all(new <= MOST_GAIN * share * (1 + 1e-9) for new, share in zip(capped, shares, strict=True))
-    sums = {prefix: sum(s for s, p in zip(capped, prefixes, strict=True) if p == prefix) for prefix in set(prefixes)}
-    gain = max(new / share for new, share in zip(capped, shares, strict=True))
-    if len(sums) >= 4 and gain < MOST_GAIN * (1 - 1e-9):
-        assert max(sums.values()) <= PREFIX_SHARE * (1 + 1e-9)
-
-
 def test_who_states_next_to_no_ramp_is_not_lifted_to_a_weight() -> None:
     old, young = wire.Seat(1.0, YOUNG_ROUNDS), wire.Seat(1.0, 0)
     assert weigh([100, 100], [1.0, 5e-324], [young, old], earned=True) == (1.0, 0.0)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 1.0), st.integers(0, 40)), min_size=1, max_size=64),
-    st.lists(st.sampled_from(["", "192.0.0.0", "198.51.0.0", "203.0.0.0", "2001:db8::"]), min_size=64, max_size=64),
-)
-def test_no_seats_break_the_weights(peers: list[tuple[int, float, int]], prefixes: list[str]) -> None:
-    told = [wire.Seat(trust, rounds, prefix) for (_, trust, rounds), prefix in zip(peers, prefixes, strict=False)]
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 1.0), st.integers(0, 40)), min_size=1, max_size=64))
+def test_no_seats_break_the_weights(peers: list[tuple[int, float, int]]) -> None:
+    told = [wire.Seat(trust, rounds) for _, trust, rounds in peers]
     weights = weigh([tokens for tokens, _, _ in peers], [1.0] * len(peers), told, earned=True)
     assert all(weight >= 0 for weight in weights)
     assert not any(weights) or sum(weights) == pytest.approx(1)

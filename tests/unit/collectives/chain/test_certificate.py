@@ -227,7 +227,7 @@ def of_64(term: int = 0, **shown: Sequence[Any]) -> wire.Certificate:
     ids = sorted(identity.peer_id for identity in crowd)
     stated = [{name: items[number] for name, items in shown.items()} for number in range(64)]
     found = tuple(
-        replace(wire.Seat(0.2 + number / 100, number % 21, f"10.{number}.0.0"), **stated[number]) for number in range(64)
+        replace(wire.Seat(0.2 + number / 100, number % 21), **stated[number]) for number in range(64)
     )
     value = wire.Value(
         *(RUN, 1 << 20, value_hash(b"previous"), value_hash(b"base"), tuple(ids)),

@@ -223,7 +223,6 @@ def test_text_is_a_link_an_address_and_a_peer_id_or_it_is_not(text: str) -> None
     is_peer_id(text)
     if address.valid_address(text):
         address.rung_of(text)
-        address.prefix_of([text])
 
 
 @pytest.mark.parametrize(

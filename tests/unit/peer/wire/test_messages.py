@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 SLOT = wire.Slot("run", 3, b"p" * 32, 2, 1)
 PEER = "12D3KooW" + "a" * 44
-SEAT = wire.Seat(0.2, 3, "192.0.2.0", b"invite", b"voucher", True)
+SEAT = wire.Seat(0.2, 3, b"invite", b"voucher", True)
 HASH, SIGNATURE = b"h" * 32, b"s" * 64
 MESSAGES = [
     wire.Beat(False),
@@ -51,7 +51,7 @@ MESSAGES = [
     wire.VoteShown(3, HASH, 2, b"ready", (b"appointment",)),
     Claim("run", (b"one", b"another"), 3),
     Accusations((b"claim",)),
-    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, "192.0.2.0", b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True),
+    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True),
     wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",)),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
     wire.Have(SLOT, HASH, ((0, (0, 1)), (2, ())), HASH),
@@ -190,9 +190,9 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     """The largest roster and value of so many members that show the owner's statements of these bytes."""
     slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
     lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
-    ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, "2001:db8::", invite, voucher, (lock,))
+    ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, invite, voucher, (lock,))
     packed = encode(wire.Signed(PEER, wire.code_of(ready), encode(ready), SIGNATURE))
-    seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher),) * count
+    seats = (wire.Seat(0.5, wire.MAX_COUNT, invite, voucher),) * count
     bounds, indices = (wire.MAX_COUNT,) * (count + 1), tuple(range(count))
     members, hashes = (PEER,) * count, (HASH,) * count
     revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
