@@ -151,6 +151,19 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert [(page, target) for page, target in outside if target.endswith(".md")] == []
 
 
+def test_links_to_a_heading_name_one() -> None:
+    paths = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    headings = {
+        name: {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^#+ (.+)$", page)}
+        for name, page in pages.items()
+    }
+    linked = r"\]\((?:docs/)?([a-z-]*(?:\.md)?)#([^)\s]+)\)"
+    named = [(name, to or name, at) for name, page in pages.items() for to, at in re.findall(linked, page)]
+    assert [each for each in named if each[2] not in headings[each[1]]] == []
+    assert len(named) > 30
+
+
 def test_every_metric_of_a_bootstrap_is_documented() -> None:
     source = (ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
