@@ -5,7 +5,8 @@ fails. Chance has a command of its own, `scripts/test --explore MINUTES`: the pr
 finds becomes a fixed example. `--hypothesis-profile=long` searches farther, for hours.
 """
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 from flockstep.peer.telemetry import Telemetry
@@ -30,6 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "explore: repeats, at other seeds and sizes, what the gate tries once: for --explore")
     if config.getoption("--explore"):
         settings.load_profile("explore")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector the half million objects of imports and tests, which live until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
