@@ -3,8 +3,8 @@
 Theory of operation. Two appointments for one term would make two electorates, each of which could decide. So the newest
 one is written and synced before it leaves this process, and another one is signed only for a later round, or for a later
 term of the same round: rounds and terms never go back, on whatever chain. The record is read at each use, under a lock,
-since two commands may run at once. Of a lost record the run's members are the copy: they show the appointments
-that they hold (`learn`). A damaged one is an error, not an empty record.
+since two commands may run at once. Of a lost record the run's members are the copy: they show the appointments that they
+hold (`learn`). A damaged one is an error, not an empty record.
 """
 
 import os

@@ -167,7 +167,7 @@ def misstated(seat: wire.Seat, record: TrustRecord) -> bool:
 
 MAX_TOKENS_OF_MEDIAN = 1.5
 """No contribution counts more tokens than one and a half times the median, however many it claims. The median is
-by trust, under the caps of an open run."""
+by trust, under the cap of an open run."""
 
 
 MAX_ROUND_TOKENS = 1 << 42

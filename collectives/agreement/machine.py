@@ -39,7 +39,7 @@ from .statements import AcceptProof, Decision, Propose, Shown, Statement, VoterR
 from .validity import statement_fault
 
 RECALL_SECONDS = 600.0
-"""Without a decision, before an observer votes again: less than a third observe until then."""
+"""Seconds without a decision, with all voters here, until an observer votes again."""
 
 
 @dataclass(slots=True)

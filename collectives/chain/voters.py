@@ -1,8 +1,8 @@
 """Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 
-The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each.
-The founders, which the manifest names, vote on the first round, and after a
-roster in which nobody may vote. After a stall a round is decided in a later term (docs/trust.md).
+The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each. The
+founders, which the manifest names, vote on the first round, and after a roster in which nobody may vote. After a stall a
+round is decided in a later term (docs/trust.md).
 """
 
 from collections import Counter
@@ -75,8 +75,8 @@ def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, c
         return False
     if others:
         return sum(others[1:]) < electorate.quorum
-    heirs = here if charter.keepers is None else here & charter.keepers
-    return bool(heirs) and charter.authority is None and not why_no_quorum(electorate, charter, {me})
+    next_voters = here if charter.keepers is None else here & charter.keepers
+    return bool(next_voters) and charter.authority is None and not why_no_quorum(electorate, charter, {me})
 
 
 def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> Electorate:
@@ -171,8 +171,8 @@ class Appointments:
     def skipped(self, proof: wire.Proof) -> Electorate | None:
         """Return the voters of a checked proof's term, which I was not in; None where I cannot know them.
 
-        What the owner has appointed is the same for all. A voter may appoint itself in a term that
-        nobody else was in: a proof by such voters proves nothing.
+        What the owner has appointed is the same for all. A voter may appoint itself in a term that nobody else was in: a
+        proof by such voters proves nothing.
         """
         if proof.appointment and not is_owner(open_appointment(proof.appointment)[0].sender, self._charter):
             return None

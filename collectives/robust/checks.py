@@ -115,27 +115,26 @@ def false_outputs(
 ) -> tuple[int, ...]:
     """Return the parts whose output is not what a rule makes of the contributions with these `weights` [parts, n].
 
-    `first` are their sketches after the cut. No output is longer than these allow, whatever the other check says: that
-    one bounds what an owner can reach without a search. `second` are their sketches under `seed`, after the outputs, by
-    which a sum is checked; none where the rule is not linear.
+    `first` are their sketches after the cut, and `second` those after the outputs, under `seed`, by which a sum is checked;
+    none where the rule is not linear. That check bounds an owner that does not search for a seed, the length one that does.
+    Of the sum's two estimates the longer one counts: a contributor may have searched for the first seed.
     """
     members = len(bounds) - 1
-    before, after = (np.stack([tables_of(sketch, members) for sketch in each]) if each else None for each in (first, second))
-    assert before is not None
+    tables = [np.stack([tables_of(sketch, members) for sketch in each]) for each in (first, second) if each]
     found: list[int] = []
     for part, data in sorted(outputs.items()):
         cells, square, sketch = bounds[part + 1] - bounds[part], 0.0, CountSketch(seed, CHECK_COLUMNS)
         for at, chunk in decoded(codec, data, cells):
             square += _square(chunk)
-            if after is not None:
+            if second:
                 sketch.add(chunk, bounds[part] * CELL + at)
-        summands = before[:, part]
-        most = square_of_sum(summands, weights[part]) if rule.linear else rule.most_square(_squares(summands))
-        is_true = square <= LENGTHS_DIFFER * most
-        if is_true and after is not None:
-            rounding, summands = codec.rounding(data, cells), np.ascontiguousarray(after[:, part])
-            is_true = excess(sketch.table(), summands, weights[part], rounding, codec.most_rounding) <= 1
-        if not is_true:
+        summands = [np.ascontiguousarray(table[:, part]) for table in tables]
+        if rule.linear:
+            most = max(square_of_sum(each, weights[part]) for each in summands)
+            off = excess(sketch.table(), summands[-1], weights[part], codec.rounding(data, cells), codec.most_rounding)
+        else:
+            most, off = rule.most_square(_squares(summands[0])), 0.0
+        if not (square <= LENGTHS_DIFFER * most and off <= 1):
             found.append(part)
     return tuple(found)
 

@@ -11,6 +11,7 @@ from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
     columns_of,
+    doubtful,
     false_outputs,
     judge_sketches,
     sketch_parts,
@@ -175,3 +176,17 @@ def test_what_an_owner_hides_from_the_sketch_by_search_makes_no_output_longer_th
     assert excess(table, tables, weights[0], codec.rounding(data, cells), codec.most_rounding) <= 1
     assert false(hidden, second) == (0,)
     assert false(sum_, second) == ()
+
+
+def test_a_contributor_that_hides_its_length_from_one_seed_blames_no_owner() -> None:
+    """Who commits last may search for a cut under whose seed two long elements cancel, as if they were not there."""
+    codec, rule, seed, cells = codec_named("int4"), rule_named("gramguard"), bytes(32), 2 * SKETCH_BLOCK // CELL
+    honest = np.random.default_rng(0).standard_normal((4, cells * CELL), np.float32)
+    hidden = honest.copy()
+    hidden[0, [5, SKETCH_BLOCK + 9]] += 10 * np.linalg.norm(honest[0])
+    parts = [codec.encode(row) for row in hidden]
+    first = [sketch_parts(codec, [codec.encode(row)], (0, cells), b"1" * 32, 128) for row in honest]
+    second = [sketch_parts(codec, [part], (0, cells), seed, CHECK_COLUMNS) for part in parts]
+    output = {0: codec.encode(weighted_mean(codec, parts, [0.25] * 4, cells))}
+    assert doubtful(first, second, 1) == (0,)
+    assert false_outputs(rule, codec, output, (0, cells), np.full((1, 4), 0.25), first, second, seed) == ()
