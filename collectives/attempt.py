@@ -438,7 +438,7 @@ class Attempt:
         assert isinstance(sketch, wire.Sketch)
         if await self.node.compute(is_true, sketch, exchange.bounds, action.part, codec, data):
             self._done(lambda exchange: exchange.compared(action))
-        else:  # All members will verify that; without the author, the convener cuts again.
+        else:  # All members will verify that; without the author, the proposer cuts again.
             self._conduct.bans.accuse(statements, action.part, data)
 
     async def _judge(self, action: actions.Judge) -> None:

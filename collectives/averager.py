@@ -48,7 +48,7 @@ HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""
 MAX_SENT = 4
 """Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
-VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Accept, wire.Confirm, wire.Appointment)
+VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit, wire.Appointment)
 
 
 class Averager:

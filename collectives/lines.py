@@ -16,7 +16,7 @@ connection carries beside the others.
              contributor sends its contribution. Who lies here gets a smaller part, or one that suits it badly.
 
 All of it is stated in the Readys that a roster shows, and so everybody computes the same bounds and refuses
-others. The convener's own part in them is whom it leaves out: an owner that lied about its output, or was silent.
+others. The proposer's own part in them is whom it leaves out: an owner that lied about its output, or was silent.
 How many that may be the voters check (`round/gather.py`).
 """
 
@@ -109,7 +109,7 @@ class StatedLines:
     def proposal(
         self, cells: range, may_own: Callable[[PeerId], bool], are_too_many: Callable[[Collection[PeerId]], bool]
     ) -> tuple[int, ...]:
-        """Return the bounds that a convener proposes: without those that may not own, as far as these are not too many.
+        """Return the bounds that a proposer proposes: without those that may not own, as far as these are not too many.
 
         `are_too_many` is asked about members without a part. Then they are left out one by one, in the roster's order.
         """
@@ -124,7 +124,7 @@ class StatedLines:
         return bounds
 
     def able(self, cells: range) -> set[PeerId]:
-        """Return the members that own a part if the convener leaves nobody out."""
+        """Return the members that own a part if the proposer leaves nobody out."""
         return set(self.readies) - self.without(self._settled(cells, ()))
 
     def _settled(self, cells: range, left_out: Collection[PeerId]) -> tuple[int, ...]:

@@ -179,8 +179,8 @@ class Conduct:
             self.bans.accuse((earlier, signed))
 
     def examine(self, certificate: wire.Certificate) -> None:
-        """Witness the Confirms of a validated certificate: who signed two of one slot has signed twice."""
-        code, confirm = wire.code_of_kind(wire.Confirm), wire.Confirm(certificate.slot, certificate_hash(certificate))
+        """Witness the Precommits of a validated certificate: who signed two of one slot has signed twice."""
+        code, confirm = wire.code_of_kind(wire.Precommit), wire.Precommit(certificate.slot, certificate_hash(certificate))
         payload = encode(confirm)
         for voter, signature in zip(certificate.voters, certificate.signatures, strict=True):
             self.receive(wire.Signed(voter, code, payload, signature), confirm)

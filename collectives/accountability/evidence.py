@@ -1,7 +1,7 @@
 """Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
 
 Theory of operation. An honest peer never equivocates, that is, signs two different statements on one subject: in a slot
-one Ready, one roster, one commit, one cut of each version, one output of a part of a cut, one Propose, Accept and Confirm
+one Ready, one roster, one commit, one cut of each version, one output of a part of a cut, one Propose, Prevote and Precommit
 (`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
 before (`signing`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
 a result binds its author to bytes, by their hash. If these do not encode a part of its size, or do not match a sketch

@@ -9,7 +9,7 @@ What must be on the disk, and when. A later process does not know what this one 
 statements, only the slots: it takes no part in a slot in which an earlier one may have signed. So a slot is persisted
 before the first convicting signature in it, and the statements themselves are not. That is one synced write of a few kB
 an attempt, not one a message: a machine signs some ten of them, and a sync takes up to 0.1 s. A slot that cannot
-be persisted is not signed in. The lock, which is the proof that a Confirm answers, is on the disk before that is signed: a
+be persisted is not signed in. The lock, which is the proof that a Precommit answers, is on the disk before that is signed: a
 later process must not accept another value. One process can also meet a round twice, when its chain was replaced by
 another one.
 
@@ -52,7 +52,7 @@ MAX_DECISIONS = 64
 they parted, votes at once in the rounds that it goes through again: it has signed nothing there yet."""
 MAX_BYTES = 100 + 60 * MAX_DECISIONS
 LOCK_NAME = "lock"
-"""The file beside the record that holds the lock of the newest Confirm. A damaged one counts as a lost record."""
+"""The file beside the record that holds the lock of the newest Precommit. A damaged one counts as a lost record."""
 FAR = 1 << 12
 """How far ahead an attempt is at least after the record was lost: nobody has tried one round so often."""
 TICK, CLOCK_TICKS = 8.0, 1 << 19
@@ -205,7 +205,7 @@ class SigningGuard:
             self._spoken, self._left = replace(self._spoken, far=0), round_
 
     def lock_in(self, decision: tuple[str, int, bytes]) -> wire.Proof | None:
-        """Return the lock that I signed a Confirm with in this decision; None if there is none."""
+        """Return the lock that I signed a Precommit with in this decision; None if there is none."""
         return self._lock if self._lock is not None and self._lock.slot.decision == decision else None
 
     def sign(self, message: wire.RoundMessage, lock: wire.Proof | None = None) -> wire.Signed | str:
@@ -254,7 +254,7 @@ class SigningGuard:
         return ""
 
     def _why_not_lock(self, lock: wire.Proof) -> str:
-        """Persist a lock before the Confirm that it belongs to; returns why that failed, empty if it is on the disk."""
+        """Persist a lock before the Precommit that it belongs to; returns why that failed, empty if it is on the disk."""
         if self._path is not None:
             try:
                 with draft_of(self._path.with_name(LOCK_NAME)) as draft:

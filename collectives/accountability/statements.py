@@ -40,8 +40,8 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=MAX_SKETCHES),
     wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True),
     wire.Propose: StatementKind(convicts=True),
-    wire.Accept: StatementKind(convicts=True),
-    wire.Confirm: StatementKind(convicts=True),
+    wire.Prevote: StatementKind(convicts=True),
+    wire.Precommit: StatementKind(convicts=True),
     wire.Appointment: StatementKind(convicts=True),
     wire.Void: StatementKind(convicts=False),
 }

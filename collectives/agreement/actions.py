@@ -1,7 +1,7 @@
 """The interface between the machine and its driver: timing, and what the driver must do. Pure.
 
-Before a statement is sent its slot is on the disk, with the lock where it is a Confirm, and with the bytes of the value
-where it is an Accept: no later process signs anything in that slot, or accepts a value against that lock. One that cannot be
+Before a statement is sent its slot is on the disk, with the lock where it is a Precommit, and with the bytes of the value
+where it is a Prevote: no later process signs anything in that slot, or accepts a value against that lock. One that cannot be
 written is not sent. The bytes of every accepted value stay on disk until the decision: a proof of it may exist that nobody
 has shown yet, and then no other value can be decided.
 """
@@ -19,7 +19,7 @@ class AgreementTiming:
     """The timeouts of a decision, in seconds."""
 
     control: float
-    """One exchange of small messages. The convener waits so long for more Readys than a quorum's."""
+    """One exchange of small messages. The proposer waits so long for more Readys than a quorum's."""
     attempt: float
     """An attempt, from the Readys of a quorum on: long enough for the slowest data. The phases of its data end it sooner."""
 
@@ -37,7 +37,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReady:
-    """Forward another voter's signed Ready to the convener unchanged."""
+    """Forward another voter's signed Ready to the proposer unchanged."""
 
     to: PeerId
     voter: PeerId

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar, cast
 
 from ...peer.transport import PeerId
-from ...peer.wire import Accept, Confirm, Slot
+from ...peer.wire import Precommit, Prevote, Slot
 from .electorate import Electorate
 from .statements import Statement, VoterReady
 
@@ -63,7 +63,7 @@ class NewestStatements:
         """Return the attempt in a term that each voter has reached by its Ready."""
         return {voter: it.slot.attempt for voter, it in self.of(VoterReady).items() if it.slot.term == term}
 
-    def quorum_with(self, statement: Accept | Confirm, electorate: Electorate) -> tuple[PeerId, ...] | None:
+    def quorum_with(self, statement: Prevote | Precommit, electorate: Electorate) -> tuple[PeerId, ...] | None:
         """Return the voters that made the same statement, sorted, if they are a quorum."""
         voters = self._alike.get(statement, {})
         if len(voters) < electorate.fewest:

@@ -1,4 +1,4 @@
-"""Voters and their votes: quorum, convener, and the slot that enough of them have reached. Pure.
+"""Voters and their votes: quorum, proposer, and the slot that enough of them have reached. Pure.
 
 Of four voters and more a quorum has more than two thirds: two quorums share more than a third, so at least one honest
 voter while liars are less than a third. Fewer voters stand no liar, so more than a half decides: two quorums share a
@@ -14,7 +14,7 @@ from ...peer.errors import LocalError
 from ...peer.transport import PeerId
 
 FORWARDERS = 2
-"""Voters after the convener that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
+"""Voters after the proposer that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
 
 LIAR_PROOF = 4
 """Voters from which on one of them may lie."""
@@ -68,15 +68,15 @@ class Electorate:
         """Return True if these peers together hold a quorum."""
         return self.votes_of(voters) >= self.quorum
 
-    def convener(self, round_: int, attempt: int) -> PeerId:
-        """Return the convener of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
+    def proposer(self, round_: int, attempt: int) -> PeerId:
+        """Return the proposer of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
         return self.voters[(round_ + attempt) % len(self.voters)]
 
-    def forwards(self, voter: PeerId, convener: PeerId) -> bool:
-        """Return True if a voter is one of the next `FORWARDERS` after the convener of an attempt."""
-        if voter not in self.votes or convener not in self.votes:
+    def forwards(self, voter: PeerId, proposer: PeerId) -> bool:
+        """Return True if a voter is one of the next `FORWARDERS` after the proposer of an attempt."""
+        if voter not in self.votes or proposer not in self.votes:
             return False
-        return 0 < (self.voters.index(voter) - self.voters.index(convener)) % len(self.voters) <= FORWARDERS
+        return 0 < (self.voters.index(voter) - self.voters.index(proposer)) % len(self.voters) <= FORWARDERS
 
     @property
     def blocking(self) -> int:

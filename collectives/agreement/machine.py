@@ -1,14 +1,14 @@
 """The state machine of one decision at one voter: rules, locks, attempts and terms. Pure.
 
 Theory of operation (Tendermint, arXiv:1807.04938, for one height, over hashes; docs/trust.md argues its safety and
-liveness). An attempt has a convener and four statements, one of each by each voter:
+liveness). An attempt has a proposer and four statements, one of each by each voter:
 
     Ready     to all when I enter the attempt, with the newest proof that I know
-    Propose   by the convener under the Readys of a quorum: the value of the newest proof among them, or a new one
-    Accept    of the convener's proposal, if I hold the bytes, and the lock allows it
-    Confirm   when I know a proof (Accepts of a quorum) of this attempt; it is my lock from then on
+    Propose   by the proposer under the Readys of a quorum: the value of the newest proof among them, or a new one
+    Prevote    of the proposer's proposal, if I hold the bytes, and the lock allows it
+    Precommit   when I know a proof (Prevotes of a quorum) of this attempt; it is my lock from then on
 
-Confirms of a quorum in one slot are the decision, whenever I see them. The lock: I accept another value than mine only
+Precommits of a quorum in one slot are the decision, whenever I see them. The lock: I accept another value than mine only
 under a proof that is no older than my lock. A proof of an earlier attempt is shown and not confirmed, since others may
 have moved on without it.
 
@@ -16,11 +16,11 @@ An attempt ends at my deadline, which begins with the Readys of a quorum, or whe
 are in a later one. I never go back. Without the first condition a voter on the wrong side of a partition would count
 attempts alone, and never meet the others again; with it all honest voters are within one attempt of each other as soon as
 the network is calm. Less than 1/3 of the votes move nobody. So a refused
-proposal ends no attempt: its convener could also have been silent, and the deadline is paid for either.
+proposal ends no attempt: its proposer could also have been silent, and the deadline is paid for either.
 
 Terms change the electorate or its quorum (`appoint`). Ballots are ordered by term, then attempt; locks and proofs pass on.
 
-A later process of the same voter begins in a slot that no earlier one was in, with the lock of the newest Confirm.
+A later process of the same voter begins in a slot that no earlier one was in, with the lock of the newest Precommit.
 
 The driver verifies signatures, calls `meet` for each connection to a voter that is made or made again, since nothing is
 sent twice otherwise, `tick` at `deadline`, and does the actions in their order.
@@ -31,11 +31,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ...peer.transport import PeerId
-from ...peer.wire import Accept, Confirm, Slot
+from ...peer.wire import Precommit, Prevote, Slot
 from .actions import AgreementAction, AgreementTiming, Dispatch, FetchProven, ForwardReady, Note
 from .collected import NewestStatements
 from .electorate import NOBODY, Electorate
-from .statements import AcceptProof, Decision, Propose, Shown, Statement, VoterReady, newest
+from .statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
 from .validity import statement_fault
 
 RECALL_SECONDS = 600.0
@@ -51,13 +51,13 @@ class _Attempt:
     since: float | None = None
     """When a quorum was in this attempt or a later one: its clock starts."""
     is_gathered: bool = False
-    """True if the convener waits for no more Readys."""
+    """True if the proposer waits for no more Readys."""
     making: Shown | None = None
-    """The Readys under which I, its convener, am to make a new value."""
+    """The Readys under which I, its proposer, am to make a new value."""
     offer: tuple[bytes, Shown] | None = None
     """The new value that I made, and the Readys that justify it."""
     forwarded: dict[PeerId, float] = field(default_factory=dict)
-    """The voters whose Readys I forwarded to the convener, and when."""
+    """The voters whose Readys I forwarded to the proposer, and when."""
     is_weighed: bool = False
     """True if the proposal was compared with what I had forwarded when it arrived."""
     is_refused: bool = False
@@ -72,7 +72,7 @@ class VoterMachine:
         slot: Slot,
         terms: tuple[Electorate, ...],
         timing: AgreementTiming,
-        lock: AcceptProof | None = None,
+        lock: PrevoteQuorum | None = None,
         *,
         is_observer: bool = False,
     ) -> None:
@@ -85,7 +85,7 @@ class VoterMachine:
         """The newest proof that I know; at least as new as my lock."""
         self.decision: Decision | None = None
         self._lock = lock
-        """The proof of my newest Confirm."""
+        """The proof of my newest Precommit."""
         self._timing = timing
         self.is_observer = is_observer
         """True if I sign nothing, in no term: an earlier memory of this decision may be lost, with a lock of any term."""
@@ -100,8 +100,8 @@ class VoterMachine:
         self._looked: tuple[int, Slot | None] = (-1, None)
         """The Readys and the slot that I have last looked at for a later attempt, the clock, and what to forward."""
         self._attempt = _Attempt()
-        self.convener = self._find_convener()
-        """The convener of my slot."""
+        self.proposer = self._find_proposer()
+        """The proposer of my slot."""
 
     # What the driver may read.
 
@@ -117,7 +117,7 @@ class VoterMachine:
 
     @property
     def making(self) -> Shown | None:
-        """The Readys under which I, the convener, am to make a new value (move the data) and report `offer`; None if not."""
+        """The Readys under which I, the proposer, am to make a new value (move the data) and report `offer`; None if not."""
         return self._attempt.making
 
     @property
@@ -135,7 +135,7 @@ class VoterMachine:
         """When to call `tick`; infinite while less than a quorum is in my attempt, and at the end."""
         if self.decision is not None or self._attempt.since is None:
             return math.inf
-        if self.convener == self.me and not self._attempt.is_gathered:
+        if self.proposer == self.me and not self._attempt.is_gathered:
             return self._attempt.since + self._timing.control
         return self._attempt.since + self._timing.attempt
 
@@ -145,7 +145,7 @@ class VoterMachine:
         """Bring a voter up to date to which a connection was made, or made again."""
         if self.decision is not None:
             return []
-        if voter == self.convener:
+        if voter == self.proposer:
             self._attempt.forwarded.clear()
             self._looked = -1, None
         return [*map(Dispatch, self._attempt.said.values()), *self._advance(now)]
@@ -226,7 +226,7 @@ class VoterMachine:
             return [Note("agreement.refused", self.me, "appoint", why)]
         missing = (NOBODY,) * (term - len(self.terms))
         self.terms = (*self.terms[:term], *missing, electorate, *self.terms[term + 1 :])
-        self.convener, self._looked = self._find_convener(), (-1, None)
+        self.proposer, self._looked = self._find_proposer(), (-1, None)
         if term <= self.slot.term:
             return self._advance(now)
         return self._move(self.slot.at(term, attempt), f"term {term} was appointed") + self._advance(now)
@@ -238,7 +238,7 @@ class VoterMachine:
         self._attempt.is_gathered |= now >= self._attempt.since + self._timing.control
         if now < self._attempt.since + self._timing.attempt:
             return self._advance(now)
-        return self.abandon(f"no decision with {self.convener} as the convener", now)
+        return self.abandon(f"no decision with {self.proposer} as the proposer", now)
 
     # Transitions: each happens once, as soon as the statements allow it.
 
@@ -283,21 +283,21 @@ class VoterMachine:
             self._attempt.since = now
 
     def _forward(self, now: float) -> list[AgreementAction]:
-        """Forward each Ready to the convener: a voter that sends its Ready to only some cannot make us disagree on it.
+        """Forward each Ready to the proposer: a voter that sends its Ready to only some cannot make us disagree on it.
 
-        Who forwards none holds none against the convener: it may never have received what a liar has sent to me alone.
+        Who forwards none holds none against the proposer: it may never have received what a liar has sent to me alone.
         """
-        if not self.electorate.forwards(self.me, self.convener):
+        if not self.electorate.forwards(self.me, self.proposer):
             return []
         readys, forwarded = self._statements.readys(self.slot), self._attempt.forwarded
-        missing = readys.keys() - forwarded.keys() - {self.me, self.convener}
+        missing = readys.keys() - forwarded.keys() - {self.me, self.proposer}
         fresh = [voter for voter in readys if voter in missing] if len(missing) > 1 else [*missing]
         forwarded |= dict.fromkeys(fresh, now)
-        return [ForwardReady(self.convener, voter, readys[voter]) for voter in fresh]
+        return [ForwardReady(self.proposer, voter, readys[voter]) for voter in fresh]
 
     def _propose(self) -> list[AgreementAction]:
         said = self._attempt.said
-        if Propose in said or VoterReady not in said or self.convener != self.me:
+        if Propose in said or VoterReady not in said or self.proposer != self.me:
             return []
         readys = self._statements.readys(self.slot)
         self._attempt.is_gathered |= len(readys) == len(self.electorate.voters)
@@ -312,16 +312,16 @@ class VoterMachine:
         return []
 
     def _accept(self, now: float) -> list[AgreementAction]:
-        if self._attempt.is_refused or Accept in self._attempt.said:
+        if self._attempt.is_refused or Prevote in self._attempt.said:
             return []
-        propose = self._statements.of(Propose).get(self.convener)
+        propose = self._statements.of(Propose).get(self.proposer)
         if propose is None or propose.slot != self.slot:
             return []
         if (why := self._objection(propose, now)) is not None:
             self._attempt.is_refused = True
-            return [self._refused(self.convener, propose, why)]
+            return [self._refused(self.proposer, propose, why)]
         if propose.value in self._held:
-            return self._say(Accept(self.slot, propose.value))
+            return self._say(Prevote(self.slot, propose.value))
         return self._fetch(propose.newest_proof)
 
     def _objection(self, propose: Propose, now: float) -> str | None:
@@ -331,9 +331,9 @@ class VoterMachine:
         return None if self._lock_allows(propose) else "I am locked on another value by a newer proof"
 
     def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
-        """Return which Readys that I forwarded in time the convener omits; empty if none, or if it was asked before.
+        """Return which Readys that I forwarded in time the proposer omits; empty if none, or if it was asked before.
 
-        Asked once, when the convener has closed them: while the bytes come, more Readys do, and a liar could send its own
+        Asked once, when the proposer has closed them: while the bytes come, more Readys do, and a liar could send its own
         just then.
         """
         if self._attempt.is_weighed:
@@ -351,14 +351,14 @@ class VoterMachine:
 
     def _confirm(self) -> list[AgreementAction]:
         proof = self.newest_proof
-        if proof is None or proof.slot != self.slot or Confirm in self._attempt.said:
+        if proof is None or proof.slot != self.slot or Precommit in self._attempt.said:
             return []
         if proof.value not in self._held:
             return self._fetch(proof)
         self._lock = proof
-        return self._say(Confirm(self.slot, proof.value))
+        return self._say(Precommit(self.slot, proof.value))
 
-    def _fetch(self, proof: AcceptProof | None) -> list[AgreementAction]:
+    def _fetch(self, proof: PrevoteQuorum | None) -> list[AgreementAction]:
         """Fetch a proven value that I do not hold. The bytes of a new one come from those that make it."""
         if proof is None or proof.value in self._fetching:
             return []
@@ -367,12 +367,12 @@ class VoterMachine:
 
     # Helpers.
 
-    def _find_convener(self) -> PeerId:
-        return self.electorate.convener(self.slot.round, self.slot.term + self.slot.attempt)
+    def _find_proposer(self) -> PeerId:
+        return self.electorate.proposer(self.slot.round, self.slot.term + self.slot.attempt)
 
     def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
-        left, self.slot = self.convener, slot
-        self.convener = self._find_convener()
+        left, self.slot = self.proposer, slot
+        self.proposer = self._find_proposer()
         self._attempt = _Attempt()
         self._fetching.clear()
         return [Note("agreement.attempt", left, f"term {slot.term}, attempt {slot.attempt}", reason)]
@@ -395,13 +395,13 @@ class VoterMachine:
             case _:
                 electorate = self.terms[statement.slot.term]
                 voters = self._statements.quorum_with(statement, electorate)
-                if voters is not None and isinstance(statement, Accept):
-                    self._learn(AcceptProof(statement.slot, statement.value, voters))
+                if voters is not None and isinstance(statement, Prevote):
+                    self._learn(PrevoteQuorum(statement.slot, statement.value, voters))
                 elif voters is not None:
                     self.decision = Decision(statement.slot, statement.value, voters)
         return news
 
-    def _learn(self, proof: AcceptProof | None) -> None:
+    def _learn(self, proof: PrevoteQuorum | None) -> None:
         """Keep the newest proof."""
         if proof is not None and newest([self.newest_proof, proof]) is proof:
             self.newest_proof = proof

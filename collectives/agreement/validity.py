@@ -47,8 +47,8 @@ def _ballot_fault(slot: Slot, terms: Sequence[Electorate]) -> str | None:
 
 def _proposal_fault(voter: PeerId, propose: Propose, electorate: Electorate, terms: Sequence[Electorate]) -> str | None:
     slot, shown = propose.slot, [ready[0] for ready in propose.readys]
-    if voter != electorate.convener(slot.round, slot.term + slot.attempt):
-        return "a proposal by another voter than the convener"
+    if voter != electorate.proposer(slot.round, slot.term + slot.attempt):
+        return "a proposal by another voter than the proposer"
     if len(set(shown)) != len(shown):
         return "a proposal that shows two Readys of one voter"
     if not electorate.votes.keys() >= set(shown) or not electorate.is_quorum(shown):

@@ -8,7 +8,7 @@
     kept_outputs  A store of the encoded outputs of the last rounds, by hash, for replay.
     ledger        The ledger: the chain of a run's certificates, persisted on this peer's disk.
     packed        Compression of certificates for ledger and directory; validation of a trail.
-    quorum        Quorum arithmetic, the rank order of conveners, and the draw of a round's members. Pure.
+    quorum        Quorum arithmetic, the rank order of proposers, and the draw of a round's members. Pure.
     replay        Log replay: fetch certificates and outputs of missed rounds, repeat the outer steps.
     voters        Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 """

@@ -67,7 +67,7 @@ def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter:
     Raises `BadSignature` or `ProtocolViolation`. Every signature is checked. The run's `charter` must have admitted all
     members. Where the owner has the authority, it must have decided: that does not take the certificate before.
     """
-    value = _check_signed_by(certificate, wire.Confirm, verify, charter)
+    value = _check_signed_by(certificate, wire.Precommit, verify, charter)
     if charter.authority is not None:
         check_votes(certificate, Electorate({charter.authority: 1}), charter)
     return value
@@ -75,7 +75,7 @@ def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter:
 
 def check_proof(proof: wire.Proof, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:
     """Validate a proof as `check_certificate` does a certificate."""
-    return _check_signed_by(proof, wire.Accept, verify, charter)
+    return _check_signed_by(proof, wire.Prevote, verify, charter)
 
 
 def check_votes(quorum: wire.Certificate | wire.Proof, first: Electorate, charter: Charter = OPEN) -> None:
@@ -126,7 +126,7 @@ def signed_in(data: bytes) -> wire.Signed:
 
 
 def _check_signed_by(
-    quorum: wire.Certificate | wire.Proof, kind: type[wire.Confirm] | type[wire.Accept], verify: Verify, charter: Charter
+    quorum: wire.Certificate | wire.Proof, kind: type[wire.Precommit] | type[wire.Prevote], verify: Verify, charter: Charter
 ) -> wire.Value:
     value, slot = value_of(quorum), quorum.slot
     if (value.run, value.round, value.previous) != slot.decision:

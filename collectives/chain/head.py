@@ -1,7 +1,7 @@
 """The published head: the chain's newest certificate, as a value in the run's directory.
 
 The value is the newest certificate itself, packed. It needs no signature but its quorum's, so any peer that has it may
-publish it; the convener of a round does. Of several values the one of the later round wins.
+publish it; the proposer of a round does. Of several values the one of the later round wins.
 
 The published head is a hint. Members state their own heads, and their states prove them (`fork_choice`). It decides
 nothing, since a certificate without the one before it says only that its voters may vote, not that they were the voters. It

@@ -3,7 +3,7 @@
 Every so many rounds a few of the contributors whose tokens counted are drawn, in the order of a hash of the certified cut and
 peer. The cut binds all commits, and nonces that their owners committed to before they saw the commits. It is fixed before the
 outputs: drawn by the whole certificate, the owner whose output comes last could try small lies about it until the draw
-suits it. What is left is the convener's choice of nonces. A keeper contributes nothing and is never drawn.
+suits it. What is left is the proposer's choice of nonces. A keeper contributes nothing and is never drawn.
 """
 
 from dataclasses import dataclass

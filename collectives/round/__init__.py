@@ -6,7 +6,7 @@
     early      Round messages that arrive before my attempt of them, within a budget of bytes. Pure.
     exchange   A round under a certified roster: COLLECT to CONFIRM, up to a quorum of results. Pure.
     facts      The message log of a round: deduplicates signed messages and detects equivocation. Pure.
-    gather     GATHER: the roster that the convener makes of the Readys, and the reasons to refuse one. Pure.
+    gather     GATHER: the roster that the proposer makes of the Readys, and the reasons to refuse one. Pure.
     judge      JUDGE and CHECK of one cut: weights of contributions, verification of outputs. Pure.
     machine    The state machine of one attempt: from Ready to a value that is held and checked. Pure.
     outputs    REDUCE: the outputs of all parts, their providers, retries, and false ones. Pure.

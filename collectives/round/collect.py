@@ -1,9 +1,9 @@
 """COLLECT: commitments, the parts that I hold, and the cut that follows. Pure.
 
 Theory of operation. Every part has a holder: its owner, or the first living deputy once the owner is lost (failover). A
-holder fetches the part from every member that has committed, and sends what it holds (Have). The convener, the first
+holder fetches the part from every member that has committed, and sends what it holds (Have). The proposer, the first
 member of the roster, cuts to what every holder has, so that a contribution enters all parts or none. If a holder later
-cannot get a contribution of the cut, it sends a new Have, and the convener cuts again, at most twice.
+cannot get a contribution of the cut, it sends a new Have, and the proposer cuts again, at most twice.
 
 A keeper, whose Ready states no tokens, commits to nothing. It holds parts and acknowledges cuts like any other member.
 
@@ -42,7 +42,7 @@ class CollectPhase:
         self._asked: dict[int, set[int]] = {}
         self._changes = 0
         refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
-        # Those of earlier attempts stay out, unless no cut is possible without them: a convener's loss may be the reason.
+        # Those of earlier attempts stay out, unless no cut is possible without them: a proposer's loss may be the reason.
         self._earlier = refused if table.is_enough(table.training - refused) else set[int]()
         self._refused = set(self._earlier)
         self._closed = False
@@ -87,7 +87,7 @@ class CollectPhase:
             self._changes += 1
 
     def refuse(self, contributors: Collection[int]) -> bool:
-        """Exclude contributors: the convener cuts again without them. Return True if any is new."""
+        """Exclude contributors: the proposer cuts again without them. Return True if any is new."""
         news = set(contributors) - self._refused
         self._refused |= news
         self._changes += len(news)
@@ -149,7 +149,7 @@ class CollectPhase:
         return reasons[0] if reasons else "not every holder has its contribution"
 
     def needs_have_of(self, sender: PeerId) -> bool:
-        """Return True if a member's Have concerns me: the convener needs all, a deputy those of its owners."""
+        """Return True if a member's Have concerns me: the proposer needs all, a deputy those of its owners."""
         return self._table.places[sender] in self._table.deputized or self._table.me == 0
 
     def is_shared(
@@ -157,7 +157,7 @@ class CollectPhase:
     ) -> bool:
         """Return True if a cut has most of the contributions, by weight, that all holders state to have, as far as I know.
 
-        Else a convener could decide on the contribution of a key of its own alone, where those that train have no vote.
+        Else a proposer could decide on the contribution of a key of its own alone, where those that train have no vote.
         The `mute` are those that are to be removed from a cut, since their sketches are missing.
         """
         table, commits = self._table, self._table.commits()
@@ -179,7 +179,7 @@ class CollectPhase:
         num_messages = self._facts.num_ever(wire.Commit), self._facts.num_ever(wire.Have)
         if not self._changed("advance", num_messages, len(active), cut, self._changes):
             return []
-        return [*self._fetch(active, cut), *self._report(active, cut), *self._convene(active, cut)]
+        return [*self._fetch(active, cut), *self._report(active, cut), *self._propose_cut(active, cut)]
 
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         table = self._table
@@ -252,8 +252,8 @@ class CollectPhase:
             self._living = frozenset(index for index in self._table.training if self._table.members[index] in active)
         return self._living
 
-    def _convene(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
-        """Cut if I am the convener: the first time, or again without what a holder lacks."""
+    def _propose_cut(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
+        """Cut if I am the proposer: the first time, or again without what a holder lacks."""
         table = self._table
         if table.me != 0:
             return []
@@ -272,7 +272,7 @@ class CollectPhase:
         order = tuple(sorted(index for index in fit if all(index in have for have in held)))
         if self._earlier and not self.is_shared(order, 0, active):
             self._refused, self._earlier = self._refused - self._earlier, set()
-            return [*notes, *self._convene(active, cut)]
+            return [*notes, *self._propose_cut(active, cut)]
         version = 0
         if cut is not None:
             kept = tuple(index for index in cut.contributors if index in order)

@@ -53,7 +53,7 @@ class RosterRound:
         self.table = table
         self._failure = ""
         self._newest: tuple[int, tuple[wire.Signed | None, wire.Cut | None]] = 0, (None, None)
-        """How many cuts had arrived when I last looked for the convener's newest, and that one."""
+        """How many cuts had arrived when I last looked for the proposer's newest, and that one."""
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
         self._acked: set[bytes] = set()
@@ -89,7 +89,7 @@ class RosterRound:
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the roster; its convener stands first."""
+        """The members of the roster; its proposer stands first."""
         return self.table.members
 
     @property
@@ -105,9 +105,9 @@ class RosterRound:
 
     @property
     def cuts(self) -> tuple[bytes, ...]:
-        """The hashes of the convener's cuts."""
-        cuts, convener = self._facts.every(wire.Cut, self.table.slot), self.table.members[0]
-        return tuple(signed.hash for signed, _ in cuts if signed.sender == convener)
+        """The hashes of the proposer's cuts."""
+        cuts, proposer = self._facts.every(wire.Cut, self.table.slot), self.table.members[0]
+        return tuple(signed.hash for signed, _ in cuts if signed.sender == proposer)
 
     @property
     def is_bound(self) -> bool:
@@ -135,7 +135,7 @@ class RosterRound:
         if place := self.table.places[peer]:
             self.collect_phase.refuse([place])
         else:
-            self._failure = "the convener has sent two commits"
+            self._failure = "the proposer has sent two commits"
 
     def sketched(self, seed: bytes, tables: bytes) -> list[Action]:
         """Send my finished sketches under a seed."""
@@ -182,7 +182,7 @@ class RosterRound:
     def ask(self, active: Collection[PeerId]) -> list[Action]:
         """Ask others for what members have sent to them, and not to me: Commits, sketches, Results.
 
-        Who withholds one message from a few voters could else waste the attempts of all conveners.
+        Who withholds one message from a few voters could else waste the attempts of all proposers.
         """
         table, (_, cut) = self.table, self._newest_cut()
         if cut is None:
@@ -210,7 +210,7 @@ class RosterRound:
         return [Forward(self.table.members, sketches)]
 
     def show_haves(self) -> list[Action]:
-        """Forward the convener the Haves of the owners that I stand in for: they may have sent it none."""
+        """Forward the proposer the Haves of the owners that I stand in for: they may have sent it none."""
         table = self.table
         owners = [index for index in table.haves() if table.me in table.deputies(index) and index != 0]
         return [Forward(table.members[:1], self._facts.signed(wire.Have, table.members[index])) for index in owners]
@@ -218,7 +218,7 @@ class RosterRound:
     def silent(self, active: Collection[PeerId]) -> list[PeerId]:
         """Return the living owners whose Have is overdue: I have closed the phase, and a quorum of voters too.
 
-        Nobody if the convener is one of them: then there will be no cut.
+        Nobody if the proposer is one of them: then there will be no cut.
         """
         if not self.collect_phase.is_closed:
             return []
@@ -230,7 +230,7 @@ class RosterRound:
         return [] if table.members[0] in owners else sorted(owners & set(active))
 
     def awaits_holders(self, active: Collection[PeerId]) -> bool:
-        """Return True if a part's living holder has not stated what it holds of it; False if the convener has not."""
+        """Return True if a part's living holder has not stated what it holds of it; False if the proposer has not."""
         table = self.table
         holders = {part: table.holder(part, active) for part in table.owners}
         late = {holder for part, holder in holders.items() if holder is not None and table.held(holder, part) is None}
@@ -274,7 +274,7 @@ class RosterRound:
             case Phase.CONFIRM:
                 if not self._facts.of(wire.Propose, table.slot):
                     return f"Propose from {table.members[0]}"
-                kind = wire.Confirm if self._facts.of(wire.Confirm) else wire.Accept
+                kind = wire.Precommit if self._facts.of(wire.Precommit) else wire.Prevote
                 received = self._facts.of(kind, table.slot).keys()
                 expected = sorted(set(living) & table.electorate.votes.keys() - received)
                 return f"{kind.__name__} from {', '.join(expected) or 'nobody'}"
@@ -300,7 +300,7 @@ class RosterRound:
                 return message.cut == self._cut_hash
             case wire.Sketch():
                 return message.cut == self._cut_hash
-            case wire.Accept():
+            case wire.Prevote():
                 return bool(self.reduce_phase.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
@@ -331,15 +331,15 @@ class RosterRound:
         return self._setup.rule.blind or self.table.electorate.is_quorum(self._facts.acknowledged(cut))
 
     def _newest_cut(self) -> tuple[wire.Signed | None, wire.Cut | None]:
-        """Return the convener's cut of the highest version."""
+        """Return the proposer's cut of the highest version."""
         if (num_cuts := self._facts.num_ever(wire.Cut)) > self._newest[0]:
-            convener = self.table.members[0]
-            cuts = [item for item in self._facts.every(wire.Cut, self.table.slot) if item[0].sender == convener]
+            proposer = self.table.members[0]
+            cuts = [item for item in self._facts.every(wire.Cut, self.table.slot) if item[0].sender == proposer]
             self._newest = num_cuts, max(cuts, key=lambda item: item[1].version, default=(None, None))
         return self._newest[1]
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None, active: Collection[PeerId]) -> list[Action]:
-        """Accept the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""
+        """Prevote the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""
         table = self.table
         if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
@@ -356,7 +356,7 @@ class RosterRound:
         return actions
 
     def _accept(self, signed: wire.Signed, cut: wire.Cut, active: Collection[PeerId]) -> list[Action]:
-        """Accept and acknowledge a valid cut once I hold its contributions to my own part."""
+        """Prevote and acknowledge a valid cut once I hold its contributions to my own part."""
         table, order = self.table, cut.contributors
         if (flaw := table.why_not_cut(cut)) is not None:
             self._failure = flaw
@@ -369,12 +369,12 @@ class RosterRound:
             if signed.hash in self._disputed:
                 return []
             self._disputed.add(signed.hash)
-            # A contributor has equivocated, and the convener cuts again without it. The commits that I have prove it to
-            # the convener, or to all if it is its own.
+            # A contributor has equivocated, and the proposer cuts again without it. The commits that I have prove it to
+            # the proposer, or to all if it is its own.
             commits = dict(zip(order, table.commits_signed(order), strict=True))
             own = commits.get(table.places[signed.sender])
             spread = [Forward(table.members, own)] if own is not None else []
-            # Or the convener has: who has another cut of this version can prove it.
+            # Or the proposer has: who has another cut of this version can prove it.
             return [
                 Note("round.refused", signed.sender, "Cut", "it names other commits than those that were sent to me"),
                 Forward(table.members, signed),

@@ -1,4 +1,4 @@
-"""GATHER: the roster that the convener makes of the Readys, and the reasons to refuse one. Pure."""
+"""GATHER: the roster that the proposer makes of the Readys, and the reasons to refuse one. Pure."""
 
 import math
 from collections import Counter
@@ -57,7 +57,7 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
 
 
 def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
-    """Return the roster of a convener, or why there is none."""
+    """Return the roster of a proposer, or why there is none."""
     readies = willing(setup, vote)
     voters = [peer for peer in readies if peer in vote.electorate.votes]
     if vote.me not in readies or not vote.electorate.is_quorum(voters):
@@ -79,7 +79,7 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
 def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str | None:
     """Return why a roster is refused that leaves out a voter which is ready and here, before all had time to become ready.
 
-    Empty if such a voter is here and may still become ready, None if nobody is left out. Without this rule a convener could
+    Empty if such a voter is here and may still become ready, None if nobody is left out. Without this rule a proposer could
     choose the voters of the next round, by closing as soon as the ones that it likes are a quorum. A voter that could not
     be in my roster either, such as one that starts from another state, is not left out.
     """
@@ -96,7 +96,7 @@ def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection
 def why_unshared(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str:
     """Return why a roster is refused that leaves out most of those that train, by weight, are ready and here; empty if not.
 
-    Where those that train have no vote, a convener could else decide on the contribution of a key of its own alone.
+    Where those that train have no vote, a proposer could else decide on the contribution of a key of its own alone.
     """
     record = newcomer_record(setup.charter.earned)
     ready = {
@@ -196,8 +196,8 @@ def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
 
 def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
     """Return why I refuse a roster of my slot; None if I accept it, even one without me."""
-    if sender != vote.convener or roster.members[0] != sender:
-        return f"its sender does not convene this attempt, but {vote.convener}"
+    if sender != vote.proposer or roster.members[0] != sender:
+        return f"its sender is not the proposer of this attempt, but {vote.proposer}"
     if roster.base_root != setup.ready.base_root and vote.me in roster.members:
         return "it starts from another state"
     if (flaw := why_not_seats(roster.members, roster.seats, setup.charter)) is not None:
@@ -244,7 +244,7 @@ def _owners(
 
 
 def _why_not_left_out(vote: Vote, able: Collection[PeerId], without: Collection[PeerId]) -> str | None:
-    """Return why a convener must not leave out all `without` a part, of those that are `able` to own one; None if it may.
+    """Return why a proposer must not leave out all `without` a part, of those that are `able` to own one; None if it may.
 
     Honest ones leave out owners that lied or were silent; voters with more than a third of the votes are not all such.
     Free keys may be left out as long as voters own parts; where no voter can, half of those that can must own some.

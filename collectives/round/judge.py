@@ -118,10 +118,10 @@ class SketchExchange:
 MAX_SEEDS, SEEDS_OF_ONE = 4, 2
 """Limits of the seeds that I sketch under after one cut, in all and for one asker: a liar may ask for any number.
 
-Free keys may use them up, so the convener's come on top: whoever lacks an answer goes over to its outputs (`outputs`).
+Free keys may use them up, so the proposer's come on top: whoever lacks an answer goes over to its outputs (`outputs`).
 """
 CONVENER_SEEDS = MAX_SEEDS + 1 + DEPUTIES
-"""Those of the convener: its answers to others look like questions, and each output may come from an owner or a deputy."""
+"""Those of the proposer: its answers to others look like questions, and each output may come from an owner or a deputy."""
 
 
 class JudgePhase:
@@ -221,10 +221,10 @@ class JudgePhase:
     def _is_answered(self, asker: PeerId) -> bool:
         """Count a question; return True if this member is still answered."""
         self._askers[asker] += 1
-        convener = self._table.members[0]
-        if asker == convener:
+        proposer = self._table.members[0]
+        if asker == proposer:
             return self._askers[asker] <= CONVENER_SEEDS
-        asked = sum(min(count, SEEDS_OF_ONE) for peer, count in self._askers.items() if peer != convener)
+        asked = sum(min(count, SEEDS_OF_ONE) for peer, count in self._askers.items() if peer != proposer)
         return self._askers[asker] <= SEEDS_OF_ONE and asked <= MAX_SEEDS
 
     def _after(self, outputs: tuple[bytes, ...]) -> SketchExchange:
@@ -252,7 +252,7 @@ class JudgePhase:
 
     def miss(self, active: Collection[PeerId]) -> None:
         """Remove contributors that were lost before they sent their sketches, or were convicted, from the cut."""
-        if self._setup.rule.blind or self._facts.of(wire.Accept, self._table.slot):
+        if self._setup.rule.blind or self._facts.of(wire.Prevote, self._table.slot):
             return  # A member that accepted the value has the missing sketches, and forwards them once the peer is lost.
         members, to_come = self._table.members, self._second is None and self._setup.rule.linear
         for index in self._cut.contributors:

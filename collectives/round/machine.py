@@ -4,8 +4,8 @@ Theory of operation (docs/trust.md). Inputs (`receive`, `lose`, `tick`, and the 
 makes every transition that they allow. Nothing depends on the order of messages, and a repeated one changes nothing.
 Work comes out as actions (`actions`); the driver does it and reports back by `done`.
 
-    GATHER   Ready from all active members → the convener, a voter whose turn it is, makes a Roster of them
-    COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the convener cuts
+    GATHER   Ready from all active members → the proposer, a voter whose turn it is, makes a Roster of them
+    COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the proposer cuts
     JUDGE    unless the rule is blind: a quorum acknowledges the Cut; contributors send a Sketch; the rule weighs them
     REDUCE   owners publish their Result; every member fetches all outputs
     CHECK    contributors send a second Sketch, which verifies the outputs
@@ -33,7 +33,7 @@ from .roster import RosterView
 from .vote import Vote
 
 CONTROL_STEPS = 3
-"""Exchanges of small messages from a held value to its certificate: Propose, Accept, Confirm."""
+"""Exchanges of small messages from a held value to its certificate: Propose, Prevote, Precommit."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -55,9 +55,9 @@ class Round:
         self._held: set[bytes] = set()
         """The hashes of the values that I hold."""
         self._has_closed = False
-        """True if I, the convener, have sent a roster of my slot."""
+        """True if I, the proposer, have sent a roster of my slot."""
         self._no_roster = ""
-        """Why I, the convener, could make no roster so far."""
+        """Why I, the proposer, could make no roster so far."""
         self._is_fetching = False
         """True if the certified value is being fetched."""
         self._silent: set[PeerId] = set()
@@ -91,7 +91,7 @@ class Round:
 
     @property
     def cuts(self) -> tuple[bytes, ...]:
-        """The hashes of the convener's cuts: a value that names one of them has the parts that I sent in this attempt."""
+        """The hashes of the proposer's cuts: a value that names one of them has the parts that I sent in this attempt."""
         return () if self._exchange is None else self._exchange.cuts
 
     @property
@@ -188,9 +188,9 @@ class Round:
         if self._phase is Phase.GATHER:
             return actions + self._gather_late(now)
         if self._exchange is None:
-            return actions + self._give_up(f"no decision on what {self.vote.convener} proposed again", now)
+            return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
         if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
-            # Late contributions are left out; the convener and the others need time for the cut.
+            # Late contributions are left out; the proposer and the others need time for the cut.
             self._due = now + 2 * self.setup.timing.control
             return [*actions, *self._exchange.show_haves(), *self._exchange.ask(self._active), *self._advance(now)]
         if self.phase is Phase.COLLECT and (silent := self._exchange.silent(self._active)):
@@ -229,7 +229,7 @@ class Round:
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
                 return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
-            is_vote = isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot
+            is_vote = isinstance(message, wire.Propose | wire.Prevote | wire.Precommit) and message.slot == self.slot
             if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
                 self._facts.add(signed, message)
         return self._advance(now, is_told=isinstance(message, wire.Propose) or self._may_change(signed.sender, message))
@@ -269,9 +269,9 @@ class Round:
             timing = self.setup.timing
             self._phase, self._due = Phase.CONFIRM, now + CONTROL_STEPS * timing.control + timing.transfer
             return actions
-        roster = self._facts.of(wire.Roster).get(vote.convener)
+        roster = self._facts.of(wire.Roster).get(vote.proposer)
         if roster is not None:
-            return actions + self._take_roster(self._facts.signed(wire.Roster, vote.convener), roster, now)
+            return actions + self._take_roster(self._facts.signed(wire.Roster, vote.proposer), roster, now)
         if gather.starts_elsewhere(self.setup, vote):
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
@@ -282,10 +282,10 @@ class Round:
             if not gather.is_training(self.setup, vote, self._active):
                 # To the next attempt: my Ready in this one means nothing to those that are to come.
                 return actions + self._give_up("no member that trains is ready", now)
-            if vote.convener not in self._active:
-                return actions + self._next_attempt(f"{vote.convener}, the convener, is away", now)
+            if vote.proposer not in self._active:
+                return actions + self._next_attempt(f"{vote.proposer}, the proposer, is away", now)
             closes = vote.since + self.setup.timing.gather
-            if vote.convener == self.vote.me and not vote.making and self._all_ready():
+            if vote.proposer == self.vote.me and not vote.making and self._all_ready():
                 actions += vote.gathered(now)
             is_open = vote.making and not self._has_closed
             can_close = is_open and (now >= closes or self._all_ready())
@@ -314,7 +314,7 @@ class Round:
         return actions
 
     def _close(self, now: float) -> list[Action]:
-        """Close the roster as its convener; where none can be made, more Readys may still come until the deadline."""
+        """Close the roster as its proposer; where none can be made, more Readys may still come until the deadline."""
         roster = gather.proposal(self.setup, self.vote)
         if isinstance(roster, str):
             self._no_roster = roster
@@ -354,7 +354,7 @@ class Round:
         """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
         if self.vote.since is not None and now < self._patience:
             why = f": {self._no_roster}" if self._no_roster and not self._has_closed else ""
-            return self._next_attempt(f"{self.vote.convener}, the convener, proposed no roster{why}", now)
+            return self._next_attempt(f"{self.vote.proposer}, the proposer, proposed no roster{why}", now)
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 
     def _stall(self, now: float) -> list[Action]:
@@ -371,7 +371,7 @@ class Round:
         self._silent.update(missing)
         actions: list[Action] = []
         if not self._is_stalled and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
-            actions = [Note("agreement.stalled", self.vote.convener, "gather", gather.why_not_ready(setup, self.vote, here))]
+            actions = [Note("agreement.stalled", self.vote.proposer, "gather", gather.why_not_ready(setup, self.vote, here))]
         self._is_stalled = True
         actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
         if self.vote.slot != self.slot:
@@ -424,7 +424,7 @@ class Round:
     def _made(self, value: bytes, now: float) -> list[Action]:
         """Hand the value that I made or checked to the vote."""
         self._held.add(value_hash(value))
-        if self.vote.convener != self.vote.me:
+        if self.vote.proposer != self.vote.me:
             return [*self.vote.hold(value, now), *self._advance(now)]
         assert self._table is not None
         shown = self.vote.roster(self._table.signed, self._table.roster)
@@ -450,7 +450,7 @@ class Round:
         if peer not in table.places or self.vote.proposal is not None or self._is_fetching:
             return []
         if peer == table.members[0]:
-            return self._give_up(f"{peer}, the convener, was lost ({reason})", now)
+            return self._give_up(f"{peer}, the proposer, was lost ({reason})", now)
         if not table.electorate.is_quorum(self._active & set(table.members)):
             return self._give_up(f"{peer} was lost ({reason}), and the voters that are left are no quorum", now)
         missing = table.owners - exchange.reduce_phase.outputs.keys()

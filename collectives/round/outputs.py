@@ -152,10 +152,10 @@ class ReducePhase:
         return actions
 
     def _follow(self) -> None:
-        """Leave outputs of mine that are not yet checked for those of the value that the convener proposes for this cut.
+        """Leave outputs of mine that are not yet checked for those of the value that the proposer proposes for this cut.
 
-        An owner may give each member another one, and too few may answer my question about mine; about the convener's
-        all do. If the convener lies, the check refuses its output, as any other.
+        An owner may give each member another one, and too few may answer my question about mine; about the proposer's
+        all do. If the proposer lies, the check refuses its output, as any other.
         """
         proposed = self._facts.of(wire.Propose, self._table.slot).get(self._table.members[0])
         value = open_value(proposed.value) if proposed is not None else None
@@ -167,10 +167,10 @@ class ReducePhase:
                 self._do_without(part)
 
     def _accepted(self) -> list[tuple[PeerId, wire.Value]]:
-        """Return the members that hold all outputs of a proposed value: its convener, and those that accepted it."""
+        """Return the members that hold all outputs of a proposed value: its proposer, and those that accepted it."""
         slot = self._table.slot
         proposed = {value_hash(message.value): message.value for message in self._facts.of(wire.Propose, slot).values()}
-        accepted = {peer: message.value for peer, message in self._facts.of(wire.Accept, slot).items()}
+        accepted = {peer: message.value for peer, message in self._facts.of(wire.Prevote, slot).items()}
         return [(peer, open_value(proposed[hash_])) for peer, hash_ in accepted.items() if hash_ in proposed]
 
     def result(self, part: int, peer: PeerId) -> wire.Signed | None:

@@ -100,7 +100,7 @@ class RosterView:
     def haves(self) -> Mapping[int, wire.Have]:
         """Return each member's Have, by roster index, without those whose nonce its member has not committed to.
 
-        A cut with such a nonce is refused, so that a member could void the attempts of all conveners with one.
+        A cut with such a nonce is refused, so that a member could void the attempts of all proposers with one.
         """
         if self._read[wire.Have] == self._facts.num_ever(wire.Have):
             return self._haves
@@ -141,7 +141,7 @@ class RosterView:
         return known[1]
 
     def shown_to(self, sender: PeerId, message: wire.RoundMessage) -> list[Forward]:
-        """Forward my roster or my cuts to a member that names another one: that exposes an equivocating convener."""
+        """Forward my roster or my cuts to a member that names another one: that exposes an equivocating proposer."""
         if message.slot != self.slot or sender == self.members[self.me]:
             return []
         if isinstance(message, wire.Commit) and message.roster != self.hash:

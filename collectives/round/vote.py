@@ -17,7 +17,7 @@ from ...peer.wire.schema import encode
 from ..agreement.actions import AgreementAction, Dispatch, FetchProven, ForwardReady, Note
 from ..agreement.electorate import NOBODY, Electorate
 from ..agreement.machine import VoterMachine
-from ..agreement.statements import AcceptProof, Decision, Propose, Shown, Statement, VoterReady, newest
+from ..agreement.statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
 from ..agreement.validity import certificate_fault
 from ..chain.certificate import open_value, signed_in, value_hash
 from ..chain.voters import Appointments, is_owner
@@ -44,7 +44,7 @@ class Vote:
         """The encoded values that I hold the bytes of, by hash."""
         self._proposed: dict[PeerId, tuple[wire.Slot, bytes]] = {}
         """The newest encoded value that each voter has proposed in its turn."""
-        self._proofs: dict[AcceptProof, wire.Proof] = {}
+        self._proofs: dict[PrevoteQuorum, wire.Proof] = {}
         self._roster: tuple[wire.Slot, bytes, Shown] | None = None
         """The newest that I took: its slot, its hash, and the Readys of voters in it."""
         self._waiting: dict[tuple[PeerId, type], tuple[wire.Signed, wire.VoteMessage]] = {}
@@ -60,7 +60,7 @@ class Vote:
     def certificate(self) -> wire.Certificate | None:
         """The certificate of the decision; None before, and while the value that was decided on has not arrived."""
         if self._certificate is None and (decision := self._machine.decision) is not None:
-            self._certificate = self._signed_quorum(wire.Certificate, wire.Confirm, decision)
+            self._certificate = self._signed_quorum(wire.Certificate, wire.Precommit, decision)
         return self._certificate
 
     @property
@@ -79,9 +79,9 @@ class Vote:
         return self._machine.electorate
 
     @property
-    def convener(self) -> PeerId:
-        """The convener of my slot."""
-        return self._machine.convener
+    def proposer(self) -> PeerId:
+        """The proposer of my slot."""
+        return self._machine.proposer
 
     @property
     def is_voter(self) -> bool:
@@ -100,7 +100,7 @@ class Vote:
 
     @property
     def making(self) -> bool:
-        """True if I, the convener of my slot, am to make a new value: a quorum is Ready, and no Ready states a lock."""
+        """True if I, the proposer of my slot, am to make a new value: a quorum is Ready, and no Ready states a lock."""
         return self._machine.making is not None
 
     @property
@@ -137,8 +137,8 @@ class Vote:
 
     @property
     def proposal(self) -> bytes | None:
-        """The encoded value that the convener of my slot has proposed."""
-        slot, value = self._proposed.get(self.convener, (None, None))
+        """The encoded value that the proposer of my slot has proposed."""
+        slot, value = self._proposed.get(self.proposer, (None, None))
         return value if slot == self.slot else None
 
     def begin(self, ready: wire.Ready, audience: Collection[PeerId], now: float) -> list[Action]:
@@ -182,7 +182,7 @@ class Vote:
         return shown
 
     def gathered(self, now: float) -> list[Action]:
-        """As the convener, wait for no more Readys, unless one states a lock whose proof is still to come."""
+        """As the proposer, wait for no more Readys, unless one states a lock whose proof is still to come."""
         waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
         return [] if waits else self._act(self._machine.gathered(now))
 
@@ -260,7 +260,7 @@ class Vote:
         """Take a proof whose signatures are checked; whoever has shown it, what waited for it counts now."""
         if self.certificate is not None or proof.slot.decision != self.slot.decision or proof.slot.term > self.slot.term:
             return []
-        stated = AcceptProof(proof.slot, value_hash(proof.value), proof.voters)
+        stated = PrevoteQuorum(proof.slot, value_hash(proof.value), proof.voters)
         learned: list[Action] = []
         is_skipped = proof.slot.term < self.slot.term and self._machine.terms[proof.slot.term] == NOBODY
         if is_skipped and (electorate := self._appointments.skipped(proof)) is not None:
@@ -300,7 +300,7 @@ class Vote:
                 if (value_of.run, value_of.round, value_of.previous) != slot.decision:
                     raise ProtocolViolation("a proposal whose value is of another round")
                 known = self._proposed.get(signed.sender)
-                is_turn = signed.sender == self.electorate.convener(slot.round, slot.term + slot.attempt)
+                is_turn = signed.sender == self.electorate.proposer(slot.round, slot.term + slot.attempt)
                 if is_turn and (known is None or known[0].ballot < slot.ballot):
                     self._proposed[signed.sender] = slot, value
                 if not message.roster:
@@ -309,13 +309,13 @@ class Vote:
                 if self._roster is None or self._roster[:2] != (slot, message.roster):
                     return None
                 return Propose(slot, value_hash(value), self._roster[2])
-            case wire.Accept() | wire.Confirm():
+            case wire.Prevote() | wire.Precommit():
                 return message
         raise ProtocolViolation(f"{type(message).__name__} is no statement of a voter")
 
     def _shown(self, message: wire.Propose) -> Shown | None:
         """Return the Readys that a proposal shows; None if a proof that one of them states is not here yet."""
-        shown: list[tuple[PeerId, AcceptProof | None]] = []
+        shown: list[tuple[PeerId, PrevoteQuorum | None]] = []
         for data in message.readys:
             signed = signed_in(data)
             ready = wire.opened(signed)
@@ -327,13 +327,13 @@ class Vote:
             shown.append((signed.sender, proof))
         return tuple(sorted(shown, key=lambda item: item[0]))
 
-    def _proof(self, lock: wire.Lock) -> AcceptProof | None:
+    def _proof(self, lock: wire.Lock) -> PrevoteQuorum | None:
         stated = (lock.term, lock.attempt, lock.value)
         return next((it for it in self._proofs if (*it.slot.ballot, it.value) == stated), None)
 
-    def _known(self, proof: wire.Proof) -> AcceptProof:
+    def _known(self, proof: wire.Proof) -> PrevoteQuorum:
         """Keep a checked proof, with its value."""
-        statement = AcceptProof(proof.slot, value_hash(proof.value), proof.voters)
+        statement = PrevoteQuorum(proof.slot, value_hash(proof.value), proof.voters)
         if (earlier := self._proof(wire.Lock(*proof.slot.ballot, statement.value))) is not None:
             return earlier
         self._proofs[statement] = proof
@@ -413,7 +413,7 @@ class Vote:
         if self._machine.is_present and self.me not in self.electorate.votes:
             done += self._say_as_member()
         if (proof := self._machine.newest_proof) is not None:
-            self._wire_proof(proof)  # Now, while all its Accepts are the newest of their voters.
+            self._wire_proof(proof)  # Now, while all its Prevotes are the newest of their voters.
         return done
 
     def _say_as_member(self) -> list[Action]:
@@ -441,9 +441,9 @@ class Vote:
                 packed_readys = tuple(map(encode, self._signed_readys([voter for voter, _ in readys], slot)))
                 shown = [Forward(self.told, it) for _, proof in readys if proof and (it := self._wire_proof(proof))]
                 return [*shown, *self._send(wire.Propose(slot, value, b"", packed_readys))]
-            case wire.Accept():
+            case wire.Prevote():
                 return self._send(statement)
-            case wire.Confirm():
+            case wire.Precommit():
                 proof = self._machine.newest_proof
                 lock_ = self._wire_proof(proof) if proof is not None else None
                 return self._send(statement, lock_) if lock_ is not None else []
@@ -458,22 +458,22 @@ class Vote:
             case wire.Ready():
                 self._keep_ready(signed, message)
                 self._said[VoterReady, self.me] = VoterReady(message.slot), signed
-            case wire.Accept() | wire.Confirm():
+            case wire.Prevote() | wire.Precommit():
                 self._said[type(message), self.me] = message, signed
             case wire.Propose(slot, value):
                 self._proposed[self.me] = slot, value
         return [Forward(self.told, signed)]
 
-    def _wire_proof(self, proof: AcceptProof) -> wire.Proof | None:
+    def _wire_proof(self, proof: PrevoteQuorum) -> wire.Proof | None:
         """Return a proof with its signatures; None if I could not sign my own part of it."""
-        quorum = self._proofs.get(proof) or self._signed_quorum(wire.Proof, wire.Accept, proof)
+        quorum = self._proofs.get(proof) or self._signed_quorum(wire.Proof, wire.Prevote, proof)
         if quorum is not None and proof not in self._proofs:
             self._proofs[proof] = quorum
             self._drop_old_proofs()
         return quorum
 
     def _signed_quorum(
-        self, cls: type[_Q], kind: type[wire.Accept] | type[wire.Confirm], of: AcceptProof | Decision
+        self, cls: type[_Q], kind: type[wire.Prevote] | type[wire.Precommit], of: PrevoteQuorum | Decision
     ) -> _Q | None:
         value, said = self.value(of.value), kind(of.slot, of.value)
         known = [self._said.get((kind, voter)) for voter in of.voters]

@@ -6,7 +6,7 @@ the manifest's, in canonical JSON. Its number is that of the statement. The run 
 Which settings hold in a round is a function of the certificate before it, like who votes: its value carries the statement,
 or nothing while the manifest's own hold. So whoever holds a certificate has the settings of the next round, and no two
 peers on one chain ever use different ones, whenever they hear of a revision. A roster names the revision that the next
-round is to have: that of the chain, or one of a greater number that its convener holds. The statement travels in it. A
+round is to have: that of the chain, or one of a greater number that its proposer holds. The statement travels in it. A
 voter refuses one of the same or a smaller number, one that the owner has not signed, and settings beyond their limits.
 
 Hence, of two revisions with one number the one that the voters decide on is the run's, and the other one is nothing; an

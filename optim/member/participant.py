@@ -354,7 +354,7 @@ class Participant:
         leaves = await catch_up.step(outcome.value.bounds, averaged.outputs)
         root = self._position.root
         await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
-        if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
+        if outcome.members[0] == self._node.peer_id:  # One publishes, and the proposer rotates.
             self._nursery.start_soon(self._heads.publish, outcome.certificate)
         if root == outcome.value.next_root:
             return leaves

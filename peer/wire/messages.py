@@ -135,7 +135,7 @@ class Seat:
 @grows
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Step 1: the members in order (the convener first), and the cells of the vector that each one owns."""
+    """Step 1: the members in order (the proposer first), and the cells of the vector that each one owns."""
 
     slot: Slot
     base_root: Hash
@@ -267,7 +267,7 @@ class Value:
 @grows
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Step 8: the convener's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
+    """Step 8: the proposer's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
 
     slot: Slot
     value: PackedValue
@@ -278,7 +278,7 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
+class Prevote:
     """Step 9: I hold the bytes of this value and found nothing wrong, and I am not locked on another one."""
 
     slot: Slot
@@ -286,7 +286,7 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm:
+class Precommit:
     """Step 10: I have seen a proof of this value in this slot, and it is my lock. A quorum is the round's certificate."""
 
     slot: Slot
@@ -313,7 +313,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A quorum of Accepts of a value in one slot; it proves itself, so it is not signed."""
+    """A quorum of Prevotes of a value in one slot; it proves itself, so it is not signed."""
 
     slot: Slot
     value: PackedValue
@@ -327,7 +327,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The certificate of a finished round: its value, and a quorum of Confirms in one slot. Fields as in `Proof`."""
+    """The certificate of a finished round: its value, and a quorum of Precommits in one slot. Fields as in `Proof`."""
 
     slot: Slot
     value: PackedValue
@@ -377,8 +377,8 @@ CODES: dict[int, type] = {
     46: Sketch,
     47: Result,
     48: Propose,
-    49: Accept,
-    50: Confirm,
+    49: Prevote,
+    50: Precommit,
     51: Appointment,
     52: Void,
     53: Proof,
@@ -393,14 +393,14 @@ CODES: dict[int, type] = {
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
-VoteMessage: TypeAlias = Ready | Propose | Accept | Confirm | Appointment
+VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
 """The statements of the agreement."""
 DataMessage: TypeAlias = Roster | Commit | Have | Cut | CutAck | Sketch | Result | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
     *(Ready, Roster, Commit, Have, Cut, CutAck, Sketch, Result),
-    *(Propose, Accept, Confirm, Appointment, Void),
+    *(Propose, Prevote, Precommit, Appointment, Void),
 )
 
 

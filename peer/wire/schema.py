@@ -18,7 +18,7 @@ further fields that this version does not know: at most `MAX_LATER_FIELDS` and `
 began with, in every version alike. They are ignored, and what is signed is passed on as the bytes that were signed. An
 added field that breaks its own limit reads as its default, as it does to who does not know it: otherwise a liar could
 have older peers pass on what newer ones charge them for. Envelopes (`Signed`, `Record`, `Certificate`) and statements
-whose bytes others build again (`Accept`, `Confirm`) never grow: each has exactly one encoding.
+whose bytes others build again (`Prevote`, `Precommit`) never grow: each has exactly one encoding.
 
 The only user of `msgpack`.
 """

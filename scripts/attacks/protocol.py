@@ -1,6 +1,6 @@
 """Attacks on the protocol by name: production peers of which one method is replaced.
 
-    equivocating_convener   sends every second peer another cut (equivocation)
+    equivocating_proposer   sends every second peer another cut (equivocation)
     censoring_owner         denies that it holds the contribution of one peer
     lying_owner             flips the sign of a share of its output's elements: of 2 %, or of its scale
     lying_sender            signs sketches that are not those of its contribution
@@ -130,7 +130,7 @@ def one_of(number: int) -> Callable[[str], bool]:
     return lambda peer: seen.setdefault(peer, len(seen)) % number == 0
 
 
-def equivocating_convener(liar: Corruptible) -> None:
+def equivocating_proposer(liar: Corruptible) -> None:
     """Equivocate with two cuts of one version: the second lacks the last contribution."""
     chosen = one_of(2)
 
@@ -327,7 +327,7 @@ def replay(liar: Corruptible) -> None:
 LIARS: Mapping[str, Callable[..., None]] = {
     lie.__name__: lie
     for lie in (
-        equivocating_convener,
+        equivocating_proposer,
         censoring_owner,
         lying_owner,
         lying_sender,

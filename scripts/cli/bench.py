@@ -244,7 +244,7 @@ def simulate(
     stall: Annotated[float, typer.Option(help="Peers that fall silent, to expect in a round.")] = 0.0,
     stall_time: Annotated[str, typer.Option(help="For how long.")] = "5s..20s",
     at: Annotated[
-        list[str] | None, typer.Option(help="round=3,after=Cut,kill=convener (or stall=, cut=, leave=); repeatable.")
+        list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=); repeatable.")
     ] = None,
     attack: Annotated[
         list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as alie:2 or withholding:1; repeatable.")
@@ -273,7 +273,7 @@ def simulate(
     \b
     Examples:
       flockstep simulate --peers 8 --loss 0.01 --churn 1
-      flockstep simulate --at round=3,after=Cut,kill=convener --partition 5+3@round=5..7
+      flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5..7
       flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
       flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors

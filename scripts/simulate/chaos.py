@@ -84,7 +84,7 @@ class Chaos:
         living, roster = self._swarm.living, self._roster
         if isinstance(strike.victim, int):
             return next((peer for peer in living.values() if peer.name == f"p{strike.victim}"), None)
-        if strike.after in CONVENER_MESSAGES and strike.victim == "convener":
+        if strike.after in CONVENER_MESSAGES and strike.victim == "proposer":
             return sender
         if roster is None or roster.slot.round != strike.round:
             # Before there is a roster, the voters take turns by id.
@@ -200,7 +200,7 @@ class Chaos:
 
 def _member(role: str, order: Sequence[str], bounds: Sequence[int]) -> str:
     """Return the id of the peer with a role in a roster; empty if there is none."""
-    if role == "convener":
+    if role == "proposer":
         return order[0] if order else ""
     owning = [peer for index, peer in enumerate(order) if not bounds or bounds[index] < bounds[index + 1]]
     if role == "owner":

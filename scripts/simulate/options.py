@@ -26,14 +26,14 @@ MEETING_TRIPS = 10
 """One-way trips until founders have met: a dial, a stream, a request. With a faster phase a founder begins alone."""
 
 CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Propose"})
-"""Sent by the convener alone: a strike after one of these happens when the convener sends it, whoever the victim is."""
+"""Sent by the proposer alone: a strike after one of these happens when the proposer sends it, whoever the victim is."""
 MESSAGES = (
-    *("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "Propose", "Accept", "Confirm"),
+    *("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "Propose", "Prevote", "Precommit"),
     *("Appointment", "Void"),
 )
 BLOWS = ("kill", "stall", "cut", "leave")
 LASTING = ("stall", "cut")
-ROLES = ("convener", "owner", "sender")
+ROLES = ("proposer", "owner", "sender")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Strike:
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
-        """Parse `round=3,after=Cut,kill=convener`; `for=20s` may follow. Raises `UsageError`."""
-        remedy = f"write it as in round=3,after=Cut,kill=convener; after is one of {', '.join(MESSAGES)}"
+        """Parse `round=3,after=Cut,kill=proposer`; `for=20s` may follow. Raises `UsageError`."""
+        remedy = f"write it as in round=3,after=Cut,kill=proposer; after is one of {', '.join(MESSAGES)}"
         parts = [part.strip().partition("=")[::2] for part in text.split(",")]
         fields = dict(parts)
         blows = [blow for blow in BLOWS if blow in fields]

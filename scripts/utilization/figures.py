@@ -75,7 +75,7 @@ its contribution. `contributions`: until all contributions have arrived at the o
 known. `reduce`: until its own part is reduced. `outputs`: until it has those of the others. `check`: until it accepts.
 `votes`: until the round is certified. `restart`: outer step and new parameters, until the next inner step.
 """
-_SAID = ("Commit", "CutAck", "Result", "Sketch", "Accept")
+_SAID = ("Commit", "CutAck", "Result", "Sketch", "Prevote")
 """The messages with which those from `gather` to `check` end; of two Sketches the second one, about the outputs."""
 
 

@@ -158,13 +158,13 @@ class Company:
         return sorted(member.id for member in self.honest)
 
     @contextmanager
-    def joined_by(self, *attacks: str, convening: bool = False) -> Iterator[list[Member]]:
+    def joined_by(self, *attacks: str, proposing: bool = False) -> Iterator[list[Member]]:
         """Newcomers who make these attacks: each knows those behind it, who know nothing of it. They vote from their second
-        round on; `convening`: whether the first of them, and not one of the honest, convenes the first attempt of that.
+        round on; `proposing`: whether the first of them, and not one of the honest, proposes in the first attempt of that.
         """
         homes = [self._folder / f"liar-{self._num_liars + number}" for number in range(len(attacks))]
         self._num_liars += len(attacks)
-        self._choose_keys(homes, convening)
+        self._choose_keys(homes, proposing)
         liars = [self._start(home) for home in homes]
         try:
             for number, (liar, attack) in enumerate(zip(liars, attacks, strict=True)):
@@ -241,13 +241,13 @@ class Company:
             raise
         return member
 
-    def _choose_keys(self, homes: Sequence[Path], convening: bool) -> None:
-        """Make keys until one of the honest, or the first of the newcomers, convenes the round after the next."""
+    def _choose_keys(self, homes: Sequence[Path], proposing: bool) -> None:
+        """Make keys until one of the honest, or the first of the newcomers, proposes in the round after the next."""
         while True:
             identities = [Identity.generate() for _ in homes]
             voters = sorted([*(identity.peer_id for identity in identities), *self.ids])
-            convener = Electorate(dict.fromkeys(voters, 1)).convener(self.round + 2, attempt=0)
-            if convener == identities[0].peer_id if convening else convener in self.ids:
+            proposer = Electorate(dict.fromkeys(voters, 1)).proposer(self.round + 2, attempt=0)
+            if proposer == identities[0].peer_id if proposing else proposer in self.ids:
                 break
         for home, identity in zip(homes, identities, strict=True):
             home.mkdir()

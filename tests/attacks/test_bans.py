@@ -54,8 +54,8 @@ CHANGES: dict[type, dict[str, Any]] = {
     wire.Commit: {"steps": 1},
     wire.Result: {"output": bytes(32)},
     wire.Propose: {"roster": bytes(32)},
-    wire.Accept: {"value": bytes(32)},
-    wire.Confirm: {"value": bytes(32)},
+    wire.Prevote: {"value": bytes(32)},
+    wire.Precommit: {"value": bytes(32)},
 }
 """What some are told otherwise."""
 
@@ -70,7 +70,7 @@ def test_who_tells_two_halves_two_things_is_banned_by_all_and_the_run_goes_on(ki
             nursery.start_soon(liar.round)
             await until_done(others, 2)
             nursery.cancel_scope.cancel()
-        if kind in (wire.Propose, wire.Accept, wire.Confirm) and not any(banned(others)):
+        if kind in (wire.Propose, wire.Prevote, wire.Precommit) and not any(banned(others)):
             return  # Nobody was shown both: such a word, told to some, decides nothing where the others are enough.
         assert banned(others) == [{liar.peer}] * 4
         assert {sim.averager.round for sim in others} == {3}
@@ -129,7 +129,7 @@ def told(sim: SimPeer, swarm: SimSwarm, *claims: wire.Signed) -> None:
 def test_a_false_accusation_bans_its_author_whoever_carries_it() -> None:
     async def body(swarm: SimSwarm) -> None:
         accuser, victim, carrier, *rest = swarm.sims
-        word = signed(victim.identity, wire.Accept(SLOT, bytes(32)))
+        word = signed(victim.identity, wire.Prevote(SLOT, bytes(32)))
         told(carrier, swarm, claim(accuser.identity, word, word))
         await trio.sleep(2)
         assert banned([victim, *rest]) == [{accuser.peer}] * 3
@@ -141,7 +141,7 @@ def test_a_false_accusation_bans_its_author_whoever_carries_it() -> None:
 def test_an_accusation_that_was_altered_or_is_none_charges_its_carrier_and_bans_nobody() -> None:
     async def body(swarm: SimSwarm) -> None:
         accuser, victim, carrier, *rest = swarm.sims
-        pair = [signed(victim.identity, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+        pair = [signed(victim.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
         good = claim(accuser.identity, *pair)
         for bad in (
             replace(good, sender=victim.peer),
@@ -164,7 +164,7 @@ def test_an_accusation_that_was_altered_or_is_none_charges_its_carrier_and_bans_
 def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, accuser, *rest = swarm.sims
-        pair = [signed(liar.identity, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+        pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
         told(accuser, swarm, claim(accuser.identity, *pair))
         await trio.sleep(2)
         assert banned(rest) == [{liar.peer}] * 2
@@ -180,7 +180,7 @@ def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
         ]
         assert [event["step"] for event in events_of([again], "peer.banned")] == ["from the disk"]
         assert liar.peer in again.node.guard.banned
-        liar.node.send(again.peer, signed(liar.identity, wire.Accept(SLOT, bytes(32))))
+        liar.node.send(again.peer, signed(liar.identity, wire.Prevote(SLOT, bytes(32))))
         await trio.sleep(2)
         assert len(events_of([again], "peer.refused")) == 1
 
@@ -191,7 +191,7 @@ def test_a_damaged_record_costs_its_ban_alone_and_is_told(tmp_path: Path) -> Non
     async def body(swarm: SimSwarm) -> None:
         *liars, accuser, other = swarm.sims
         for liar in liars:
-            pair = [signed(liar.identity, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+            pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
             told(accuser, swarm, claim(accuser.identity, *pair))
             await trio.sleep(2)
         assert banned([other]) == [{liar.peer for liar in liars}]
@@ -230,7 +230,7 @@ def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, mo
 def test_a_newcomer_is_shown_who_is_banned() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, accuser, other, newcomer_record = swarm.sims
-        pair = [signed(liar.identity, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+        pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
         accuser.node.send(other.peer, Accusations((encode(claim(accuser.identity, *pair)),)))
         other.node.watch([])  # Nobody is known yet.
         await trio.sleep(2)
@@ -261,7 +261,7 @@ def test_a_banned_peer_is_neither_heard_nor_served_and_one_event_tells_so() -> N
 
 
 def contradiction(author: Identity, accuser: Identity) -> wire.Signed:
-    return claim(accuser, *(signed(author, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)))
+    return claim(accuser, *(signed(author, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)))
 
 
 def test_keys_of_nobody_that_prove_themselves_guilty_are_not_kept_until_they_are_members(tmp_path: Path) -> None:
@@ -414,13 +414,13 @@ def test_who_would_contradict_itself_signs_nothing_more_and_is_not_banned() -> N
 
         def ahead(event: dict[str, Any]) -> None:
             if event["event"] == "round.said" and event["step"] == "Ready" and (event["round"], event["attempt"]) == (1, 0):
-                one.averager._conduct.guard.sign(wire.Accept(SLOT, b"o" * 32))
+                one.averager._conduct.guard.sign(wire.Prevote(SLOT, b"o" * 32))
 
         one.node.telemetry.subscribe(ahead)
         await all_at_once(swarm.sims)
         (kept,) = events_of([one], "promise.kept")
-        assert (kept["step"], kept["round"], kept["attempt"]) == ("Accept", 1, 0)
-        assert [event["step"] for event in events_of([one], "agreement.unsigned")] == ["Accept"]
+        assert (kept["step"], kept["round"], kept["attempt"]) == ("Prevote", 1, 0)
+        assert [event["step"] for event in events_of([one], "agreement.unsigned")] == ["Prevote"]
         assert {sim.outcomes[0].kind for sim in others} == {OutcomeKind.DONE}
         assert banned(swarm.sims) == [set()] * 4
 
@@ -430,7 +430,7 @@ def test_who_would_contradict_itself_signs_nothing_more_and_is_not_banned() -> N
 def test_what_a_banned_peer_says_is_not_heard_from_others_either() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, carrier, target = swarm.sims
-        pair = [signed(liar.identity, wire.Accept(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+        pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
         told(carrier, swarm, claim(carrier.identity, *pair))
         await trio.sleep(1)
         carrier.node.send(target.peer, sign(liar.identity, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, bytes(32))))

@@ -136,7 +136,7 @@ def test_who_receives_no_confirm_ends_with_the_certificate_that_the_others_made(
         receive = one.averager._receive
 
         def deaf(carrier: str, word: wire.Signed) -> None:
-            if not isinstance(wire.opened(word), wire.Confirm):
+            if not isinstance(wire.opened(word), wire.Precommit):
                 receive(carrier, word)
 
         one.node.on_message(wire.Signed, deaf)
@@ -161,7 +161,7 @@ def test_a_voter_that_provides_a_decided_value_falsely_or_never_keeps_nobody_fro
     async def body(swarm: SimSwarm) -> None:
         one, *others = swarm.sims[:7]
         receive = one.averager._receive
-        late = (wire.Result, wire.Propose, wire.Accept, wire.Confirm)
+        late = (wire.Result, wire.Propose, wire.Prevote, wire.Precommit)
 
         def deaf(carrier: str, word: wire.Signed) -> None:
             if not isinstance(wire.opened(word), late):
@@ -302,7 +302,7 @@ def test_a_proof_by_voters_that_appointed_themselves_keeps_no_honest_ready_from_
 
         def poison(value: bytes, slot: wire.Slot) -> None:
             appointment = wire.Appointment(slot.at(slot.term, 0), (liar.peer,))
-            accept = sign(liar.identity, wire.Accept(slot, value_hash(value))).signature
+            accept = sign(liar.identity, wire.Prevote(slot, value_hash(value))).signature
             packed = encode(signed(liar.identity, appointment))
             liar.node.send(names, wire.Proof(slot, value, (liar.peer,), (accept,), packed))
             seen.append(slot.term)
@@ -323,12 +323,12 @@ def test_a_proof_by_voters_that_appointed_themselves_keeps_no_honest_ready_from_
     run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall="present")))
 
 
-@pytest.mark.parametrize("how", ["keys", "unasked", "forged", "stale", "not the convener"])
-def test_nobody_but_the_convener_makes_a_roster_and_nobody_is_in_it_unasked(how: str) -> None:
+@pytest.mark.parametrize("how", ["keys", "unasked", "forged", "stale", "not the proposer"])
+def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how: str) -> None:
     """Of keys that said no Ready, of Readys that are forged or of another slot, or by a voter whose turn it is not."""
 
     async def body(swarm: SimSwarm) -> None:
-        convener, liar, *others = in_turn(swarm.sims)
+        proposer, liar, *others = in_turn(swarm.sims)
         readies: dict[str, wire.Signed] = {}
 
         def listen(carrier: str, word: wire.Signed) -> None:
@@ -336,8 +336,8 @@ def test_nobody_but_the_convener_makes_a_roster_and_nobody_is_in_it_unasked(how:
                 readies[word.sender] = word
             receive(carrier, word)
 
-        receive = convener.averager._receive
-        convener.node.on_message(wire.Signed, listen)
+        receive = proposer.averager._receive
+        proposer.node.on_message(wire.Signed, listen)
         sent: list[str] = []
 
         def spoil(author: SimPeer, how: str) -> None:
@@ -368,9 +368,9 @@ def test_nobody_but_the_convener_makes_a_roster_and_nobody_is_in_it_unasked(how:
 
             lies(author, lie)
 
-        spoil(convener, how)
-        if how == "not the convener":
-            lies(convener, lambda peer, message: None if isinstance(message, wire.Roster) else message)
+        spoil(proposer, how)
+        if how == "not the proposer":
+            lies(proposer, lambda peer, message: None if isinstance(message, wire.Roster) else message)
 
             async def usurp() -> None:
                 await trio.sleep(1)
@@ -386,16 +386,16 @@ def test_nobody_but_the_convener_makes_a_roster_and_nobody_is_in_it_unasked(how:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(usurp)
-                await until_done([*others, liar], 1, convener)
+                await until_done([*others, liar], 1, proposer)
         else:
-            await until_done([*others, liar], 1, convener)
+            await until_done([*others, liar], 1, proposer)
             assert sent
             reasons = {str(event["reason"]) for event in events_of(others, "round.roster_refused")}
             assert reasons
         free = {key.peer_id for key in KEYS}
         assert not any(free & {*outcome.members} for sim in others for outcome in sim.outcomes)
         assert {sim.outcomes[-1].slot.ballot for sim in others} == {(0, 1)}
-        assert not any(found - {convener.peer} for found in banned([*others, liar]))
+        assert not any(found - {proposer.peer} for found in banned([*others, liar]))
 
     allowed = frozenset(one.peer_id for one in identities(5))
     run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, kind="allow", allowed=allowed)))

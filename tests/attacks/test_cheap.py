@@ -115,7 +115,7 @@ def test_old_words_count_for_nothing_in_a_later_round() -> None:
         await all_at_once(swarm.sims)
         words = list(dict.fromkeys(old))
         kinds = {type(wire.opened(word)) for word in words}
-        assert {wire.Ready, wire.Roster, wire.Cut, wire.Propose, wire.Accept, wire.Confirm} <= kinds
+        assert {wire.Ready, wire.Roster, wire.Cut, wire.Propose, wire.Prevote, wire.Precommit} <= kinds
         for word in words:
             attacker.node.send([sim.peer for sim in others], word)
         await until_done(others, 2, attacker)
@@ -272,7 +272,7 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
         ((wire.Seat(1.0, 0), *[wire.Seat(1.0, 0, is_leaving=True)] * 4), "it misquotes the Ready"),
     ],
 )
-def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
+def test_a_proposer_that_misstates_what_others_have_or_said_is_not_followed(
     seats: tuple[wire.Seat, ...], reason: str
 ) -> None:
     async def body(swarm: SimSwarm) -> None:

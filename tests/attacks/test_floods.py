@@ -204,10 +204,10 @@ def test_a_witness_forgets_who_has_signed_most(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(evidence, "MAX_WITNESSED_BYTES", 2000)
     witness = Witness()
     for number in range(60):
-        message = wire.Accept(wire.Slot(RUN, 1, genesis(RUN), 0, number), bytes(32))
+        message = wire.Prevote(wire.Slot(RUN, 1, genesis(RUN), 0, number), bytes(32))
         witness.see(sign(KEYS[0], message), message, present)
         assert witness.num_bytes <= 2000
-    quiet = [wire.Accept(wire.Slot(RUN, 1, genesis(RUN)), bytes([mark]) * 32) for mark in (1, 2)]
+    quiet = [wire.Prevote(wire.Slot(RUN, 1, genesis(RUN)), bytes([mark]) * 32) for mark in (1, 2)]
     witness.see(sign(KEYS[1], quiet[0]), quiet[0], present)
     assert witness.see(sign(KEYS[1], quiet[1]), quiet[1], present) is not None
     witness.advance(9)

@@ -1,4 +1,4 @@
-"""What one member, or a key without a vote, could do to rounds that others convene: none of it costs an attempt.
+"""What one member, or a key without a vote, could do to rounds in which others propose: none of it costs an attempt.
 
 Found by `test_one_field` and by reading; each test fails without the rule that it is about.
 """
@@ -77,7 +77,7 @@ def test_a_free_key_that_proposes_and_accepts_junk_ends_nobodys_attempt() -> Non
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
             if isinstance(message, wire.Sketch) and peer not in told:
                 told.add(peer)
-                for word in (wire.Propose(message.slot, junk, b""), wire.Accept(message.slot, value_hash(junk))):
+                for word in (wire.Propose(message.slot, junk, b""), wire.Prevote(message.slot, value_hash(junk))):
                     liar.node.send(peer, sign(liar.identity, word))
             return None if isinstance(message, wire.Result) else message
 
@@ -89,14 +89,14 @@ def test_a_free_key_that_proposes_and_accepts_junk_ends_nobodys_attempt() -> Non
 
 
 def withheld(kind: type, is_told: Callable[[wire.RoundMessage], bool] = lambda _: False) -> Prepare:
-    """Return a liar that sends a kind of message to all but two voters, whom it does not convene, and never votes."""
+    """Return a liar that sends one kind of message to all but two voters, in others' attempts, and never votes."""
 
     def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
         *others, liar = voters
         shunned = {sim.peer for sim in others[1:3]}
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.CutAck | wire.Accept | wire.Confirm):
+            if isinstance(message, wire.CutAck | wire.Prevote | wire.Precommit):
                 return None
             is_lie = isinstance(message, kind) and peer in shunned and not is_told(message)
             return None if is_lie else message
@@ -138,7 +138,7 @@ def test_a_false_second_sketch_that_is_sent_to_one_voter_convicts_its_author_and
         first, victim, _, liar = voters
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Accept | wire.Confirm):
+            if isinstance(message, wire.Prevote | wire.Precommit):
                 return None
             if not isinstance(message, wire.Sketch) or not message.outputs or peer != victim.peer:
                 return message
@@ -180,7 +180,7 @@ def test_free_keys_that_own_all_parts_and_give_up_after_their_commit_cost_no_att
 
 
 def test_a_voter_from_another_state_that_is_ready_early_spoils_nobodys_roster() -> None:
-    """Others have forwarded its Ready to the convener long before the roster, which cannot include it."""
+    """Others have forwarded its Ready to the proposer long before the roster, which cannot include it."""
 
     def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
         *_, late, liar = voters
@@ -204,11 +204,11 @@ def test_a_voter_from_another_state_that_is_ready_early_spoils_nobodys_roster() 
 
 @pytest.mark.parametrize("step", ["roster", "cut"])
 def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that train have no vote. The keeper convenes the first and the fifth round; in the first nobody is known yet."""
+    """Those that train have no vote. The keeper proposes in rounds 1 and 5; in round 1 nobody is known yet."""
 
     def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
         liar, friend = voters[0], free[0]
-        willing, convene = gather.willing, CollectPhase._convene
+        willing, propose = gather.willing, CollectPhase._propose_cut
 
         def choosy(setup: Any, vote: Any) -> Any:
             found, keepers = willing(setup, vote), vote.electorate.votes
@@ -217,7 +217,7 @@ def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused(step: str, mo
             return {peer: it for peer, it in found.items() if peer in keepers or peer == friend.peer}
 
         def alone(phase: Any, *arguments: Any) -> list[Any]:
-            done = convene(phase, *arguments)
+            done = propose(phase, *arguments)
             if phase._table.members[phase._table.me] != liar.peer:
                 return done
             only = (phase._table.places[friend.peer],)
@@ -231,7 +231,7 @@ def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused(step: str, mo
         if step == "roster":
             monkeypatch.setattr(gather, "willing", choosy)
         else:
-            monkeypatch.setattr(CollectPhase, "_convene", alone)
+            monkeypatch.setattr(CollectPhase, "_propose_cut", alone)
         return [liar, friend]
 
     most = lambda round_: int(round_ == 5)  # noqa: E731

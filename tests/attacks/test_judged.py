@@ -155,9 +155,9 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
 @pytest.mark.parametrize("states_outputs", [True, False])
 def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: int, states_outputs: bool) -> None:
     async def body(swarm: SimSwarm) -> None:
-        liar = in_turn(swarm.sims)[0]  # It convenes, so it knows each cut before the others.
+        liar = in_turn(swarm.sims)[0]  # It proposes, so it knows each cut before the others.
         others = honest(swarm, liar)
-        silent = wire.Result | wire.Propose | wire.Accept | wire.Void
+        silent = wire.Result | wire.Propose | wire.Prevote | wire.Void
         lies(liar, lambda peer, message: None if isinstance(message, silent) else message)
         judged, asked = trio.Event(), trio.Event()
         liar.node.telemetry.subscribe(lambda event: judged.set() if event.get("step") == "Result" else None)
@@ -272,10 +272,10 @@ def test_who_says_nothing_of_its_contribution_is_cut_out_again() -> None:
     run_rounds(body)
 
 
-@pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result", "Accept"])
+@pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result", "Prevote"])
 @pytest.mark.parametrize("turn", [0, 2, 4])
 def test_whoever_dies_in_a_judged_round_the_others_finish_it(after: str, turn: int) -> None:
-    """In the same attempt, or in the next one where it was the convener."""
+    """In the same attempt, or in the next one where it was the proposer."""
 
     async def body(swarm: SimSwarm) -> None:
         sim = in_turn(swarm.sims)[turn]

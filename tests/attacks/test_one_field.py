@@ -7,7 +7,7 @@ also withholds its votes, so that the others can spare nobody. Of two rounds
 
 - all honest members end with one state, and nothing raises in any of them;
 - no honest member is banned or charged;
-- no attempt fails but those that the liar convenes.
+- no attempt fails but those that the liar proposes.
 
     cd tests && python -m attacks.test_one_field --seeds 0:2000
 
@@ -44,7 +44,7 @@ GATE_TENS = 1
 """The tens of cases that the gate tries."""
 ROUNDS = 2
 KINDS = (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result)
-VOTES = (wire.Propose, wire.Accept, wire.Confirm)
+VOTES = (wire.Propose, wire.Prevote, wire.Precommit)
 DELAYS = (0.0, 0.0, 0.0, 1.9, 2.1, 4.1, 8.0)
 """Seconds: at once as a rule; or just before or after the deadlines, of which the shortest is 2 s."""
 PACKED: dict[str, type] = {"value": wire.Value, "readys": wire.Signed}
@@ -68,7 +68,7 @@ class Case:
     deed: str
     """`field`, `drop`, `late`, `twice`."""
     reaches: str
-    """`all`, `one`, `half`, `convener`, `others`: whom the lie is told."""
+    """`all`, `one`, `half`, `proposer`, `others`: whom the lie is told."""
     sulks: bool
     """True if the liar accepts and confirms nothing."""
 
@@ -87,7 +87,7 @@ class Case:
             is_free=is_free,
             kind=draw.choice([*KINDS, *KINDS, *VOTES]),
             deed=draw.choice(["field"] * 6 + ["drop", "late", "twice"]),
-            reaches=draw.choice(["all", "all", "one", "half", "convener", "others"]),
+            reaches=draw.choice(["all", "all", "one", "half", "proposer", "others"]),
             sulks=draw.random() < 0.4,
         )
 
@@ -116,7 +116,7 @@ class Liar:
         if not isinstance(message, wire.Signed) or message.sender != self.sim.peer:
             return self._send(peers, message)
         truth, case = wire.opened(message), self.case
-        if case.sulks and isinstance(truth, wire.Accept | wire.Confirm | wire.CutAck):
+        if case.sulks and isinstance(truth, wire.Prevote | wire.Precommit | wire.CutAck):
             return None
         self.heard += [truth, *(getattr(truth, part.name) for part in fields(truth))]
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
@@ -128,12 +128,12 @@ class Liar:
 
     def _is_told(self, peer: str) -> bool:
         attempt = self.sim.averager._attempt
-        convener = attempt.machine.vote.convener if attempt is not None else ""
+        proposer = attempt.machine.vote.proposer if attempt is not None else ""
         match self.case.reaches:
-            case "convener":
-                return peer == convener
+            case "proposer":
+                return peer == proposer
             case "others":
-                return peer != convener
+                return peer != proposer
         return peer in self.told[self.case.reaches]
 
     def _lie(self, peer: str, message: wire.Signed, truth: wire.RoundMessage) -> None:
@@ -251,7 +251,7 @@ def run(case: Case) -> int:
         for sim in voters if not case.keepers_train else ():
             sim.round = partial(keep, sim.round)  # type: ignore[method-assign]
         for round_ in range(1, ROUNDS + 1):
-            first = others[0].averager.electorate.convener(round_, 0)
+            first = others[0].averager.electorate.proposer(round_, 0)
             await until_done(others, round_, liar, within=400.0)
             made = {sim.averager.certificate for sim in others}
             last = max(certificate.slot.attempt for certificate in made if certificate is not None)

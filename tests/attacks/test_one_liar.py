@@ -1,4 +1,4 @@
-"""One member that signs well-formed messages with any content: what it costs is the attempts that it convenes itself."""
+"""One member that signs well-formed messages with any content: what it costs is the attempts in which it proposes itself."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +40,13 @@ SIZES = [4, explored(7), explored(10)]
 """One liar of each."""
 
 
-def run(count: int, lie: Lie, *, convenes: int, rule: str = "mean", attempts: int = 0) -> list[SimPeer]:
-    """Make two rounds with a liar that convenes this attempt of the first; at most so many attempts of it fail."""
+def run(count: int, lie: Lie, *, proposes: int, rule: str = "mean", attempts: int = 0) -> list[SimPeer]:
+    """Make two rounds with a liar that proposes in this attempt of the first; at most so many attempts of it fail."""
     found: list[SimPeer] = []
 
     async def body(swarm: SimSwarm) -> None:
         order = in_turn(swarm.sims)
-        liar = order.pop(convenes)
+        liar = order.pop(proposes)
         lies(liar, lie)
         for round_ in (1, 2):
             await until_done(order, round_, liar, within=120.0)
@@ -63,22 +63,22 @@ def run(count: int, lie: Lie, *, convenes: int, rule: str = "mean", attempts: in
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_nonce_that_its_owner_has_not_committed_to_voids_no_attempt(count: int) -> None:
-    others = run(count, changed(wire.Have, nonce=JUNK), convenes=count - 1)
+    others = run(count, changed(wire.Have, nonce=JUNK), proposes=count - 1)
     assert {event["step"] for event in events_of(others, "round.refused")} == {"Have"}
-    run(count, changed(wire.Ready, nonce_hash=JUNK), convenes=count - 1)
+    run(count, changed(wire.Ready, nonce_hash=JUNK), proposes=count - 1)
 
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("rule", ["mean", "gramguard"])
 def test_an_owner_that_states_other_weights_voids_no_attempt(count: int, rule: str) -> None:
     lie = changed(wire.Result, lambda result: replace(result, weights=(0.0,) * len(result.weights)))
-    others = run(count, lie, convenes=count - 1, rule=rule)
+    others = run(count, lie, proposes=count - 1, rule=rule)
     assert {event["step"] for event in events_of(others, "round.refused")} == {"Result"}
 
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_voter_that_states_another_state_voids_no_attempt(count: int) -> None:
-    run(count, changed(wire.Ready, base_root=JUNK), convenes=count - 1)
+    run(count, changed(wire.Ready, base_root=JUNK), proposes=count - 1)
 
 
 @pytest.mark.parametrize(("voters", "count"), [(4, 10), explored(4, 13), explored(7, 20)])
@@ -157,14 +157,14 @@ def test_keys_that_were_in_one_cut_use_up_no_recuts_beside_members_of_many_round
 
 
 def test_a_false_output_that_nobody_offers_and_one_accepts_is_refused_and_ends_no_process() -> None:
-    """A convener withholds the output of its part, and accepts a value with a false one: the others fetch it there."""
+    """A proposer withholds the output of its part, and accepts a value with a false one: the others fetch it there."""
     liar, false = order_of(PEERS[:4])[0], b"f" * 32
 
     def lie(peer: str, message: Any) -> Any:
         if peer == liar and isinstance(message, wire.Propose):
             value = open_value(message.value)
             return replace(message, value=encode(replace(value, outputs=(false, *value.outputs[1:]))))
-        if peer == liar and isinstance(message, wire.Accept):
+        if peer == liar and isinstance(message, wire.Prevote):
             return replace(message, value=next(value_hash(said.value) for said in rounds.messages(wire.Propose)))
         return message
 
@@ -180,13 +180,13 @@ def test_a_false_output_that_nobody_offers_and_one_accepts_is_refused_and_ends_n
 
 @pytest.mark.parametrize("count", [4, 7, 10])
 def test_a_ready_for_a_later_term_spoils_no_proposal_of_a_proven_value(count: int) -> None:
-    """The value of attempt 0 has a proof and no decision. The next convener shows the Readys of its own attempt."""
+    """The value of attempt 0 has a proof and no decision. The next proposer shows the Readys of its own attempt."""
     peers = PEERS[:count]
-    liar = electorate(peers).convener(1, count - 1)
+    liar = electorate(peers).proposer(1, count - 1)
 
     def lost(target: str, mail: Any) -> bool:
         message = wire.opened(mail) if isinstance(mail, wire.Signed) else None
-        return isinstance(message, wire.Confirm) and message.slot.attempt == 0
+        return isinstance(message, wire.Precommit) and message.slot.attempt == 0
 
     rounds = Rounds(list(peers), attempts=count, lost=lost, charter=Charter(stall="wait"))
     rounds.start()

@@ -43,7 +43,7 @@ def follow(sims: list[SimPeer], statements: OwnerStatements) -> None:
 
 def contradiction(liar: SimPeer, accuser: SimPeer, round_: int = 1) -> bytes:
     slot = wire.Slot(RUN, round_, genesis(RUN))
-    pair = [signed(liar.identity, wire.Accept(slot, bytes([n]) * 32)) for n in (1, 2)]
+    pair = [signed(liar.identity, wire.Prevote(slot, bytes([n]) * 32)) for n in (1, 2)]
     return encode(sign(accuser.identity, claim_of(RUN, tuple(pair))))
 
 

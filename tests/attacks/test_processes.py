@@ -26,9 +26,9 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
             yield company
 
 
-def test_a_convener_that_cuts_two_ways_is_banned_by_its_own_words_and_stays_so(company: Company) -> None:
-    with company.joined_by("equivocating_convener", convening=True) as (liar,):
-        company.run_rounds(liar)  # It gets a vote, and convenes the next one.
+def test_a_proposer_that_cuts_two_ways_is_banned_by_its_own_words_and_stays_so(company: Company) -> None:
+    with company.joined_by("equivocating_proposer", proposing=True) as (liar,):
+        company.run_rounds(liar)  # It gets a vote, and proposes in the next one.
         company.run_rounds(liar)
         company.all_ban(liar, TWO_CUTS)
         again = company.restart(company.honest[0])
@@ -68,7 +68,7 @@ def test_a_false_output_is_refused_in_the_round_in_which_it_is_made(company: Com
 
 
 def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nobody(company: Company) -> None:
-    with company.joined_by("equivocating_convener", convening=True) as (liar,):
+    with company.joined_by("equivocating_proposer", proposing=True) as (liar,):
         company.run_rounds(liar)
         victim = company.honest[1]
         victim.call(Fall("Commit"))
@@ -87,7 +87,7 @@ def test_who_votes_alone_and_is_killed_before_it_holds_what_it_has_decided_goes_
     with Company(tmp_path, 1) as company:
         (alone,) = company.honest
         company.run_rounds()
-        alone.call(Fall("Confirm"))
+        alone.call(Fall("Precommit"))
         alone.post(Train(2, (alone.id,)))
         assert alone.fallen()
         alone = company.restart(alone)

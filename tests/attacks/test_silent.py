@@ -1,4 +1,4 @@
-"""Members that convene, or are Ready, and do nothing more: what they cost is bounded by their turns."""
+"""Members that propose, or are Ready, and do nothing more: what they cost is bounded by their turns."""
 
 from collections.abc import Callable
 from functools import partial
@@ -58,7 +58,7 @@ SAID = {
         for sizes in ((4, 1), (7, 2), (10, 3))
     ],
 )
-def test_conveners_that_waste_every_attempt_of_theirs_cost_only_those(
+def test_proposers_that_waste_every_attempt_of_theirs_cost_only_those(
     count: int, liars: int, kinds: tuple[type, ...]
 ) -> None:
     run(count, only(*kinds), lambda order: order[:liars], attempts=liars)
@@ -66,7 +66,7 @@ def test_conveners_that_waste_every_attempt_of_theirs_cost_only_those(
 
 @pytest.mark.parametrize(("count", "liars"), [(4, 1), (7, 2), pytest.param(10, 3, marks=pytest.mark.explore)])
 @pytest.mark.parametrize("kinds", [(wire.Ready,), (wire.Ready, wire.Commit), (wire.Ready, wire.Have)])
-def test_members_that_are_ready_and_then_silent_cost_no_attempt_of_another_convener(
+def test_members_that_are_ready_and_then_silent_cost_no_attempt_of_another_proposer(
     count: int, liars: int, kinds: tuple[type, ...]
 ) -> None:
     run(count, only(*kinds), lambda order: order[-liars:], attempts=0, rounds=1)
@@ -106,14 +106,14 @@ def test_an_owner_that_withholds_its_output_costs_a_deadline_once_in_ten_rounds(
     run_virtual(partial(with_swarm, count, body, cells=40, charter=founded(count)))
 
 
-def test_a_have_that_only_the_deputies_receive_reaches_the_convener() -> None:
+def test_a_have_that_only_the_deputies_receive_reaches_the_proposer() -> None:
     async def body(swarm: SimSwarm) -> None:
-        convener, liar, *others = in_turn(swarm.sims)
-        lies(liar, lambda peer, message: None if isinstance(message, wire.Have) and peer == convener.peer else message)
-        await until_done([convener, *others], 1, liar)
-        assert {sim.outcomes[0].slot.ballot for sim in (convener, *others)} == {(0, 0)}
-        assert not events_of([convener, *others], "round.silent")
-        assert liar.peer in convener.outcomes[0].cut
+        proposer, liar, *others = in_turn(swarm.sims)
+        lies(liar, lambda peer, message: None if isinstance(message, wire.Have) and peer == proposer.peer else message)
+        await until_done([proposer, *others], 1, liar)
+        assert {sim.outcomes[0].slot.ballot for sim in (proposer, *others)} == {(0, 0)}
+        assert not events_of([proposer, *others], "round.silent")
+        assert liar.peer in proposer.outcomes[0].cut
 
     run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5)))
 

@@ -14,7 +14,7 @@ ORDER = order_of(VOTERS)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("num_liars", "victims"), [(1, 1), (1, 2), (3, 2), (5, 3)])
 def test_free_keys_that_send_two_commits_void_no_attempt(num_liars: int, victims: int, seed: int) -> None:
-    """Each sends one commit to the convener, and another one to other voters."""
+    """Each sends one commit to the proposer, and another one to other voters."""
     liars = PEERS[4 : 4 + num_liars]
     fooled = ORDER[1 : 1 + victims]
 

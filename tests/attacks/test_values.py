@@ -1,4 +1,4 @@
-"""One decision per round on whole peers: hidden Confirms, forged locks, a liar's values, statements of elsewhere."""
+"""One decision per round on whole peers: hidden Precommits, forged locks, a liar's values, statements of elsewhere."""
 
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ def test_a_confirm_that_is_hidden_and_shown_later_leads_to_no_second_value(cut_o
         heard(liar, words)
 
         def hide(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Confirm):
+            if isinstance(message, wire.Precommit):
                 confirms.append(sign(liar.identity, message))
                 return None
             return None if confirms and not isinstance(message, wire.Ready) else message
@@ -61,7 +61,7 @@ def test_a_confirm_that_is_hidden_and_shown_later_leads_to_no_second_value(cut_o
         def mute(peers: Any, message: object) -> None:
             # Nobody receives what C says of the vote in the first attempt: it is as cut off as can be.
             word = wire.opened(message) if isinstance(message, wire.Signed) else None
-            if isinstance(word, wire.Confirm) and word.slot.attempt < cut_off:
+            if isinstance(word, wire.Precommit) and word.slot.attempt < cut_off:
                 return
             keep(peers, message)
 
@@ -72,17 +72,17 @@ def test_a_confirm_that_is_hidden_and_shown_later_leads_to_no_second_value(cut_o
         (final,) = {certificate.value for certificate in certificates if certificate is not None}
         said = [(word, wire.opened(word)) for word in [*words, *confirms]]
         first = {
-            word.sender: word for word, message in said if isinstance(message, wire.Confirm) and message.slot == SLOT
+            word.sender: word for word, message in said if isinstance(message, wire.Precommit) and message.slot == SLOT
         }
         assert len(first) == 3  # The liar can show a certificate of the first attempt: it is of the same value.
-        assert {message.value for _, message in said if isinstance(message, wire.Confirm)} == {value_hash(final)}
+        assert {message.value for _, message in said if isinstance(message, wire.Precommit)} == {value_hash(final)}
         unharmed([a, b, c])
 
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4)))
 
 
 @pytest.mark.parametrize("changes", [{"flagged": (0,)}, {"credit": (1 << 40,) * 5}], ids=["flagged", "credit"])
-def test_a_convener_that_proposes_values_of_its_own_with_a_valid_roster_decides_nothing(changes: dict[str, Any]) -> None:
+def test_a_proposer_that_proposes_values_of_its_own_with_a_valid_roster_decides_nothing(changes: dict[str, Any]) -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, *others = in_turn(swarm.sims)
         names = [sim.peer for sim in others]
@@ -126,7 +126,7 @@ def test_locks_without_a_proof_and_statements_of_elsewhere_cost_less_than_a_turn
                 ):
                     root = others[0].root
                     liar.node.send(names, sign(liar.identity, wire.Ready(slot, root, 1, 1.0, 1.0, bytes([number]) * 32)))
-                    liar.node.send(names, sign(liar.identity, wire.Accept(slot, bytes([number]) * 32)))
+                    liar.node.send(names, sign(liar.identity, wire.Prevote(slot, bytes([number]) * 32)))
                     liar.node.send(names, sign(liar.identity, wire.Void(slot, "for everybody")))
                 liar.node.send(names, sign(liar.identity, wire.Propose(SLOT.at(0, number), bytes(48_000), b"")))
                 for word in [*old[-20:]]:

@@ -44,7 +44,7 @@ def founded(count: int, *, stall: str = "wait", **rules: Any) -> Charter:
 
 
 def in_turn(sims: Sequence[SimPeer], round_: int = 1) -> list[SimPeer]:
-    """Return founders in the order in which they convene the attempts of a round."""
+    """Return founders in the order in which they propose in the attempts of a round."""
     order = sorted(sims, key=lambda sim: sim.peer)
     first = round_ % len(order)
     return order[first:] + order[:first]

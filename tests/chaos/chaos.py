@@ -1,9 +1,9 @@
 """Chaos as a script: victim, fault, message and round; the same seed strikes the same peers.
 
-    chaos = Chaos(seed=7).kill(peer="convener", at="Cut", round=3).stop(peer=2, at="Have", round=5).resume(after=6)
+    chaos = Chaos(seed=7).kill(peer="proposer", at="Cut", round=3).stop(peer=2, at="Have", round=5).resume(after=6)
     reports = chaos.fly(group, rounds=8)
 
-A peer is an index or a role: `convener` (the voter whose turn it is), `owner` or `sender` (one of the others, drawn from the
+A peer is an index or a role: `proposer` (the voter whose turn it is), `owner` or `sender` (one of the others, drawn from the
 seed: in a butterfly every peer is both, and the message of the strike decides which role it hits).
 A strike comes at a message of a round, or at `Serve`: another peer has just requested the output of a part.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from chaos.group import Event, Group, Peer, Report
 
-ROLES = ("convener", "owner", "sender")
-WORDS = ("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Result", "Serve", "Propose", "Accept", "Confirm")
+ROLES = ("proposer", "owner", "sender")
+WORDS = ("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Result", "Serve", "Propose", "Prevote", "Precommit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Chaos:
         victims: dict[int, Strike] = {}
         for strike in self.strikes:
             if strike.round == number:
-                role = order[0].index if strike.peer == "convener" else others.pop() if others else -1
+                role = order[0].index if strike.peer == "proposer" else others.pop() if others else -1
                 victims[strike.peer if isinstance(strike.peer, int) else role] = strike
         return victims
 

@@ -149,7 +149,7 @@ class Group:
         return [peer for peer in self.peers if not peer.ended and not peer.stopped]
 
     def order(self) -> list[Peer]:
-        """The living, the convener of the next round first: voters take turns by id."""
+        """The living, the proposer of the next round first: voters take turns by id."""
         peers = sorted(self.living(), key=lambda peer: peer.id)
         turn = self.next_round % len(peers)
         return peers[turn:] + peers[:turn]

@@ -21,8 +21,8 @@ FAULTS = (
     ("sender", "Commit"),
     ("owner", "Have"),
     ("owner", "Serve"),
-    ("convener", "Roster"),
-    ("convener", "Cut"),
+    ("proposer", "Roster"),
+    ("proposer", "Cut"),
 )
 """Who is struck and when: those of the promise in docs/log.md. `Serve` is in the middle of its Result."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
@@ -79,7 +79,7 @@ def strike(group: Group, fault: tuple[str, str, str]) -> tuple[Row, Report]:
     name, role, word = fault
     before = group.round()
     order = group.order()
-    victim = order[0 if role == "convener" else len(order) // 2].index
+    victim = order[0 if role == "proposer" else len(order) // 2].index
     report = group.round({victim: (word, SIGNALS[name])})
     row = row_of(group, fault, before, report, victim)
     if name == "SIGKILL":

@@ -32,22 +32,22 @@ def strike(group: Group, chaos: Chaos) -> tuple[int, Report]:
 
 @pytest.mark.parametrize(
     ("role", "word"),
-    [("sender", "Commit"), ("owner", "Have"), ("owner", "Serve"), ("convener", "Roster"), ("convener", "Cut")],
+    [("sender", "Commit"), ("owner", "Have"), ("owner", "Serve"), ("proposer", "Roster"), ("proposer", "Cut")],
 )
 def test_who_is_killed_costs_the_others_nothing_but_its_share(group: Group, role: str, word: str) -> None:
     victim, report = strike(group, Chaos(seed=1).kill(peer=role, at=word, round=1))
     survivors = set(range(NUM_PEERS)) - {victim}
-    assert report.attempts == (2 if role == "convener" else 1)
+    assert report.attempts == (2 if role == "proposer" else 1)
     assert survivors <= set(report.cut)
     assert all(report.first(index, "peer.lost", peer=group.peers[victim].id) for index in survivors)
     group.revive(victim)
     assert set(group.round().cut) == set(range(NUM_PEERS))
 
 
-@pytest.mark.parametrize(("role", "word"), [("owner", "Have"), ("convener", "Roster")])
+@pytest.mark.parametrize(("role", "word"), [("owner", "Have"), ("proposer", "Roster")])
 def test_who_is_stopped_is_left_out_and_takes_part_again(group: Group, role: str, word: str) -> None:
     victim, report = strike(group, Chaos(seed=2).stop(peer=role, at=word, round=1))
-    assert report.attempts == (2 if role == "convener" else 1)
+    assert report.attempts == (2 if role == "proposer" else 1)
     for index in set(range(NUM_PEERS)) - {victim}:
         lost = report.first(index, "peer.lost", peer=group.peers[victim].id)
         assert lost is not None

@@ -193,7 +193,7 @@ def test_a_home_that_is_away_for_a_while_is_left_out_and_comes_back(
         assert without or strike is give_another_address  # Which it may be over with before the round is.
         assert AWAY_ROUNDS not in without
     assert any(events(street.homes[STRUCK], f"round.{kind}") for kind in ("void", "missed", "behind"))
-    # One attempt may be lost: that which it convenes, or one in which its vote was needed.
+    # One attempt may be lost: that in which it proposes, or one in which its vote was needed.
     lost = [voids(home) for number, home in enumerate(street.homes) if number != STRUCK]
     assert all(len(reasons) <= 1 for reasons in lost), lost
 

@@ -103,7 +103,7 @@ def certificates_at(sim: SimPeer) -> list[str]:
 
 
 def test_a_keeper_that_takes_part_is_sent_no_certificate() -> None:
-    """It is in no cut, but all Confirms arrive: it makes the certificate itself."""
+    """It is in no cut, but all Precommits arrive: it makes the certificate itself."""
 
     async def body(swarm: SimSwarm) -> None:
         carriers = certificates_at(swarm.sims[-1])
@@ -171,7 +171,7 @@ async def rounds(sim: SimPeer, count: int) -> None:
 
 def test_readys_that_come_while_the_work_of_a_void_attempt_ends_count_in_the_next() -> None:
     async def body(swarm: SimSwarm) -> None:
-        convener = swarm.sims[0].averager.electorate.convener(1, 1)
+        proposer = swarm.sims[0].averager.electorate.proposer(1, 1)
         async with trio.open_nursery() as nursery:
             for sim in swarm.sims:
                 nursery.start_soon(rounds, sim, 2)
@@ -179,7 +179,7 @@ def test_readys_that_come_while_the_work_of_a_void_attempt_ends_count_in_the_nex
             for sim in swarm.sims:
                 attempt = sim.averager._attempt
                 assert attempt is not None
-                if sim.peer == convener:
+                if sim.peer == proposer:
                     attempt._nursery.start_soon(compute)
                 attempt.act(attempt.machine.give_up("a fault", trio.current_time()))
         assert kinds(swarm.sims) == [OutcomeKind.DONE] * 4
@@ -339,7 +339,7 @@ def test_outputs_are_on_the_disk_before_their_value_is_accepted(tmp_path: Path) 
     written: list[bool] = []
 
     def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:
-        if event["event"] == "round.said" and event["step"] == "Accept":
+        if event["event"] == "round.said" and event["step"] == "Prevote":
             files = (tmp_path / sim.peer / "outputs" / str(event["round"])).glob("[!.]*")  # No drafts.
             written.append([len(index_of(file).keys) for file in files] == [len(swarm.sims)])
 
@@ -361,7 +361,7 @@ def test_a_value_of_an_earlier_attempt_comes_with_the_parts_that_i_sent_in_it() 
 
             def lossy(to: object, message: object, *, send: Callable[..., None] = send) -> None:
                 said = wire.opened(message) if isinstance(message, wire.Signed) else None
-                if not (isinstance(said, wire.Confirm) and said.slot.attempt == 0):
+                if not (isinstance(said, wire.Precommit) and said.slot.attempt == 0):
                     send(to, message)
 
             async def spied(contribution: Any, root: Any, *, average: Callable[..., Any] = average) -> Averaged:

@@ -81,7 +81,7 @@ MOST_DELIVERIES = 100_000
 """An attempt of ten has some thousand; what needs more than this answers itself for ever."""
 MOST_TICKS = 300
 """Deadlines of one peer until it has the value: some ten an attempt, and as many attempts as it takes to meet an honest
-convener after the last lie."""
+proposer after the last lie."""
 Mail: TypeAlias = wire.Signed | wire.Proof | wire.Certificate
 
 Lie: TypeAlias = tuple[int, int, int, int, list[int]]
@@ -617,11 +617,11 @@ def propose(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.
 
 
 def accept(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.Accept(a_slot(world, draws), value_of_hash(world, draws))
+    return wire.Prevote(a_slot(world, draws), value_of_hash(world, draws))
 
 
 def confirm(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.Confirm(a_slot(world, draws), value_of_hash(world, draws))
+    return wire.Precommit(a_slot(world, draws), value_of_hash(world, draws))
 
 
 def appointment(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -643,12 +643,12 @@ def a_quorum(world: World, liar: str, draws: Draws, kind: type) -> tuple[Any, ..
 
 
 def proof(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> Any:
-    shown = wire.Proof(*a_quorum(world, liar, draws, wire.Accept))
+    shown = wire.Proof(*a_quorum(world, liar, draws, wire.Prevote))
     return draws.of([shown, shown, *world.proofs[-3:]])
 
 
 def certificate(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> Any:
-    made = wire.Certificate(*a_quorum(world, liar, draws, wire.Confirm))
+    made = wire.Certificate(*a_quorum(world, liar, draws, wire.Precommit))
     known = [wire.Certificate(it.slot, it.value, it.voters, it.signatures) for it in world.proofs[-1:]]
     return draws.of([made, made, *known])
 

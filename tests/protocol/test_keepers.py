@@ -111,7 +111,7 @@ def test_keepers_contribute_nothing_vote_alone_and_make_nobody_wait(tmp_path: Pa
             assert not peer.named("round.left_out")
         for keeper in keepers:
             said = {event["step"] for event in keeper.named("round.said")}
-            assert {"Ready", "Have", "CutAck", "Sketch", "Result", "Accept", "Confirm"} <= said
+            assert {"Ready", "Have", "CutAck", "Sketch", "Result", "Prevote", "Precommit"} <= said
             assert "Commit" not in said
             assert keeper.keeper is not None
             assert keeper.keeper.kept is not None

@@ -108,7 +108,7 @@ CONVENER, *REST = VOTERS
 
 
 def proposed(left_out: Collection[str], relayed: Collection[str], *, lying: bool) -> tuple[set[str], str | None]:
-    """Return whom a convener of four voters and six free keys leaves out, and why a voter refuses its roster.
+    """Return whom a proposer of four voters and six free keys leaves out, and why a voter refuses its roster.
 
     A lying one leaves out all of `left_out`, an honest one those of them that it may.
     """
@@ -141,7 +141,7 @@ def proposed(left_out: Collection[str], relayed: Collection[str], *, lying: bool
         (KEYS[:3], VOTERS, None),
     ],
 )
-def test_a_convener_that_leaves_out_more_owners_than_can_have_lied_is_refused(
+def test_a_proposer_that_leaves_out_more_owners_than_can_have_lied_is_refused(
     left_out: list[str], relayed: list[str], why: str | None
 ) -> None:
     _, flaw = proposed(left_out, relayed, lying=True)

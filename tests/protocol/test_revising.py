@@ -198,7 +198,7 @@ def test_what_breaks_the_limits_is_never_proposed_and_strangers_revise_nothing(t
     live(body, tmp_path, 3)
 
 
-def test_a_convener_that_names_an_old_revision_convinces_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proposer_that_names_an_old_revision_convinces_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old: list[bytes] = []
     honest, liar = gather.proposal, key(KEEPER + 1).peer_id
 
@@ -221,7 +221,7 @@ def test_a_convener_that_names_an_old_revision_convinces_nobody(tmp_path: Path, 
         await run.until(lambda: all_at(everybody, target))
         assert set(numbers_by_round(run, keepers[0])) <= {0, 2}
         refused = [event for event in keepers[0].events if "it names revision 1 after revision 2" in str(event)]
-        assert refused  # It has convened, and was heard.
+        assert refused  # It has proposed, and was heard.
 
     live(body, tmp_path, 4)
 
@@ -233,18 +233,18 @@ def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> Non
     for text in ('{"inner.lr":0.5}', "{}"):
         log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings=text))
     first, second = (record.encode() for record in log.records)
-    convener, me = order_of(PEERS[:4])[:2]
-    vote = a_vote(convener, PEERS[:4])
+    proposer, me = order_of(PEERS[:4])[:2]
+    vote = a_vote(proposer, PEERS[:4])
     for peer in PEERS[:4]:
         vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
 
     def answer(named: bytes, held: bytes) -> str | None:
         check = partial(why_not_revise, run)
-        roster = proposal(a_setup(convener, PEERS[:4], newest_revision=named, why_not_revise=check), vote)
+        roster = proposal(a_setup(proposer, PEERS[:4], newest_revision=named, why_not_revise=check), vote)
         assert isinstance(roster, wire.Roster)
         assert roster.revision == named
         setup = a_setup(me, PEERS[:4], newest_revision=held, why_not_revise=check)
-        return refusal(setup, a_vote(me, PEERS[:4]), convener, roster)
+        return refusal(setup, a_vote(me, PEERS[:4]), proposer, roster)
 
     assert answer(first, held=second) == "it names a revision that the owner has replaced"
     for named, held in ((first, b""), (first, first), (second, first), (second, second), (b"", second)):

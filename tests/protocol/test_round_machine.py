@@ -172,7 +172,7 @@ def test_a_member_that_is_not_ready_in_time_is_left_out_and_told_so() -> None:
     }
 
 
-def test_a_convener_that_dies_before_its_roster_costs_no_wait() -> None:
+def test_a_proposer_that_dies_before_its_roster_costs_no_wait() -> None:
     rounds = Rounds(PEERS[:4])
     rounds.start(*(peer for peer in PEERS[:4] if peer != ORDER[0]))
     rounds.deliver_all()
@@ -183,7 +183,7 @@ def test_a_convener_that_dies_before_its_roster_costs_no_wait() -> None:
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {1}
 
 
-def test_a_silent_convener_is_left_behind_at_the_deadline() -> None:
+def test_a_silent_proposer_is_left_behind_at_the_deadline() -> None:
     rounds = Rounds(PEERS[:4], lost=lambda to, mail: isinstance(mail, wire.Signed) and is_roster_of(mail, ORDER[0]))
     rounds.start()
     rounds.settle()
@@ -198,9 +198,9 @@ def is_roster_of(mail: wire.Signed, peer: str) -> bool:
 
 
 def a_roster(peers: list[str]) -> tuple[wire.Roster, dict[str, wire.Signed]]:
-    """Return the roster that the convener of these peers makes, and their Readys."""
-    convener = order_of(peers)[0]
-    setup, vote = a_setup(convener, peers), a_vote(convener, peers)
+    """Return the roster that the proposer of these peers makes, and their Readys."""
+    proposer = order_of(peers)[0]
+    setup, vote = a_setup(proposer, peers), a_vote(proposer, peers)
     readys = {peer: signed(peer, a_ready()) for peer in peers}
     for ready in readys.values():
         vote.receive(ready, a_ready(), 0.0)
@@ -215,7 +215,7 @@ def with_ready(roster: wire.Roster, ready: wire.Signed) -> wire.Roster:
 
 FIVE = PEERS[:5]
 FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
-    "convener": (lambda r: replace(r, members=r.members[1:] + r.members[:1]), "does not convene"),
+    "proposer": (lambda r: replace(r, members=r.members[1:] + r.members[:1]), "is not the proposer"),
     "bounds": (lambda r: replace(r, bounds=(*r.bounds[:-1], r.bounds[-1] + 1)), "do not ascend"),
     "parts": (lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])), "do not follow from the lines"),
     "state": (lambda r: replace(r, base_root=b"o" * 32), "another state"),
@@ -243,30 +243,30 @@ FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
-    convener, me, *_ = order_of(FIVE)
+    proposer, me, *_ = order_of(FIVE)
     roster, _ = a_roster(FIVE)
     setup, vote = a_setup(me, FIVE), a_vote(me, FIVE)
-    assert refusal(setup, vote, convener, roster) is None
+    assert refusal(setup, vote, proposer, roster) is None
     change, words = FLAWS[flaw]
     bad = change(roster)
     assert words in (refusal(setup, vote, bad.members[0], bad) or "")
 
 
 def rushed() -> tuple[Round, list[str]]:
-    """A member whose convener has closed the roster with three of four voters at once; the fourth is here."""
-    convener, me, other, slow = order_of(PEERS[:4])
+    """A member whose proposer has closed the roster with three of four voters at once; the fourth is here."""
+    proposer, me, other, slow = order_of(PEERS[:4])
     machine = Round(a_setup(me, PEERS[:4]), a_vote(me, PEERS[:4]), 0.0)
     machine.start(0.0)
-    for peer in (convener, other):
+    for peer in (proposer, other):
         machine.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    three = [convener, me, other]
-    setup, vote = a_setup(convener, three), a_vote(convener, PEERS[:4])
+    three = [proposer, me, other]
+    setup, vote = a_setup(proposer, three), a_vote(proposer, PEERS[:4])
     for peer in three:
         vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
     roster = proposal(setup, vote)
     assert isinstance(roster, wire.Roster)
-    machine.receive(signed(convener, roster), roster, 0.0)
-    return machine, [convener, slow]
+    machine.receive(signed(proposer, roster), roster, 0.0)
+    return machine, [proposer, slow]
 
 
 def test_a_roster_that_leaves_out_a_voter_waits_until_all_had_time_to_become_ready() -> None:
@@ -283,10 +283,10 @@ def test_a_roster_that_leaves_out_a_voter_counts_at_once_when_that_one_is_lost()
 
 
 def test_a_roster_that_was_closed_before_a_voter_became_ready_in_time_is_refused() -> None:
-    machine, (convener, slow) = rushed()
+    machine, (proposer, slow) = rushed()
     actions = machine.receive(signed(slow, a_ready()), a_ready(), 1.0)
     refused = [action for action in actions if isinstance(action, Note) and action.event == "round.roster_refused"]
-    assert [(note.peer, slow in note.reason) for note in refused] == [(convener, True)]
+    assert [(note.peer, slow in note.reason) for note in refused] == [(proposer, True)]
     assert machine.slot == SLOT.at(0, 1)
 
 
@@ -326,7 +326,7 @@ def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> Non
     assert len(encode(made)) <= wire.MAX_STATEMENT_BYTES
 
 
-def test_a_convener_whose_own_state_is_another_one_makes_no_roster() -> None:
+def test_a_proposer_whose_own_state_is_another_one_makes_no_roster() -> None:
     rounds = settled(4, setups={ORDER[0]: {"base": b"o" * 32}})
     done = {peer for peer in ORDER if (it := rounds.machines[peer].outcome) is not None and it.kind is DONE}
     assert done >= set(ORDER[1:])
@@ -509,16 +509,16 @@ def is_kind(mail: Mail, kind: type) -> bool:
 
 def test_after_two_recuts_the_attempt_is_void() -> None:
     peers = PEERS[:10]
-    convener, liar, *_ = order_of(peers)
+    proposer, liar, *_ = order_of(peers)
     rounds = Rounds(peers, 4)
-    machine = rounds.machines[convener]
+    machine = rounds.machines[proposer]
     rounds.start()
     rounds.until(lambda: machine.phase is Phase.REDUCE, random_order=True)
     machine.exchange.collect_phase.close()  # Or the deputies would be heard first.
     roster = rounds.messages(wire.Cut)[0].roster
     for count in (9, 8, 7):
         have = wire.Have(SLOT, roster, ((1, tuple(range(count))),), bytes(32))
-        rounds.do(convener, machine.receive(signed(liar, have), have, rounds.now))
+        rounds.do(proposer, machine.receive(signed(liar, have), have, rounds.now))
     assert [cut.version for cut in rounds.messages(wire.Cut)] == [0, 1, 2]
     assert machine.outcome is not None
     assert "2 re-cuts were not enough" in machine.outcome.reason
@@ -531,7 +531,7 @@ def test_a_cut_of_other_commits_than_were_sent_voids_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("contributors", [(0, 1), (1, 0, 2, 3), (0, 1, 2, 9), (0, 1, 1, 2)])
-def test_a_cut_that_does_not_fit_its_roster_charges_the_convener(contributors: tuple[int, ...]) -> None:
+def test_a_cut_that_does_not_fit_its_roster_charges_the_proposer(contributors: tuple[int, ...]) -> None:
     rounds = settled(4, tampered=tampering(wire.Cut, ORDER[0], contributors=contributors))
     assert rounds.kinds() == {VOID}
     assert rounds.noted("peer.charged") == {ORDER[0]}
@@ -539,7 +539,7 @@ def test_a_cut_that_does_not_fit_its_roster_charges_the_convener(contributors: t
 
 def test_an_owner_does_not_acknowledge_a_cut_that_it_does_not_hold() -> None:
     def tampered(peer: str, message: Any) -> Any:
-        # The owner states to hold what it could not fetch, so that the convener cuts it in.
+        # The owner states to hold what it could not fetch, so that the proposer cuts it in.
         if isinstance(message, wire.Have):
             return replace(message, parts=tuple((part, (0, 1, 2, 3)) for part, _ in message.parts))
         return message
@@ -588,7 +588,7 @@ def test_a_rule_that_is_blind_to_contributions_waits_for_no_acknowledgements() -
 
 
 def test_a_result_of_another_cut_shows_its_author_mine() -> None:
-    """Under a blind rule nobody acknowledges a cut: whoever has two of one version proves it against the convener."""
+    """Under a blind rule nobody acknowledges a cut: whoever has two of one version proves it against the proposer."""
     shown: list[str] = []
 
     def observed(target: str, mail: Mail) -> bool:
@@ -677,13 +677,13 @@ def test_a_state_root_of_other_outputs_is_not_accepted() -> None:
     machine = rounds.machines[ORDER[3]]
     rounds.until(lambda: machine.phase is Phase.REDUCE)
     rounds.do(ORDER[3], machine.done(lambda exchange: exchange.finalized((bytes(32),) * 4, bytes(32)), 0.0))
-    assert not any(peer == ORDER[3] and isinstance(message, wire.Accept) for peer, message in rounds.said)
+    assert not any(peer == ORDER[3] and isinstance(message, wire.Prevote) for peer, message in rounds.said)
     rounds.settle()
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
 
 
-# The loss of a convener, an owner, a voter; Void.
+# The loss of a proposer, an owner, a voter; Void.
 
 
 @pytest.mark.parametrize("phase", [Phase.COLLECT, Phase.JUDGE, Phase.REDUCE, Phase.CHECK, Phase.CONFIRM])
@@ -710,7 +710,7 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
 
 
 def test_who_was_refused_comes_back_where_no_cut_is_possible_without_it() -> None:
-    """A trainer that gives up since its convener is lost, before the others notice that, may be the only one."""
+    """A trainer that gives up since its proposer is lost, before the others notice that, may be the only one."""
     alone, peers = ORDER[1], PEERS[:4]
     keeping = {peer: {"tokens": 0} for peer in peers if peer != alone}
     rounds = Rounds(peers, 5, setups={peer: {"left_out": frozenset({alone}), **keeping.get(peer, {})} for peer in peers})
@@ -742,7 +742,7 @@ def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("index", [1, 3])
 @pytest.mark.parametrize(
-    "kind", [wire.Ready, wire.Commit, wire.Have, wire.CutAck, wire.Sketch, wire.Result, wire.Accept]
+    "kind", [wire.Ready, wire.Commit, wire.Have, wire.CutAck, wire.Sketch, wire.Result, wire.Prevote]
 )
 def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int, seed: int) -> None:
     rounds = killed_when(ORDER[index], kind, seed=seed)
@@ -752,9 +752,9 @@ def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int,
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "kind", [wire.Roster, wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Propose, wire.Accept]
+    "kind", [wire.Roster, wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Propose, wire.Prevote]
 )
-def test_the_loss_of_the_convener_costs_one_attempt(kind: type, seed: int) -> None:
+def test_the_loss_of_the_proposer_costs_one_attempt(kind: type, seed: int) -> None:
     rounds = killed_when(ORDER[0], kind, seed=seed)
     assert rounds.kinds() == {DONE}
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} <= {0, 1}
@@ -785,17 +785,17 @@ def test_an_owner_lost_with_both_of_its_deputies_voids_the_attempt_at_once() -> 
     assert any("the last who answered for part 4" in outcome.reason for outcome in rounds.outcomes())
 
 
-def test_all_receive_what_the_convener_received_of_a_lost_sender() -> None:
-    convener, victim, *_ = ORDER
+def test_all_receive_what_the_proposer_received_of_a_lost_sender() -> None:
+    proposer, victim, *_ = ORDER
     reached: list[bool] = []
 
     def is_second_sketch(mail: Mail) -> bool:
         is_its = is_kind(mail, wire.Sketch) and mail.sender == victim  # type: ignore[union-attr]
         return is_its and bool(wire.opened(mail).outputs)  # type: ignore[union-attr]
 
-    rounds = Rounds(PEERS[:4], 3, lost=lambda to, mail: not reached and is_second_sketch(mail) and to != convener)
+    rounds = Rounds(PEERS[:4], 3, lost=lambda to, mail: not reached and is_second_sketch(mail) and to != proposer)
     rounds.start()
-    rounds.until(lambda: any(to == convener and is_second_sketch(mail) for to, mail in rounds.mail))
+    rounds.until(lambda: any(to == proposer and is_second_sketch(mail) for to, mail in rounds.mail))
     index = next(i for i, (_, mail) in enumerate(rounds.mail) if is_second_sketch(mail))
     rounds.deliver(index)
     reached.append(True)
@@ -821,11 +821,11 @@ def test_a_peer_that_has_acknowledged_a_cut_is_bound_until_the_attempt_is_over()
 
 
 def test_a_value_of_an_earlier_attempt_is_decided_without_moving_its_data_again() -> None:
-    """All accept it, no Confirm arrives; the next convener must propose it again, and one that lacks it fetches it."""
+    """All accept it, no Precommit arrives; the next proposer must propose it again, and one that lacks it fetches it."""
     lacking, is_first = ORDER[3], [True]
 
     def lost(to: str, mail: Mail) -> bool:
-        return is_first[0] and is_kind(mail, wire.Confirm)
+        return is_first[0] and is_kind(mail, wire.Precommit)
 
     def broken(peer: str, fetch: Fetch) -> str | None:
         return (
@@ -836,7 +836,7 @@ def test_a_value_of_an_earlier_attempt_is_decided_without_moving_its_data_again(
     rounds.start()
     rounds.settle()
     assert rounds.kinds() == {VOID}
-    made = {message.value for message in rounds.messages(wire.Accept)}
+    made = {message.value for message in rounds.messages(wire.Prevote)}
     is_first[0], rounds.attempts, num_commits = False, 3, len(rounds.messages(wire.Commit))
     rounds.settle()
     check_all_or_nothing(rounds)
@@ -877,7 +877,7 @@ def test_a_decision_whose_proposal_is_still_on_its_way_is_waited_for(arrives: bo
         return PENDING if peer == late and isinstance(fetch, FetchOutput) else None
 
     rounds = Rounds(PEERS[:4], broken=broken, lost=lambda to, mail: to == late and is_kind(mail, wire.Propose))
-    late = next(peer for peer in PEERS[:4] if peer != rounds.votes[peer].convener)
+    late = next(peer for peer in PEERS[:4] if peer != rounds.votes[peer].proposer)
     machine = rounds.machines[late]
     rounds.start()
     rounds.deliver_all()
@@ -885,9 +885,9 @@ def test_a_decision_whose_proposal_is_still_on_its_way_is_waited_for(arrives: bo
     assert machine.outcome is None
     assert machine.vote.is_decided
     if arrives:
-        convener = machine.vote.convener
-        (propose,) = (message for peer, message in rounds.said if peer == convener and isinstance(message, wire.Propose))
-        rounds.do(late, machine.receive(signed(convener, propose), propose, rounds.now))
+        proposer = machine.vote.proposer
+        (propose,) = (message for peer, message in rounds.said if peer == proposer and isinstance(message, wire.Propose))
+        rounds.do(late, machine.receive(signed(proposer, propose), propose, rounds.now))
         check_all_or_nothing(rounds)
         assert rounds.now == 0.0
     else:
@@ -906,7 +906,7 @@ def test_a_certificate_whose_outputs_do_not_arrive_leaves_me_behind() -> None:
     assert rounds.now <= TIMING.control + TIMING.transfer
 
 
-def test_a_proposal_whose_value_is_of_another_round_charges_its_convener() -> None:
+def test_a_proposal_whose_value_is_of_another_round_charges_its_proposer() -> None:
     rounds = settled(4)
     propose = rounds.messages(wire.Propose)[0]
     other = encode(replace(open_value(propose.value), round=2))
@@ -944,16 +944,16 @@ def test_a_proposal_that_overtakes_its_roster_is_accepted() -> None:
     assert not vote.receive(signed(ORDER[0], propose), propose, 0.0)
     vote.roster(signed(ORDER[0], roster), roster)
     sent = [wire.opened(it.mail) for it in vote.hold(propose.value, 0.0) if isinstance(it, Forward)]
-    assert sent == [wire.Accept(SLOT, value_hash(propose.value))]
+    assert sent == [wire.Prevote(SLOT, value_hash(propose.value))]
 
 
-def test_a_voter_that_states_an_unproven_lock_to_the_convener_alone_stops_nothing() -> None:
+def test_a_voter_that_states_an_unproven_lock_to_the_proposer_alone_stops_nothing() -> None:
     """The others forward the Ready that they have, and refuse a roster without it."""
-    liar, convener = ORDER[3], ORDER[0]
+    liar, proposer = ORDER[3], ORDER[0]
     rounds = Rounds(PEERS[:4])
     locked = a_ready(lock=(wire.Lock(0, 0, bytes(32)),))
-    rounds.do(convener, rounds.machines[convener].receive(signed(liar, locked), locked, 0.0))
-    rounds.lost = lambda to, mail: to == convener  # Of what the liar sends by itself, the convener hears nothing more.
+    rounds.do(proposer, rounds.machines[proposer].receive(signed(liar, locked), locked, 0.0))
+    rounds.lost = lambda to, mail: to == proposer  # Of what the liar sends by itself, the proposer hears nothing more.
     rounds.start(liar)
     rounds.lost = lambda to, mail: False
     rounds.start(*(peer for peer in PEERS[:4] if peer != liar))

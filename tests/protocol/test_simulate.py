@@ -55,7 +55,7 @@ def test_the_log_has_every_event_of_every_peer_in_the_order_of_time(tmp_path: Pa
     assert [event["time"] for event in log] == sorted(event["time"] for event in log)
     for name in ("p0", "p1", "p2", "p3", "p4"):
         said = [event["step"] for event in log if event["at"] == name and event["event"] == "round.said"]
-        assert {"Ready", "Commit", "Have", "CutAck", "Result", "Accept", "Confirm"} <= set(said)
+        assert {"Ready", "Commit", "Have", "CutAck", "Result", "Prevote", "Precommit"} <= set(said)
     (done,) = [event for event in log if event["at"] == "p0" and event["event"] == "round.done"]
     assert sorted(done["cut"]) == ["p0", "p1", "p2", "p3", "p4"]
 
@@ -76,18 +76,18 @@ def test_the_same_seed_gives_the_same_events_in_any_process() -> None:
 
 
 STRIKES = [
-    "round=2,after=Ready,kill=convener",
-    "round=2,after=Roster,kill=convener",
-    "round=2,after=Cut,kill=convener",
+    "round=2,after=Ready,kill=proposer",
+    "round=2,after=Roster,kill=proposer",
+    "round=2,after=Cut,kill=proposer",
     "round=2,after=Have,kill=owner",
     "round=2,after=Commit,kill=sender",
     "round=2,after=Result,kill=1",
-    "round=2,after=Propose,kill=convener",
-    "round=2,after=Accept,kill=convener",
-    "round=2,after=Confirm,kill=owner",
-    "round=2,after=Propose,stall=convener,for=30s",
-    "round=2,after=Accept,cut=owner,for=12s",
-    "round=2,after=Cut,stall=convener,for=12s",
+    "round=2,after=Propose,kill=proposer",
+    "round=2,after=Prevote,kill=proposer",
+    "round=2,after=Precommit,kill=owner",
+    "round=2,after=Propose,stall=proposer,for=30s",
+    "round=2,after=Prevote,cut=owner,for=12s",
+    "round=2,after=Cut,stall=proposer,for=12s",
     "round=2,after=Have,cut=owner,for=12s",
     "round=2,after=Commit,leave=owner",
 ]

@@ -86,7 +86,7 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
 @pytest.mark.parametrize(
     ("attack", "notice"),
     [
-        ("equivocating_convener:1", "peer.banned"),
+        ("equivocating_proposer:1", "peer.banned"),
         ("censoring_owner:1", "round.disowned"),
         ("lying_owner:1", "round.output_false"),
         ("lying_sender:1", "peer.banned"),
@@ -105,7 +105,7 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
 def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str, notice: str) -> None:
     judged = "lying" in attack or "mute" in attack
     peers, rounds = (7, 1) if attack.endswith(":2") else (5, 2)
-    if "convener" in attack:
+    if "proposer" in attack:
         rounds = peers  # The voters take turns.
     report = simulate(attacked(attack, seed=3, peers=peers, rounds=rounds, rule="gramguard" if judged else "mean"))
     assert not report.violations

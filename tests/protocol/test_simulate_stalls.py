@@ -43,7 +43,7 @@ def test_where_those_here_decide_a_run_goes_on_half_a_minute_after_half_of_it_wa
 def test_two_that_lose_each_other_for_seconds_decide_together_when_they_hear_each_other_again(seconds: float) -> None:
     """Less than the time of a term: neither of them appoints itself in the moment in which the other comes back."""
     for seed in range(4):
-        struck = replace(BARE, peers=2, rounds=4, seed=seed, strikes=(Strike(3, "Roster", "stall", "convener", seconds),))
+        struck = replace(BARE, peers=2, rounds=4, seed=seed, strikes=(Strike(3, "Roster", "stall", "proposer", seconds),))
         report = simulate(struck)
         assert not report.violations
         assert report.stalls()["rounds"] == 0
@@ -101,7 +101,7 @@ def test_who_is_ready_long_before_the_others_waits_for_them_and_does_not_decide_
 
 
 def leaving(names: tuple[int, ...], **changes: object) -> SimulateOptions:
-    strikes = tuple(Strike.parse(f"round=2,after=Confirm,leave={name}", 4) for name in names)
+    strikes = tuple(Strike.parse(f"round=2,after=Precommit,leave={name}", 4) for name in names)
     return replace(BARE, peers=4, rounds=5, strikes=strikes, **changes)  # type: ignore[arg-type]  # fields of it
 
 

@@ -21,7 +21,7 @@ KEEPER = 10
 NEW_KIND = 0xF0
 NEWER = frozenset(key(number).peer_id for number in (1, KEEPER, KEEPER + 2))
 """Who runs the later version: half of those that train, and half of the keepers."""
-STRICT = {wire.code_of_kind(kind) for kind in (wire.Accept, wire.Confirm, wire.Appointment)}
+STRICT = {wire.code_of_kind(kind) for kind in (wire.Prevote, wire.Precommit, wire.Appointment)}
 
 
 def grown(data: bytes, *, at: int) -> bytes:

@@ -49,8 +49,8 @@ def flood(vote: Vote, chance: random.Random) -> int:
             a_ready(slot=slot, lock=lock),
             replace(a_ready(slot=slot), nonce_hash=chance.randbytes(32)),
             wire.Propose(slot, a_value(number), chance.randbytes(32)),
-            wire.Accept(slot, chance.randbytes(32)),
-            wire.Confirm(slot, chance.randbytes(32)),
+            wire.Prevote(slot, chance.randbytes(32)),
+            wire.Precommit(slot, chance.randbytes(32)),
             wire.Appointment(slot.at(1 + slot.term % 9, 0), tuple(sorted(VOTERS))),
         ]
         message = chance.choice(messages)
@@ -76,7 +76,7 @@ def test_who_may_not_vote_keeps_no_statement_of_a_later_term_waiting() -> None:
     vote.begin(a_ready(), VOTERS, 0.0)
     for number, sender in enumerate([*VOTERS[1:], *PEERS[8:16]]):
         before = num_kept(vote)
-        for message in (wire.Accept(SLOT.at(3, 0), bytes(32)), wire.Confirm(SLOT.at(3, 0), bytes(32))):
+        for message in (wire.Prevote(SLOT.at(3, 0), bytes(32)), wire.Precommit(SLOT.at(3, 0), bytes(32))):
             vote.receive(signed(sender, message), message, float(number))
         assert num_kept(vote) - before == (2 if sender in VOTERS else 0)
 
@@ -97,9 +97,9 @@ def test_proofs_of_many_attempts_are_no_more_than_voters_unless_a_ready_states_t
     assert kept == [proofs[0], *proofs[-len(VOTERS) :]]
 
 
-def test_a_ready_of_a_later_term_does_not_keep_the_convener_waiting() -> None:
+def test_a_ready_of_a_later_term_does_not_keep_the_proposer_waiting() -> None:
     slot, later = SLOT, SLOT.at(3, 0)
-    me = a_vote(PEERS[0], VOTERS).convener
+    me = a_vote(PEERS[0], VOTERS).proposer
     others = [voter for voter in VOTERS if voter != me]
     vote = a_vote(me, VOTERS)
     vote.begin(a_ready(), VOTERS, 0.0)

@@ -1,6 +1,6 @@
 """Votes of one round with real signatures and disks, under loss, repetition, restarts, pauses, and one liar.
 
-Data is a model: the convener makes a value, and some of the voters hold its bytes. Every voter keeps its record of slots
+Data is a model: the proposer makes a value, and some of the voters hold its bytes. Every voter keeps its record of slots
 and its lock in files, and starts again from them.
 """
 
@@ -166,8 +166,8 @@ class Schedule:
         lies: list[wire.RoundMessage] = [
             a_ready(slot=slot),
             a_ready(slot=slot, lock=(lock,)),
-            wire.Accept(slot, value_hash(value)),
-            wire.Confirm(slot, value_hash(value)),
+            wire.Prevote(slot, value_hash(value)),
+            wire.Precommit(slot, value_hash(value)),
             wire.Propose(
                 slot, value or b"\x90", chance.choice([b"", *roster]), tuple(shown[it] for it in sorted(shown))
             ),
@@ -224,7 +224,7 @@ class Schedule:
             self.certified[vote.certificate.slot.term].add(vote.certificate.value)
 
     def make(self, voter: Voter) -> None:
-        """The convener makes a value; some of the others hold its bytes as well."""
+        """The proposer makes a value; some of the others hold its bytes as well."""
         me, vote = voter.identity, voter.vote
         roster = proposal(a_setup(me.peer_id, self.electorate.votes, verify=verify_signed), vote)
         if isinstance(roster, str):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from flockstep.collectives.agreement.actions import AgreementAction
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import AcceptProof, Propose, Statement, newest
+from flockstep.collectives.agreement.statements import PrevoteQuorum, Propose, Statement, newest
 from flockstep.collectives.agreement.validity import statement_fault
-from flockstep.peer.wire import Confirm, Slot
+from flockstep.peer.wire import Precommit, Slot
 
 ANOTHER_VALUE = "a proposal of another value than the newest proof that it shows"
 
@@ -16,17 +16,17 @@ class UnlocksByNone(VoterMachine):
     """The trap: "I signed none in this attempt, so nothing was decided", and the lock is gone."""
 
     def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
-        if Confirm not in self._attempt.said:
+        if Precommit not in self._attempt.said:
             self._lock = self.newest_proof = None
         return super()._move(slot, reason)
 
 
-def forgets_its_lock(signed: Slot, lock: AcceptProof | None) -> tuple[Slot, AcceptProof | None]:
-    """The lock is not on the disk before a Confirm."""
+def forgets_its_lock(signed: Slot, lock: PrevoteQuorum | None) -> tuple[Slot, PrevoteQuorum | None]:
+    """The lock is not on the disk before a Precommit."""
     return signed.at(signed.term, signed.attempt + 1), None
 
 
-def forgets_what_it_signed(signed: Slot, lock: AcceptProof | None) -> tuple[Slot, AcceptProof | None]:
+def forgets_what_it_signed(signed: Slot, lock: PrevoteQuorum | None) -> tuple[Slot, PrevoteQuorum | None]:
     """The slot is not on the disk: a later process signs in it again."""
     return signed, lock
 
@@ -55,21 +55,21 @@ class OnlyLocks(VoterMachine):
 
 
 class NeitherRule(OnlyLocks):
-    """Accept without the lock rule, and whatever the Readys say."""
+    """Prevote without the lock rule, and whatever the Readys say."""
 
     def _lock_allows(self, propose: Propose) -> bool:
         return True
 
 
-class ConfirmsLate(VoterMachine):
+class PrecommitsLate(VoterMachine):
     """A proof of an earlier attempt is confirmed in the present one."""
 
     def _confirm(self) -> list[AgreementAction]:
         proof = self.newest_proof
-        if proof is None or proof.value not in self._held or Confirm in self._attempt.said:
+        if proof is None or proof.value not in self._held or Precommit in self._attempt.said:
             return []
         self._lock = proof
-        return self._say(Confirm(self.slot, proof.value))
+        return self._say(Precommit(self.slot, proof.value))
 
 
 class LocksByAnyProof(OnlyLocks):

@@ -8,7 +8,7 @@ step can use it.
 
 Why these steps are enough:
 
-- *Whole quorums, on demand.* A single Accept or Confirm changes nothing at its receiver until it completes a quorum, and
+- *Whole quorums, on demand.* A single Prevote or Precommit changes nothing at its receiver until it completes a quorum, and
   what was sent can always arrive later. So any order of delivery has the effect of one in which all parts of a quorum
   arrive when the last one does. A proof that is seen late takes effect with the next Ready: it arrives right before.
 - *One attempt after the other.* What a voter does in an attempt depends only on statements of this and earlier attempts,
@@ -19,7 +19,7 @@ Why these steps are enough:
 - *Past statements by what they complete.* Nobody signs in an attempt that all have left; its quorums remain.
 - *Names of values.* The first value is X: with Y for it the same would happen.
 
-A decision is not a step: Confirms of a quorum, the liar's among them, are a decision that somebody may hold.
+A decision is not a step: Precommits of a quorum, the liar's among them, are a decision that somebody may hold.
 """
 
 from collections import Counter, deque
@@ -31,8 +31,8 @@ from typing import Generic, NamedTuple, TypeVar
 from flockstep.collectives.agreement.actions import AgreementTiming, Dispatch
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import AcceptProof, Propose, Statement, VoterReady, newest
-from flockstep.peer.wire import Accept, Confirm, Slot
+from flockstep.collectives.agreement.statements import PrevoteQuorum, Propose, Statement, VoterReady, newest
+from flockstep.peer.wire import Precommit, Prevote, Slot
 
 HONEST, LIAR = ("A", "B", "C"), "M"
 E = Electorate(dict.fromkeys((*HONEST, LIAR), 1))
@@ -41,7 +41,7 @@ QUORUM = ("A", "B", "M")
 """Stands for every quorum."""
 TIMING = AgreementTiming(control=1.0, attempt=4.0)
 Fact = tuple[str, Statement]
-Disk = tuple[Slot, AcceptProof | None]
+Disk = tuple[Slot, PrevoteQuorum | None]
 """What a later process begins with: its first slot and its lock."""
 _T = TypeVar("_T")
 
@@ -61,7 +61,7 @@ class Ids(Generic[_T]):
         return known
 
 
-def next_slot(signed: Slot, lock: AcceptProof | None) -> Disk:
+def next_slot(signed: Slot, lock: PrevoteQuorum | None) -> Disk:
     """What a later process begins with after the last slot that it signed in, and its newest lock."""
     return signed.at(signed.term, signed.attempt + 1), lock
 
@@ -71,8 +71,8 @@ class Known(NamedTuple):
 
     slot: Slot
     said: tuple[Statement, ...] = ()
-    lock: AcceptProof | None = None
-    newest_proof: AcceptProof | None = None
+    lock: PrevoteQuorum | None = None
+    newest_proof: PrevoteQuorum | None = None
 
 
 class State(NamedTuple):
@@ -92,7 +92,7 @@ class Step:
     hold: bytes = b""
     """The value whose bytes arrive first."""
     offer: bytes = b""
-    """The value that it makes as the convener."""
+    """The value that it makes as the proposer."""
     is_late: bool = False
     """True if the attempt's deadline passes."""
     is_crash: bool = False
@@ -109,14 +109,14 @@ class Reaction:
 
 
 class Search:
-    """The search for one first convener and one kind of machine; with crashes if `restart` tells what follows them."""
+    """The search for one first proposer and one kind of machine; with crashes if `restart` tells what follows them."""
 
     def __init__(
         self,
         first: int,
         attempts: int,
         machine: type[VoterMachine] = VoterMachine,
-        restart: Callable[[Slot, AcceptProof | None], Disk] | None = None,
+        restart: Callable[[Slot, PrevoteQuorum | None], Disk] | None = None,
     ) -> None:
         self.slot = Slot("run", first, bytes(32))
         self.attempts = attempts
@@ -186,20 +186,20 @@ class Search:
         self,
         voter: int,
         slot: Slot,
-        readys: dict[str, AcceptProof | None],
+        readys: dict[str, PrevoteQuorum | None],
         proposals: list[Propose],
-        proofs: list[AcceptProof],
+        proofs: list[PrevoteQuorum],
         values: tuple[bytes, ...],
     ) -> Iterator[Step]:
-        convener = E.convener(slot.round, slot.term + slot.attempt)
-        if convener == LIAR:
+        proposer = E.proposer(slot.round, slot.term + slot.attempt)
+        if proposer == LIAR:
             proposals = [Propose(slot, v, shown) for shown in _justifications(readys, proofs, LIAR) for v in values]
-        elif convener == HONEST[voter] and not proposals:
-            for shown in _justifications(readys, proofs, convener):
-                deliver = tuple((name, VoterReady(slot, proof)) for name, proof in shown if name != convener)
+        elif proposer == HONEST[voter] and not proposals:
+            for shown in _justifications(readys, proofs, proposer):
+                deliver = tuple((name, VoterReady(slot, proof)) for name, proof in shown if name != proposer)
                 yield from (Step(deliver, offer=value) for value in values)
         for propose in dict.fromkeys(map(_canonical_proposal, proposals)):
-            yield Step(((convener, propose),), hold=propose.value)
+            yield Step(((proposer, propose),), hold=propose.value)
         for proof in proofs:
             yield Step(_accepts(voter, proof), hold=proof.value)
 
@@ -234,7 +234,7 @@ class Search:
         voters = (*state.voters[:voter], reaction.known, *state.voters[voter + 1 :])
         sent = state.sent | reaction.said
         whole = [fact for fact in map(self._completed, reaction.said) if fact is not None and self._num(fact, sent) >= 2]
-        accepts = {fact for fact in whole if isinstance(self._facts.things[fact][1], Accept)}
+        accepts = {fact for fact in whole if isinstance(self._facts.things[fact][1], Prevote)}
         after = State(voters, sent, state.proofs | accepts, state.decided | (set(whole) - accepts))
         if voters != state.voters and (attempt := self._attempt(after)) > self._attempt(state):
             kept = frozenset(fact for fact in sent if self._facts.things[fact][1].slot.attempt >= attempt)
@@ -244,16 +244,16 @@ class Search:
     def _completed(self, fact: int) -> int | None:
         """The same statement by the liar, who completes every quorum with it; None for a kind that needs no quorum."""
         statement = self._facts.things[fact][1]
-        return self._facts.of((LIAR, statement)) if isinstance(statement, (Accept, Confirm)) else None
+        return self._facts.of((LIAR, statement)) if isinstance(statement, (Prevote, Precommit)) else None
 
     def _num(self, fact: int, sent: frozenset[int]) -> int:
         """The number of honest voters that have sent a statement."""
         return sum(self._facts.of((name, self._facts.things[fact][1])) in sent for name in HONEST)
 
-    def _proof(self, fact: int) -> AcceptProof:
+    def _proof(self, fact: int) -> PrevoteQuorum:
         statement = self._facts.things[fact][1]
-        assert isinstance(statement, Accept)
-        return AcceptProof(statement.slot, statement.value, QUORUM)
+        assert isinstance(statement, Prevote)
+        return PrevoteQuorum(statement.slot, statement.value, QUORUM)
 
     def _violation(self, state: State) -> str | None:
         """Return which invariant of docs/trust.md a state violates, or None."""
@@ -263,7 +263,7 @@ class Search:
             name, kind, attempt = Counter(kinds).most_common(1)[0][0]
             return f"invariant 4: {name} signed two {kind.__name__} in attempt {attempt}"
         proofs = [self._proof(fact) for fact in state.proofs]
-        confirms = [it for fact in state.decided if isinstance(it := facts[fact][1], Confirm)]
+        confirms = [it for fact in state.decided if isinstance(it := facts[fact][1], Precommit)]
         self.reached |= {("proof", it.slot.attempt) for it in proofs} | {("decision", it.slot.attempt) for it in confirms}
         if len({it.slot for it in proofs}) < len(proofs):
             return "two proofs in one attempt"
@@ -277,22 +277,22 @@ class Search:
 
 
 def _justifications(
-    readys: dict[str, AcceptProof | None], proofs: list[AcceptProof], convener: str
-) -> Iterator[tuple[tuple[str, AcceptProof | None], ...]]:
-    """Every set of Readys that a convener could show: of two or three honest voters, and the liar's with any proof."""
+    readys: dict[str, PrevoteQuorum | None], proofs: list[PrevoteQuorum], proposer: str
+) -> Iterator[tuple[tuple[str, PrevoteQuorum | None], ...]]:
+    """Every set of Readys that a proposer could show: of two or three honest voters, and the liar's with any proof."""
     for names in (*combinations(HONEST, 2), HONEST):
-        if convener in (LIAR, *names):
+        if proposer in (LIAR, *names):
             for proof in [None, *proofs]:
                 yield (*((name, readys[name]) for name in names), (LIAR, proof))
 
 
-def _accepts(voter: int, proof: AcceptProof) -> tuple[Fact, ...]:
-    """A quorum of Accepts, delivered to a voter: by all others."""
-    return tuple((name, Accept(proof.slot, proof.value)) for name in (*HONEST, LIAR) if name != HONEST[voter])
+def _accepts(voter: int, proof: PrevoteQuorum) -> tuple[Fact, ...]:
+    """A quorum of Prevotes, delivered to a voter: by all others."""
+    return tuple((name, Prevote(proof.slot, proof.value)) for name in (*HONEST, LIAR) if name != HONEST[voter])
 
 
-def _canonical_proof(proof: AcceptProof | None) -> AcceptProof | None:
-    return proof if proof is None else AcceptProof(proof.slot, proof.value, QUORUM)
+def _canonical_proof(proof: PrevoteQuorum | None) -> PrevoteQuorum | None:
+    return proof if proof is None else PrevoteQuorum(proof.slot, proof.value, QUORUM)
 
 
 def _canonical_proposal(propose: Propose) -> Propose:

@@ -24,15 +24,15 @@ from flockstep.collectives.agreement.actions import (
 from flockstep.collectives.agreement.electorate import LIAR_PROOF, NOBODY, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
-    AcceptProof,
     Decision,
+    PrevoteQuorum,
     Propose,
     Shown,
     Statement,
     VoterReady,
     newest,
 )
-from flockstep.peer.wire import Accept, Confirm, Slot
+from flockstep.peer.wire import Precommit, Prevote, Slot
 
 TIMING = AgreementTiming(control=1.0, attempt=4.0)
 MAX_APPOINTMENTS = 2
@@ -47,7 +47,7 @@ class Node:
     is_liar: bool
     signed: Slot | None = None
     """The last slot that it signed in, on its disk."""
-    lock: AcceptProof | None = None
+    lock: PrevoteQuorum | None = None
     """The lock on its disk."""
     is_observer: bool = False
     """True if its disk was lost."""
@@ -93,7 +93,7 @@ class Swarm:
         self.machine = machine
         self.now = 0.0
         self.is_calm = False
-        kinds: tuple[type[Statement | Decision], ...] = (VoterReady, Propose, Accept, Confirm, Decision)
+        kinds: tuple[type[Statement | Decision], ...] = (VoterReady, Propose, Prevote, Precommit, Decision)
         self.loss = {kind: chance.choice((0.0, 0.3, 0.7) if kind in kinds[2:] else (0.0, 0.0, 0.3)) for kind in kinds}
         self.seen = Counter[str]()
         names = [f"v{number}" for number in range(chance.choice((1, 2, 3, 4, 4, 4, 4, 4, 4, 5, 6, 7, 10)))]
@@ -189,7 +189,7 @@ class Swarm:
             node.newest_term = term if self.skips_terms else node.newest_term + 1
             self._do(node, node.machine.appoint(node.newest_term, self.terms[node.newest_term], self.now))
 
-    def _learn_terms(self, node: Node, shown: Sequence[AcceptProof | Decision]) -> None:
+    def _learn_terms(self, node: Node, shown: Sequence[PrevoteQuorum | Decision]) -> None:
         """A proof or a decision comes with the appointment of its term, which the voter may have skipped."""
         for term in sorted({it.slot.term for it in shown if it.slot.term < node.machine.slot.term}):
             if node.machine.terms[term] == NOBODY:
@@ -298,15 +298,15 @@ class Swarm:
         slot = target.machine.slot
         if chance.random() < 0.3:
             slot = slot.at(chance.randrange(len(self.terms)), chance.randrange(4))
-        convener = self.terms[slot.term].convener(slot.round, slot.term + slot.attempt)
+        proposer = self.terms[slot.term].proposer(slot.round, slot.term + slot.attempt)
         value = chance.choice([*self.values, bytes(32)])
         statement: Statement
-        if convener in self.liars and chance.random() < 0.7:
-            liar, statement = convener, self._false_proposal(slot, value)
+        if proposer in self.liars and chance.random() < 0.7:
+            liar, statement = proposer, self._false_proposal(slot, value)
         elif chance.random() < 0.4:
             statement = VoterReady(slot, chance.choice([None, *self._proofs()]))
         else:
-            statement = chance.choice((Accept, Confirm))(slot, value)
+            statement = chance.choice((Prevote, Precommit))(slot, value)
         source = next(node for node in self.nodes if node.name == liar)
         source.side = target.side
         self.mail.append(Mail(source, target, (liar, statement)))
@@ -321,12 +321,12 @@ class Swarm:
             value = proof.value
         return Propose(slot, value, tuple(sorted(readys.items(), key=lambda ready: ready[0])))
 
-    def _proofs(self) -> list[AcceptProof]:
+    def _proofs(self) -> list[PrevoteQuorum]:
         """All proofs that somebody could show."""
         return [
-            AcceptProof(it.slot, it.value, tuple(sorted(voters & self.terms[it.slot.term].votes.keys())))
+            PrevoteQuorum(it.slot, it.value, tuple(sorted(voters & self.terms[it.slot.term].votes.keys())))
             for it, honest in self.signers.items()
-            if isinstance(it, Accept) and self.terms[it.slot.term].is_quorum(voters := honest | self.liars)
+            if isinstance(it, Prevote) and self.terms[it.slot.term].is_quorum(voters := honest | self.liars)
         ]
 
     # What the driver does.
@@ -359,9 +359,9 @@ class Swarm:
     def _persist(self, node: Node, statement: Statement) -> None:
         """What the signing guard and the driver write before a statement is sent."""
         node.signed = statement.slot
-        if isinstance(statement, Accept):
+        if isinstance(statement, Prevote):
             node.stored.add(statement.value)
-        elif isinstance(statement, Confirm):
+        elif isinstance(statement, Precommit):
             node.lock = node.machine.newest_proof
 
     def _do_one(self, node: Node, action: AgreementAction) -> None:
@@ -397,7 +397,7 @@ class Swarm:
         if self.signed.setdefault(key, statement) != statement:
             raise Violation(f"invariant 4: {node.name} signed a second {key[2].__name__} in {statement.slot.ballot}")
         self.signers[statement].add(node.name)
-        if isinstance(statement, Accept):
+        if isinstance(statement, Prevote):
             if statement.value not in node.stored:
                 raise Violation(f"invariant 6: {node.name} accepted a value that its disk does not hold")
             shown = [it for it in node.proposals if (it.slot, it.value) == (statement.slot, statement.value)]
@@ -409,7 +409,7 @@ class Swarm:
         if node.is_liar:
             return
         self.seen["decision"] += 1
-        signed = self.signers[Confirm(decision.slot, decision.value)] | self.liars
+        signed = self.signers[Precommit(decision.slot, decision.value)] | self.liars
         if not set(decision.voters) <= signed or not self.terms[decision.slot.term].is_quorum(decision.voters):
             raise Violation(f"invariant 1: {node.name} took a decision that no quorum has confirmed")
 
@@ -417,7 +417,7 @@ class Swarm:
 
     def check(self) -> None:
         """Raise `Violation` unless the invariants hold for everything that was signed."""
-        confirmed, proven = self._complete(Confirm), self._complete(Accept)
+        confirmed, proven = self._complete(Precommit), self._complete(Prevote)
         for one in confirmed:
             for other in confirmed:
                 if one.slot.term == other.slot.term and one.value != other.value:
@@ -435,7 +435,7 @@ class Swarm:
         self.seen["decided"] += len(confirmed)
         self.seen["terms"] += len({confirm.slot.term for confirm in confirmed}) > 1
 
-    def _complete(self, kind: type[Accept] | type[Confirm]) -> list[Accept | Confirm]:
+    def _complete(self, kind: type[Prevote] | type[Precommit]) -> list[Prevote | Precommit]:
         """The statements that a quorum has signed, or that the liars could complete to one."""
         return [
             it
@@ -443,7 +443,7 @@ class Swarm:
             if isinstance(it, kind) and self.terms[it.slot.term].is_quorum(honest | self.liars)
         ]
 
-    def _check_terms(self, earlier: Accept | Confirm, term: int) -> None:
+    def _check_terms(self, earlier: Prevote | Precommit, term: int) -> None:
         """A later term may decide another value only if a quorum of it could be ready without anybody who is locked."""
         self.seen["another value in a later term"] += 1
         later = self.terms[term]

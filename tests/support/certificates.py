@@ -82,18 +82,18 @@ def decided(
     value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
 ) -> wire.Certificate:
     """Return a certificate of a value by these voters, in a term for which these peers are appointed."""
-    return wire.Certificate(slot, *_signed_by(wire.Confirm, value, slot, voters, appointed))
+    return wire.Certificate(slot, *_signed_by(wire.Precommit, value, slot, voters, appointed))
 
 
 def proven(
     value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
 ) -> wire.Proof:
     """Return a proof of a value, as `decided` returns a certificate."""
-    return wire.Proof(slot, *_signed_by(wire.Accept, value, slot, voters, appointed))
+    return wire.Proof(slot, *_signed_by(wire.Prevote, value, slot, voters, appointed))
 
 
 def _signed_by(
-    kind: type[wire.Accept] | type[wire.Confirm],
+    kind: type[wire.Prevote] | type[wire.Precommit],
     value: wire.Value,
     slot: wire.Slot,
     voters: Sequence[Identity],

@@ -75,7 +75,7 @@ class Killed:
     at: str = ""
     signed: dict[tuple[wire.Slot, int, object], set[bytes]] = field(default_factory=dict)
     """The statements that it signed in all its lives and that left it, by what they are about."""
-    accepted: list[wire.Accept] = field(default_factory=list)
+    accepted: list[wire.Prevote] = field(default_factory=list)
     missing: list[bytes] = field(default_factory=list)
     """Outputs of the value that it had accepted in the round of its death which its next life did not hold."""
     events: list[Event] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Killed:
             signed, kind = sign(message, lock), STATEMENTS[type(message)]
             if isinstance(signed, wire.Signed) and kind.convicts and lives():
                 self.signed.setdefault((message.slot, signed.code, kind.subject(message)), set()).add(signed.payload)
-                if isinstance(message, wire.Accept):
+                if isinstance(message, wire.Prevote):
                     self.accepted.append(message)
             return signed
 

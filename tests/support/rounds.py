@@ -55,8 +55,8 @@ def verify(message: wire.Signed) -> bool:
 
 def order_of(peers: Collection[str], slot: wire.Slot = SLOT) -> tuple[str, ...]:
     """Return the members of a roster of these voters, in its order."""
-    convener = electorate(peers).convener(slot.round, slot.attempt)
-    return convener, *(peer for peer in ranked(slot, peers) if peer != convener)
+    proposer = electorate(peers).proposer(slot.round, slot.attempt)
+    return proposer, *(peer for peer in ranked(slot, peers) if peer != proposer)
 
 
 def electorate(peers: Collection[str]) -> Electorate:
@@ -237,7 +237,7 @@ class Rounds:
             self.post(sorted(outsiders), outcome.certificate, peer)
 
     def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
-        if isinstance(mail, wire.Signed) and isinstance(accept := wire.opened(mail), wire.Accept):
+        if isinstance(mail, wire.Signed) and isinstance(accept := wire.opened(mail), wire.Prevote):
             self.holders.setdefault(accept.value, set()).add(mail.sender)
         self.mail += [
             (peer, mail) for peer in to if peer != sender and peer in self.machines and not self.lost(peer, mail)

@@ -138,7 +138,7 @@ def test_a_part_is_no_larger_than_its_owner_receives_while_the_slowest_sends() -
 
 
 @given(excluded=st.sets(st.sampled_from("ABCDEFGH")), cells=st.integers(1, 30), rates=st.binary(min_size=8, max_size=8))
-def test_what_a_convener_proposes_others_can_check(excluded: set[str], cells: int, rates: bytes) -> None:
+def test_what_a_proposer_proposes_others_can_check(excluded: set[str], cells: int, rates: bytes) -> None:
     lines = lines_of({peer: a_ready(rates) for peer in "ABCDEFGH"}, "ABCDEFGH")
     able = lines.able(range(cells))
 

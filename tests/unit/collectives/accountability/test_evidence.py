@@ -47,8 +47,8 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
     (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
-    (wire.Accept(SLOT, ZERO), wire.Accept(SLOT, b"1" * 32)),
-    (wire.Confirm(SLOT, ZERO), wire.Confirm(SLOT, b"1" * 32)),
+    (wire.Prevote(SLOT, ZERO), wire.Prevote(SLOT, b"1" * 32)),
+    (wire.Precommit(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
     (wire.Appointment(SLOT, (LIAR.peer_id,)), wire.Appointment(SLOT, (OTHER.peer_id,))),
 )
 """Of each kind two statements that nobody honest makes both."""
@@ -60,7 +60,7 @@ COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
     (wire.Have(SLOT, ZERO, ((0, (0,)),), ZERO), wire.Have(SLOT, ZERO, (), ZERO)),
     (wire.Void(SLOT, "one"), wire.Void(SLOT, "two")),
-    (wire.Accept(SLOT, ZERO), wire.Confirm(SLOT, b"1" * 32)),
+    (wire.Prevote(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (ZERO,), b"2")),
     *(
         (COMMITS[0], replace(COMMITS[1], slot=slot))
@@ -217,7 +217,7 @@ def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
 def test_what_is_nearest_to_my_attempt_is_remembered() -> None:
     witness = Witness()
     for attempt in range(MAX_STATEMENTS + 7):
-        word = wire.Accept(SLOT.at(0, attempt), ZERO)
+        word = wire.Prevote(SLOT.at(0, attempt), ZERO)
         witness.see(signed(LIAR, word), word, SLOT.at(0, 7))
     kept = [subject[0] for subject in witness._rounds[3][LIAR.peer_id].statements]
     assert kept == [*range(MAX_STATEMENTS - 1), MAX_STATEMENTS + 6]

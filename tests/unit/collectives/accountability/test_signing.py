@@ -73,8 +73,8 @@ class Disk:
         return digest(payload) + payload
 
 
-def accept(slot: wire.Slot, value: int) -> wire.Accept:
-    return wire.Accept(slot, bytes([value]) * 32)
+def accept(slot: wire.Slot, value: int) -> wire.Prevote:
+    return wire.Prevote(slot, bytes([value]) * 32)
 
 
 def at(round_: int, term: int, attempt: int) -> wire.Slot:
@@ -135,7 +135,7 @@ def test_a_peer_that_loses_what_it_has_signed_never_signs_against_it(life: list[
                     if move == "term":
                         ballots += [(term + 1, 0), (term + 1, max(disk.guard.far, raised))]
                     for ballot in ballots:
-                        why_not = disk.say(wire.Accept(at(mine + 1, *ballot), number.to_bytes(32)))
+                        why_not = disk.say(wire.Prevote(at(mine + 1, *ballot), number.to_bytes(32)))
                         assert bool(why_not) == (ballot[1] < disk.guard.far)
                     latest = disk.copied(), mine
                 case "certified":
@@ -303,7 +303,7 @@ def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) ->
     assert [disk.say(accept(SLOT, value)) for value in (1, 1)] == ["", ""]
     assert disk.say(accept(SLOT, 2)) == "I have signed a different one in this slot"
     assert disk.say(wire.Void(SLOT, "one")) == disk.say(wire.Void(SLOT, "two")) == ""
-    assert [(event["event"], event["step"], event["attempt"]) for event in disk.events] == [("promise.kept", "Accept", 1)]
+    assert [(event["event"], event["step"], event["attempt"]) for event in disk.events] == [("promise.kept", "Prevote", 1)]
 
 
 def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
@@ -362,8 +362,8 @@ def proof(slot: wire.Slot, value: bytes = b"value") -> wire.Proof:
     return wire.Proof(slot, value, (ME.peer_id,), (bytes(64),))
 
 
-def confirm(slot: wire.Slot) -> wire.Confirm:
-    return wire.Confirm(slot, value_hash(b"value"))
+def confirm(slot: wire.Slot) -> wire.Precommit:
+    return wire.Precommit(slot, value_hash(b"value"))
 
 
 def test_a_lock_is_on_the_disk_when_its_confirm_is_signed_and_survives_a_restart(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_newer_lock_replaces_the_one_before(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     later = proof(SLOT.at(1, 0), b"other")
     assert disk.say(confirm(SLOT), proof(SLOT)) == ""
-    assert disk.say(wire.Confirm(later.slot, value_hash(b"other")), later) == ""
+    assert disk.say(wire.Precommit(later.slot, value_hash(b"other")), later) == ""
     disk.start()
     assert disk.guard.lock_in(SLOT.decision) == later
 
@@ -401,7 +401,7 @@ def test_without_room_for_its_lock_a_confirm_is_not_signed(tmp_path: Path, monke
         assert disk.say(confirm(SLOT), proof(SLOT)).startswith("the lock cannot be written down: ")
     assert [(event["event"], event["step"]) for event in disk.events] == [("promise.unwritten", "lock")]
     assert disk.guard.lock_in(SLOT.decision) is None
-    assert wire.code_of_kind(wire.Confirm) not in {code for _, code, _ in disk.signed}
+    assert wire.code_of_kind(wire.Precommit) not in {code for _, code, _ in disk.signed}
     assert disk.say(confirm(SLOT), proof(SLOT)) == ""
     disk.start()
     assert disk.guard.lock_in(SLOT.decision) == proof(SLOT)

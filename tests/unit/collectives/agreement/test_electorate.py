@@ -1,4 +1,4 @@
-"""Votes: quorums, conveners, and how far enough voters are."""
+"""Votes: quorums, proposers, and how far enough voters are."""
 
 from itertools import combinations
 from random import Random
@@ -29,7 +29,7 @@ def test_two_quorums_share_more_than_liars_can_hold(votes: dict[str, int], data:
 
 
 @given(VOTES, st.integers(0, 1000), st.integers(0, 1000), st.randoms())
-def test_invariant_5_all_copies_of_one_electorate_name_the_same_convener(
+def test_invariant_5_all_copies_of_one_electorate_name_the_same_proposer(
     votes: dict[str, int], round_: int, attempt: int, chance: Random
 ) -> None:
     items = list(votes.items())
@@ -38,8 +38,8 @@ def test_invariant_5_all_copies_of_one_electorate_name_the_same_convener(
     assert one == other
     assert hash(one) == hash(other)
     assert (one.quorum, one.voters) == (other.quorum, other.voters)
-    assert one.convener(round_, attempt) == other.convener(round_, attempt)
-    turns = {one.convener(round_, attempt + turn) for turn in range(len(votes))}
+    assert one.proposer(round_, attempt) == other.proposer(round_, attempt)
+    turns = {one.proposer(round_, attempt + turn) for turn in range(len(votes))}
     assert turns == set(votes)  # Nobody is left out, and nobody comes twice.
 
 

@@ -2,7 +2,7 @@
 
 Three attempts by default: a conflict takes one attempt to decide, one to forget, one to decide otherwise. Four with
 `pytest --hypothesis-profile=long tests/unit/collectives/agreement`: five times as many states, and each rule for all
-first conveners. The gate searches with crashes, for the first convener that finds most; `scripts/test --explore` searches
+first proposers. The gate searches with crashes, for the first proposer that finds most; `scripts/test --explore` searches
 for the others, too. Crashes are part of all searches in the long profile.
 """
 
@@ -17,10 +17,10 @@ from support.agreement_states import Disk, Search, next_slot
 EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A profile is loaded.
 ATTEMPTS = 3 if EXAMPLES <= 100 else 4
 FIRSTS = range(4)
-"""The place of the first convener among A, B, C and the liar M: each attempt of the liar's is among them."""
+"""The place of the first proposer among A, B, C and the liar M: each attempt of the liar's is among them."""
 
 BY_TELLING = (2, 1, 0, 3)
-"""The same, beginning with C: the liar convenes next, and what neither of the two rules forbids is found soonest."""
+"""The same, beginning with C: the liar proposes next, and what neither of the two rules forbids is found soonest."""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_no_state_violates_an_invariant(first: int) -> None:
         (flaws.UnlocksByNone, "invariant 3"),
         (flaws.NeitherRule, "invariant 3"),
         (flaws.LocksByAnyProof, "invariant 3"),
-        (flaws.ConfirmsLate, "invariant 3"),
+        (flaws.PrecommitsLate, "invariant 3"),
     ],
 )
 def test_a_planted_flaw_is_found(flaw: type[VoterMachine], invariant: str) -> None:

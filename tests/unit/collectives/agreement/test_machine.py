@@ -1,4 +1,4 @@
-"""The machine of one decision, rule by rule. Four voters A to D with one vote each; A convenes attempt 0."""
+"""The machine of one decision, rule by rule. Four voters A to D with one vote each; A proposes in attempt 0."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,9 +16,9 @@ from flockstep.collectives.agreement.actions import (
 from flockstep.collectives.agreement.collected import NewestStatements
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import AcceptProof, Decision, Propose, Statement, VoterReady
+from flockstep.collectives.agreement.statements import Decision, PrevoteQuorum, Propose, Statement, VoterReady
 from flockstep.peer.errors import LocalError
-from flockstep.peer.wire import Accept, Confirm, Slot
+from flockstep.peer.wire import Precommit, Prevote, Slot
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,19 +28,19 @@ X, Y = b"X" * 32, b"Y" * 32
 TIMING = AgreementTiming(control=1.0, attempt=4.0)
 
 
-def proof(value: bytes = X, attempt: int = 0, voters: str = "ABC", term: int = 0) -> AcceptProof:
-    return AcceptProof(SLOT.at(term, attempt), value, tuple(voters))
+def proof(value: bytes = X, attempt: int = 0, voters: str = "ABC", term: int = 0) -> PrevoteQuorum:
+    return PrevoteQuorum(SLOT.at(term, attempt), value, tuple(voters))
 
 
-def proposal(value: bytes = X, attempt: int = 0, shown: str = "ABC", **proofs: AcceptProof) -> Propose:
+def proposal(value: bytes = X, attempt: int = 0, shown: str = "ABC", **proofs: PrevoteQuorum) -> Propose:
     return Propose(SLOT.at(0, attempt), value, tuple((voter, proofs.get(voter)) for voter in shown))
 
 
-def a_machine(me: str, attempt: int = 0, lock: AcceptProof | None = None, electorate: Electorate = E) -> VoterMachine:
+def a_machine(me: str, attempt: int = 0, lock: PrevoteQuorum | None = None, electorate: Electorate = E) -> VoterMachine:
     return VoterMachine(me, SLOT.at(0, attempt), (electorate,), TIMING, lock)
 
 
-def started(me: str, attempt: int = 0, lock: AcceptProof | None = None, electorate: Electorate = E) -> VoterMachine:
+def started(me: str, attempt: int = 0, lock: PrevoteQuorum | None = None, electorate: Electorate = E) -> VoterMachine:
     machine = a_machine(me, attempt, lock, electorate)
     machine.resume(0.0)
     return machine
@@ -98,9 +98,9 @@ def test_a_later_process_says_nothing_in_the_same_slot_and_holds_the_lock() -> N
     machine = started("B")
     machine.hold(X, 0.0)
     all_ready(machine)
-    actions = machine.receive("A", proposal(), 0.0) + machine.receive("A", Accept(SLOT, X), 0.0)
-    actions += machine.receive("C", Accept(SLOT, X), 0.0)
-    assert sent(actions) == [Accept(SLOT, X), Confirm(SLOT, X)]
+    actions = machine.receive("A", proposal(), 0.0) + machine.receive("A", Prevote(SLOT, X), 0.0)
+    actions += machine.receive("C", Prevote(SLOT, X), 0.0)
+    assert sent(actions) == [Prevote(SLOT, X), Precommit(SLOT, X)]
     assert machine.newest_proof == proof()
     again = a_machine("B", attempt=4, lock=proof())
     assert sent(again.resume(9.0)) == [VoterReady(SLOT.at(0, 4), proof())]
@@ -110,11 +110,11 @@ def test_a_later_process_says_nothing_in_the_same_slot_and_holds_the_lock() -> N
     assert sent(again.receive("A", proposal(Y, 4), 9.0)) == []
 
 
-def test_an_accept_waits_for_the_bytes_and_only_the_convener_is_accepted() -> None:
+def test_an_accept_waits_for_the_bytes_and_only_the_proposer_is_accepted() -> None:
     machine = started("B")
-    assert reasons(machine.receive("C", proposal(), 0.0)) == ["a proposal by another voter than the convener"]
+    assert reasons(machine.receive("C", proposal(), 0.0)) == ["a proposal by another voter than the proposer"]
     assert sent(machine.receive("A", proposal(), 0.0)) == []
-    assert sent(machine.hold(X, 0.0)) == [Accept(SLOT, X)]
+    assert sent(machine.hold(X, 0.0)) == [Prevote(SLOT, X)]
     assert sent(machine.hold(Y, 0.0)) == []
     (conflict,) = machine.receive("A", proposal(Y), 0.0)
     assert isinstance(conflict, Note)
@@ -126,8 +126,8 @@ def test_a_lock_holds_against_a_new_value_and_an_older_proof_and_gives_way_to_a_
     for shown, value, accepted in (
         ({}, Y, []),
         ({"C": proof(Y, attempt=1)}, Y, []),
-        ({"C": proof(Y, attempt=3)}, Y, [Accept(SLOT.at(0, 4), Y)]),
-        ({}, X, [Accept(SLOT.at(0, 4), X)]),
+        ({"C": proof(Y, attempt=3)}, Y, [Prevote(SLOT.at(0, 4), Y)]),
+        ({}, X, [Prevote(SLOT.at(0, 4), X)]),
     ):
         machine = started("B", 4, lock)
         machine.hold(X, 0.0)
@@ -165,12 +165,12 @@ def test_a_proposal_that_its_readys_do_not_justify_is_refused(propose: Propose, 
 
 def test_strangers_are_refused_and_older_rounds_and_other_runs_are_not_received() -> None:
     machine = started("B")
-    assert reasons(machine.receive("X", Accept(SLOT, X), 0.0)) == ["it is no voter of term 0"]
-    assert machine.receive("A", Accept(replace(SLOT, round=3), X), 0.0) == []
-    assert machine.receive("A", Accept(replace(SLOT, run="other"), X), 0.0) == []
+    assert reasons(machine.receive("X", Prevote(SLOT, X), 0.0)) == ["it is no voter of term 0"]
+    assert machine.receive("A", Prevote(replace(SLOT, round=3), X), 0.0) == []
+    assert machine.receive("A", Prevote(replace(SLOT, run="other"), X), 0.0) == []
 
 
-def test_a_convener_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
+def test_a_proposer_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
     machine = started("A")
     all_ready(machine, "BC", now=5.0)
     assert machine.deadline == 6.0
@@ -197,7 +197,7 @@ def test_a_new_value_is_proposed_under_the_readys_that_it_was_made_under() -> No
 def test_a_proof_of_an_earlier_attempt_is_shown_and_not_confirmed() -> None:
     machine = started("B", 1)
     machine.hold(X, 0.0)
-    actions = [machine.receive(voter, Accept(SLOT, X), 0.0) for voter in "ACD"]
+    actions = [machine.receive(voter, Prevote(SLOT, X), 0.0) for voter in "ACD"]
     assert actions == [[], [], []]
     all_ready(machine, attempt=2)
     assert said(machine) == [VoterReady(SLOT.at(0, 2), proof(voters="ACD"))]
@@ -206,9 +206,9 @@ def test_a_proof_of_an_earlier_attempt_is_shown_and_not_confirmed() -> None:
 def test_a_confirm_needs_the_bytes_and_they_are_fetched_from_those_that_accepted() -> None:
     machine = started("B")
     for voter in "AC":
-        machine.receive(voter, Accept(SLOT, X), 0.0)
-    assert machine.receive("D", Accept(SLOT, X), 0.0) == [FetchProven(X, ("A", "C", "D"))]
-    assert sent(machine.hold(X, 0.0)) == [Confirm(SLOT, X)]
+        machine.receive(voter, Prevote(SLOT, X), 0.0)
+    assert machine.receive("D", Prevote(SLOT, X), 0.0) == [FetchProven(X, ("A", "C", "D"))]
+    assert sent(machine.hold(X, 0.0)) == [Precommit(SLOT, X)]
 
 
 def test_proofs_are_learned_from_readys_and_proposals_and_shown_in_the_next_ready() -> None:
@@ -227,12 +227,12 @@ def test_proofs_are_learned_from_readys_and_proposals_and_shown_in_the_next_read
 def test_an_old_value_that_is_proposed_is_fetched_and_then_accepted() -> None:
     machine = started("B", 4)
     newer = proof(Y, attempt=3)
-    machine.receive("C", VoterReady(SLOT.at(0, 4), newer), 0.0)  # The convener did not show this one.
+    machine.receive("C", VoterReady(SLOT.at(0, 4), newer), 0.0)  # The proposer did not show this one.
     assert FetchProven(X, tuple("ABC")) in machine.receive("A", proposal(X, 4, "ABD", D=proof(X)), 0.0)
-    assert sent(machine.hold(X, 0.0)) == [Accept(SLOT.at(0, 4), X)]
+    assert sent(machine.hold(X, 0.0)) == [Prevote(SLOT.at(0, 4), X)]
 
 
-def test_a_convener_proposes_only_what_was_made_in_its_slot_and_under_a_quorum() -> None:
+def test_a_proposer_proposes_only_what_was_made_in_its_slot_and_under_a_quorum() -> None:
     slot = SLOT.at(0, 4)
     machine = started("A", 4)
     all_ready(machine, "B", attempt=4)
@@ -254,7 +254,7 @@ def test_a_late_statement_does_not_replace_a_newer_one() -> None:
     assert machine.slot.attempt == 3
 
 
-def test_a_convener_fetches_the_old_value_that_it_proposes() -> None:
+def test_a_proposer_fetches_the_old_value_that_it_proposes() -> None:
     machine = started("A")
     for voter in "BC":
         machine.receive(voter, VoterReady(SLOT), 0.0)
@@ -266,14 +266,14 @@ def test_confirms_of_a_quorum_in_one_slot_decide_in_any_attempt() -> None:
     earlier, decision = SLOT.at(0, 2), Decision(SLOT.at(0, 2), X, tuple("ACD"))
     machine = started("B", 7)
     for voter in "AC":
-        assert machine.receive(voter, Confirm(earlier, X), 0.0) == []
-    assert machine.receive("D", Confirm(earlier, X), 0.0) == machine.meet("A", 0.0) == []
+        assert machine.receive(voter, Precommit(earlier, X), 0.0) == []
+    assert machine.receive("D", Precommit(earlier, X), 0.0) == machine.meet("A", 0.0) == []
     assert machine.decision == decision
     assert machine.deadline == inf
     # Three of two slots are none.
     machine = started("B", 7)
     for voter, slot in (("A", earlier), ("C", SLOT.at(0, 3)), ("D", earlier)):
-        assert machine.receive(voter, Confirm(slot, X), 0.0) == []
+        assert machine.receive(voter, Precommit(slot, X), 0.0) == []
     assert machine.decision is None
 
 
@@ -288,7 +288,7 @@ def test_an_attempt_has_no_deadline_before_a_quorum_is_in_it() -> None:
     machine.receive("C", VoterReady(SLOT), 10.0)
     assert machine.deadline == 14.0
     assert machine.tick(13.9) == []
-    assert reasons(machine.tick(14.0)) == ["no decision with A as the convener"]
+    assert reasons(machine.tick(14.0)) == ["no decision with A as the proposer"]
     assert machine.slot.attempt == 1
     assert machine.deadline == inf
 
@@ -317,10 +317,10 @@ def test_a_third_in_a_later_attempt_moves_me_and_less_does_not() -> None:
 def test_invariant_8_less_than_a_third_move_nobody_whatever_they_send() -> None:
     electorate = Electorate({"A": 2, "B": 2, "C": 2, "D": 2, "M": 3})
     machine = started("B", electorate=electorate)
-    assert machine.convener == "M"
+    assert machine.proposer == "M"
     for attempt in (0, 1, 5, 1 << 30):
         slot = machine.slot.at(0, attempt)
-        for statement in (VoterReady(slot), Propose(slot, X, ()), Accept(slot, X), Confirm(slot, X)):
+        for statement in (VoterReady(slot), Propose(slot, X, ()), Prevote(slot, X), Precommit(slot, X)):
             assert sent(machine.receive("M", statement, 0.0)) == []
     assert not machine.receive("M", VoterReady(replace(SLOT, round=99)), 0.0)
     assert (machine.slot.attempt, machine.deadline) == (0, inf)
@@ -369,16 +369,16 @@ def test_a_ready_that_i_forwarded_in_time_must_be_shown() -> None:
     machine = started("B")
     machine.receive("D", VoterReady(SLOT), 0.5)
     assert reasons(machine.receive("A", proposal(), 1.0)) == []
-    assert sent(machine.hold(X, 9.0)) == [Accept(SLOT, X)]
+    assert sent(machine.hold(X, 9.0)) == [Prevote(SLOT, X)]
 
 
-def test_a_new_connection_to_the_convener_forwards_again() -> None:
+def test_a_new_connection_to_the_proposer_forwards_again() -> None:
     machine = started("B")
     machine.receive("D", VoterReady(SLOT), 0.0)
     machine.hold(X, 0.0)
     assert ForwardReady("A", "D", VoterReady(SLOT)) in machine.meet("A", 5.0)
-    assert sent(machine.receive("A", proposal(), 5.0)) == [Accept(SLOT, X)]
-    assert sent(machine.meet("C", 5.0)) == [VoterReady(SLOT), Accept(SLOT, X)]
+    assert sent(machine.receive("A", proposal(), 5.0)) == [Prevote(SLOT, X)]
+    assert sent(machine.meet("C", 5.0)) == [VoterReady(SLOT), Prevote(SLOT, X)]
 
 
 def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
@@ -393,7 +393,7 @@ def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     actions = machine.appoint(2, second, 0.0)  # Alone, and the value of the first term again.
     assert machine.decision == Decision(SLOT.at(2, 0), X, ("B",))
     assert machine.newest_proof == proof(voters="B", term=2)
-    assert [type(statement) for statement in sent(actions)] == [VoterReady, Propose, Accept, Confirm]
+    assert [type(statement) for statement in sent(actions)] == [VoterReady, Propose, Prevote, Precommit]
 
 
 def test_terms_that_i_was_not_in_have_no_voters_for_me() -> None:
@@ -440,8 +440,9 @@ def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
     assert (machine.slot.attempt, said(machine)) == (4, [])
     # What it holds the bytes of it accepts and confirms, while it trains.
     propose = proposal(X, 4, "ACD")
-    assert sent(machine.receive("A", propose, 0.0)) == [Accept(propose.slot, X)]
-    assert [sent(machine.receive(voter, Accept(propose.slot, X), 0.0)) for voter in "AC"] == [[], [Confirm(propose.slot, X)]]
+    assert sent(machine.receive("A", propose, 0.0)) == [Prevote(propose.slot, X)]
+    answers = [sent(machine.receive(voter, Prevote(propose.slot, X), 0.0)) for voter in "AC"]
+    assert answers == [[], [Precommit(propose.slot, X)]]
 
 
 def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_decision() -> None:
@@ -450,7 +451,7 @@ def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_dec
     assert reasons(actions) == ["its data did not arrive"]
     assert sent(actions) == [VoterReady(SLOT.at(0, 1))]
     for voter in "ACD":
-        machine.receive(voter, Confirm(SLOT, X), 0.0)
+        machine.receive(voter, Precommit(SLOT, X), 0.0)
     assert machine.abandon("its data did not arrive", 0.0) == []
     assert machine.slot == SLOT.at(0, 1)
 
@@ -458,7 +459,7 @@ def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_dec
 def test_a_voter_that_was_not_appointed_signs_nothing_in_that_term() -> None:
     machine = started("B")
     assert sent(machine.appoint(1, Electorate({"A": 1}), 0.0)) == []
-    assert machine.receive("A", Confirm(SLOT.at(1, 0), X), 0.0) == []
+    assert machine.receive("A", Precommit(SLOT.at(1, 0), X), 0.0) == []
     assert machine.decision == Decision(SLOT.at(1, 0), X, ("A",))
 
 
@@ -477,7 +478,7 @@ def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None
     all_ready(machine)
     actions = machine.receive("A", proposal(), 0.0) + machine.appoint(1, E, 0.0) + machine.tick(1e9)
     for voter in "ACD":
-        actions += machine.receive(voter, Confirm(SLOT, X), 0.0)
+        actions += machine.receive(voter, Precommit(SLOT, X), 0.0)
     assert [it for it in actions if isinstance(it, (Dispatch, ForwardReady))] == []
     assert machine.decision == Decision(SLOT, X, tuple("ACD"))
 
@@ -487,24 +488,24 @@ def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None
 
 def test_equal_statements_of_a_quorum_are_found_and_a_voter_that_moved_on_no_longer_counts() -> None:
     statements = NewestStatements()
-    assert [statements.add(voter, Accept(SLOT, X)) for voter in "CAA"] == ["new", "new", "known"]
-    assert statements.quorum_with(Accept(SLOT, X), E) is None
-    assert statements.add("B", Accept(SLOT, X)) == "new"
-    assert statements.quorum_with(Accept(SLOT, X), E) == ("A", "B", "C")
-    assert statements.quorum_with(Accept(SLOT, Y), E) is statements.quorum_with(Confirm(SLOT, X), E) is None
-    assert statements.add("B", Accept(SLOT, Y)) == "conflict"
-    assert statements.add("C", Accept(SLOT.at(0, 1), X)) == "new"
-    assert statements.quorum_with(Accept(SLOT, X), E) is None
-    assert statements.add("C", Accept(SLOT, X)) == "known"
-    assert statements.quorum_with(Accept(SLOT, X), E) is None
+    assert [statements.add(voter, Prevote(SLOT, X)) for voter in "CAA"] == ["new", "new", "known"]
+    assert statements.quorum_with(Prevote(SLOT, X), E) is None
+    assert statements.add("B", Prevote(SLOT, X)) == "new"
+    assert statements.quorum_with(Prevote(SLOT, X), E) == ("A", "B", "C")
+    assert statements.quorum_with(Prevote(SLOT, Y), E) is statements.quorum_with(Precommit(SLOT, X), E) is None
+    assert statements.add("B", Prevote(SLOT, Y)) == "conflict"
+    assert statements.add("C", Prevote(SLOT.at(0, 1), X)) == "new"
+    assert statements.quorum_with(Prevote(SLOT, X), E) is None
+    assert statements.add("C", Prevote(SLOT, X)) == "known"
+    assert statements.quorum_with(Prevote(SLOT, X), E) is None
 
 
 SLOTS, VALUES = [SLOT, SLOT.at(0, 1), SLOT.at(1, 0)], [X, Y]
-STATEMENTS = [kind(slot, value) for kind in (Accept, Confirm) for slot in SLOTS for value in VALUES]
+STATEMENTS = [kind(slot, value) for kind in (Prevote, Precommit) for slot in SLOTS for value in VALUES]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABCDZ"), st.sampled_from(STATEMENTS)), max_size=40))
-def test_quorums_are_those_of_the_newest_statements(heard: list[tuple[str, Accept | Confirm]]) -> None:
+def test_quorums_are_those_of_the_newest_statements(heard: list[tuple[str, Prevote | Precommit]]) -> None:
     statements = NewestStatements()
     for voter, statement in heard:
         statements.add(voter, statement)

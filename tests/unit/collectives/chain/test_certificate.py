@@ -138,7 +138,7 @@ def test_the_signature_under_an_appointment_is_checked() -> None:
     with pytest.raises(BadSignature, match="appointment"):
         check(replace(found, appointment=encode(forged)))
     with pytest.raises(MalformedMessage, match="in place of an appointment"):
-        check(replace(found, appointment=encode(signed(A, wire.Accept(TERM, bytes(32))))))
+        check(replace(found, appointment=encode(signed(A, wire.Prevote(TERM, bytes(32))))))
     with pytest.raises(MalformedMessage):
         check(replace(found, appointment=b"junk"))
 

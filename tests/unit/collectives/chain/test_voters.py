@@ -175,7 +175,7 @@ def test_only_the_owner_gives_a_vote_to_who_has_none() -> None:
 
 
 def test_what_is_no_signed_appointment_is_malformed() -> None:
-    for data in (b"junk", encode(signed(FIVE[0], wire.Accept(TERM, bytes(32))))):
+    for data in (b"junk", encode(signed(FIVE[0], wire.Prevote(TERM, bytes(32))))):
         with pytest.raises(MalformedMessage):
             appointed(showing(data), E, OPEN)
 

@@ -59,11 +59,11 @@ def test_acknowledgements_of_a_cut_are_counted_once_a_peer_and_by_cut() -> None:
 
 def test_a_second_and_different_statement_is_a_conflict_and_the_first_one_counts() -> None:
     facts = MessageLog()
-    assert say(facts, PEERS[0], wire.Accept(SLOT, HASH)) == "new"
-    assert say(facts, PEERS[0], wire.Accept(SLOT, HASH)) == "known"
-    assert say(facts, PEERS[0], wire.Accept(SLOT, bytes(32))) == "conflict"
-    assert say(facts, PEERS[1], wire.Accept(SLOT, bytes(32))) == "new"
-    assert facts.of(wire.Accept, SLOT) == {PEERS[0]: wire.Accept(SLOT, HASH), PEERS[1]: wire.Accept(SLOT, bytes(32))}
+    assert say(facts, PEERS[0], wire.Prevote(SLOT, HASH)) == "new"
+    assert say(facts, PEERS[0], wire.Prevote(SLOT, HASH)) == "known"
+    assert say(facts, PEERS[0], wire.Prevote(SLOT, bytes(32))) == "conflict"
+    assert say(facts, PEERS[1], wire.Prevote(SLOT, bytes(32))) == "new"
+    assert facts.of(wire.Prevote, SLOT) == {PEERS[0]: wire.Prevote(SLOT, HASH), PEERS[1]: wire.Prevote(SLOT, bytes(32))}
 
 
 def test_a_stranger_has_no_say() -> None:

@@ -60,8 +60,8 @@ MESSAGES = [
     wire.Sketch(SLOT, HASH, (b"o" * 32,), bytes(3 * 32 * 4)),
     wire.Result(SLOT, HASH, 0, (1.0,), HASH),
     wire.Propose(SLOT, b"value", HASH, (b"ready",)),
-    wire.Accept(SLOT, HASH),
-    wire.Confirm(SLOT, HASH),
+    wire.Prevote(SLOT, HASH),
+    wire.Precommit(SLOT, HASH),
     wire.Appointment(SLOT, (PEER,)),
     wire.Void(SLOT, "why"),
     wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
@@ -70,7 +70,7 @@ MESSAGES = [
 INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), b"terms", (7,))]
 """What is encoded inside other messages, without a code of its own."""
 STRICT = (
-    *(wire.Signed, Claim, wire.Accept, wire.Confirm, wire.Appointment, wire.Proof, wire.Certificate),
+    *(wire.Signed, Claim, wire.Prevote, wire.Precommit, wire.Appointment, wire.Proof, wire.Certificate),
     *(wire.Slot, wire.Lock, wire.Seat),
 )
 """What never grows: its bytes are built again by others, or decide who votes."""
@@ -260,7 +260,7 @@ def test_slots_are_ordered_by_term_then_by_attempt() -> None:
 
 
 def test_a_ready_that_no_roster_could_carry_is_none() -> None:
-    """One key could else keep every convener from signing its roster."""
+    """One key could else keep every proposer from signing its roster."""
     ready = wire.Ready(SLOT, HASH, 5, 1.0, 1.0, HASH)
     fields: list[Any] = msgpack.unpackb(encode(ready))
     assert opened_with([*fields, bytes(1_000)]) == ready
