@@ -15,6 +15,7 @@ A member whose session I lose still counts while others have one with it: they p
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..dht.run.revision import open_revision
 from ..peer import wire
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation, RemoteError
@@ -48,6 +49,7 @@ HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""
 MAX_SENT = 4
 """Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
+READY = wire.code_of_kind(wire.Ready)
 VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit, wire.Appointment)
 
 
@@ -346,12 +348,15 @@ class Averager:
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,
             why_not_revise=spec.why_not_revise,
+            number_of=lambda revision: open_revision(revision, spec.run, "").number,
             last=last,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
         own = carrier == signed.sender
+        if not own and self._attempt is not None and signed.code == READY:
+            self._show(carrier, signed)
         is_known = own or self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
         if not (self._takes_part(carrier) and is_known):
             if (dropped := self._newcomers.keep(carrier, signed)) is not None:
@@ -360,6 +365,12 @@ class Averager:
         if own:
             self._relays.heard(carrier)
         self._take(carrier, signed, open_signed(signed))
+
+    def _show(self, carrier: PeerId, signed: wire.Signed) -> None:
+        """Give my attempt a Ready that a voter passes on, whoever its author is: the voter's word names it."""
+        message = open_signed(signed) if carrier in self.electorate.votes else None
+        if self._attempt is not None and isinstance(message, wire.Ready) and message.slot.run == self._spec.run:
+            self._attempt.machine.show(carrier, signed, message)
 
     def _takes_part(self, peer: PeerId) -> bool:
         """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ...peer.errors import LocalError
 from ...peer.transport import PeerId
-from .statements import Statement, VoterReady
+from .statements import Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,6 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardReady:
-    """Forward another voter's signed Ready to the proposer unchanged."""
-
-    to: PeerId
-    voter: PeerId
-    ready: VoterReady
-
-
-@dataclass(frozen=True, slots=True)
 class FetchProven:
     """Fetch the bytes of a proven value by hash, check them, and report `hold`; these voters have accepted it."""
 
@@ -62,4 +53,4 @@ class Note:
     reason: str
 
 
-AgreementAction: TypeAlias = Dispatch | ForwardReady | FetchProven | Note
+AgreementAction: TypeAlias = Dispatch | FetchProven | Note

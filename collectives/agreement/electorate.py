@@ -13,9 +13,6 @@ from types import MappingProxyType
 from ...peer.errors import LocalError
 from ...peer.transport import PeerId
 
-FORWARDERS = 2
-"""Voters after the proposer that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
-
 LIAR_PROOF = 4
 """Voters from which on one of them may lie."""
 
@@ -71,12 +68,6 @@ class Electorate:
     def proposer(self, round_: int, attempt: int) -> PeerId:
         """Return the proposer of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
         return self.voters[(round_ + attempt) % len(self.voters)]
-
-    def forwards(self, voter: PeerId, proposer: PeerId) -> bool:
-        """Return True if a voter is one of the next `FORWARDERS` after the proposer of an attempt."""
-        if voter not in self.votes or proposer not in self.votes:
-            return False
-        return 0 < (self.voters.index(voter) - self.voters.index(proposer)) % len(self.voters) <= FORWARDERS
 
     @property
     def blocking(self) -> int:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 from ...peer.transport import PeerId
 from ...peer.wire import Precommit, Prevote, Slot
-from .actions import AgreementAction, AgreementTiming, Dispatch, FetchProven, ForwardReady, Note
+from .actions import AgreementAction, AgreementTiming, Dispatch, FetchProven, Note
 from .collected import NewestStatements
 from .electorate import NOBODY, Electorate
 from .statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
@@ -56,10 +56,6 @@ class _Attempt:
     """The Readys under which I, its proposer, am to make a new value."""
     offer: tuple[bytes, Shown] | None = None
     """The new value that I made, and the Readys that justify it."""
-    forwarded: dict[PeerId, float] = field(default_factory=dict)
-    """The voters whose Readys I forwarded to the proposer, and when."""
-    is_weighed: bool = False
-    """True if the proposal was compared with what I had forwarded when it arrived."""
     is_refused: bool = False
 
 
@@ -98,7 +94,7 @@ class VoterMachine:
         self._rounds_ahead: dict[PeerId, int] = {}
         self._behind = slot.round
         self._looked: tuple[int, Slot | None] = (-1, None)
-        """The Readys and the slot that I have last looked at for a later attempt, the clock, and what to forward."""
+        """The Readys and the slot that I have last looked at for a later attempt, and the clock."""
         self._attempt = _Attempt()
         self.proposer = self._find_proposer()
         """The proposer of my slot."""
@@ -145,9 +141,6 @@ class VoterMachine:
         """Bring a voter up to date to which a connection was made, or made again."""
         if self.decision is not None:
             return []
-        if voter == self.proposer:
-            self._attempt.forwarded.clear()
-            self._looked = -1, None
         return [*map(Dispatch, self._attempt.said.values()), *self._advance(now)]
 
     def receive(self, voter: PeerId, statement: Statement, now: float) -> list[AgreementAction]:
@@ -259,9 +252,7 @@ class VoterMachine:
         if have_moved:
             self._looked = self._statements.num_readys, self.slot
             self._start_clock(now)
-            if forwarded := self._forward(now):
-                return forwarded
-        return self._propose() or self._accept(now) or self._confirm()
+        return self._propose() or self._prevote() or self._precommit()
 
     def _follow(self) -> list[AgreementAction]:
         """Go to the latest attempt that 1/3 of the votes or more have reached: without these no quorum is left.
@@ -282,19 +273,6 @@ class VoterMachine:
         if self.electorate.is_quorum(voter for voter, attempt in attempts.items() if attempt >= self.slot.attempt):
             self._attempt.since = now
 
-    def _forward(self, now: float) -> list[AgreementAction]:
-        """Forward each Ready to the proposer: a voter that sends its Ready to only some cannot make us disagree on it.
-
-        Who forwards none holds none against the proposer: it may never have received what a liar has sent to me alone.
-        """
-        if not self.electorate.forwards(self.me, self.proposer):
-            return []
-        readys, forwarded = self._statements.readys(self.slot), self._attempt.forwarded
-        missing = readys.keys() - forwarded.keys() - {self.me, self.proposer}
-        fresh = [voter for voter in readys if voter in missing] if len(missing) > 1 else [*missing]
-        forwarded |= dict.fromkeys(fresh, now)
-        return [ForwardReady(self.proposer, voter, readys[voter]) for voter in fresh]
-
     def _propose(self) -> list[AgreementAction]:
         said = self._attempt.said
         if Propose in said or VoterReady not in said or self.proposer != self.me:
@@ -311,37 +289,18 @@ class VoterMachine:
         self._attempt.making = self._attempt.making or shown
         return []
 
-    def _accept(self, now: float) -> list[AgreementAction]:
+    def _prevote(self) -> list[AgreementAction]:
         if self._attempt.is_refused or Prevote in self._attempt.said:
             return []
         propose = self._statements.of(Propose).get(self.proposer)
         if propose is None or propose.slot != self.slot:
             return []
-        if (why := self._objection(propose, now)) is not None:
+        if not self._lock_allows(propose):
             self._attempt.is_refused = True
-            return [self._refused(self.proposer, propose, why)]
+            return [self._refused(self.proposer, propose, "I am locked on another value by a newer proof")]
         if propose.value in self._held:
             return self._say(Prevote(self.slot, propose.value))
         return self._fetch(propose.newest_proof)
-
-    def _objection(self, propose: Propose, now: float) -> str | None:
-        """Return why I do not accept a valid proposal, or None."""
-        if why := self.why_incomplete(dict(propose.readys), now):
-            return why
-        return None if self._lock_allows(propose) else "I am locked on another value by a newer proof"
-
-    def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
-        """Return which Readys that I forwarded in time the proposer omits; empty if none, or if it was asked before.
-
-        Asked once, when the proposer has closed them: while the bytes come, more Readys do, and a liar could send its own
-        just then.
-        """
-        if self._attempt.is_weighed:
-            return ""
-        self._attempt.is_weighed = True
-        due = {voter for voter, at in self._attempt.forwarded.items() if at <= now - self._timing.control}
-        omitted = sorted(due - set(shown))
-        return f"it omits the Ready of {', '.join(omitted)}, which I had forwarded" if omitted else ""
 
     def _lock_allows(self, propose: Propose) -> bool:
         lock, proof = self._lock, propose.newest_proof
@@ -349,7 +308,7 @@ class VoterMachine:
             return True
         return proof is not None and proof.slot.ballot >= lock.slot.ballot
 
-    def _confirm(self) -> list[AgreementAction]:
+    def _precommit(self) -> list[AgreementAction]:
         proof = self.newest_proof
         if proof is None or proof.slot != self.slot or Precommit in self._attempt.said:
             return []

@@ -93,6 +93,8 @@ class Setup:
     """The newest one that I hold."""
     why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
     """Returns why the first of two revisions cannot follow the second one; empty if it can."""
+    number_of: Callable[[bytes], int] = lambda revision: 0
+    """Returns the number of a revision: a greater one replaces it."""
     last: tuple[PeerId, ...] = ()
     """The members of the last certified roster, whose lines the Readys state; nobody in the first round."""
 

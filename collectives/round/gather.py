@@ -1,15 +1,24 @@
-"""GATHER: the roster that the proposer makes of the Readys, and the reasons to refuse one. Pure."""
+"""GATHER: the roster of a round, and what makes one valid. Pure.
+
+Theory of operation. The proposer closes the gathering by its own Heard, the marks of the Readys that it holds. Each
+voter answers with its own Heard, after those of its Readys that the proposer lacks. The roster shows the Heards of a
+quorum: a Ready has a place if its author is one of these voters, or if voters with more than a third of the votes hold
+it. So members, bounds and revision are a function of bytes that everybody sees, and a peer that is Ready to some only
+is in the roster of all, or of nobody. What a voter knows alone, such as a ban, enters through its word.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.digest import digest
+from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..accountability.trust import are_most, misstated, newcomer_record, seat_of
+from ..accountability.trust import misstated, newcomer_record, seat_of
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
@@ -29,8 +38,19 @@ ROSTER_BYTES, SEAT_BYTES = 2_000, 160
 """Bytes of a roster, and of each member's id, bound and seat in it, at most, beside its Ready, invitation and voucher."""
 
 
+def mark_of(signed: wire.Signed) -> bytes:
+    """Return what stands for a Ready in a Heard; `wire.MARK_BYTES` bytes."""
+    return digest(signed.sender.encode() + signed.payload)[: wire.MARK_BYTES]
+
+
+def marks_in(heard: wire.Heard) -> list[bytes]:
+    """Return the marks of the Readys that a voter holds, its own first."""
+    size = wire.MARK_BYTES
+    return [heard.readys[at : at + size] for at in range(0, len(heard.readys) - size + 1, size)]
+
+
 def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
-    """Return the Readys of those that may be in a roster of my slot, at most 64: the voters, who was drawn, and then others.
+    """Return the Readys that I would be in a roster with, at most 64: mine, of the voters, of who was drawn, then of others.
 
     Honest members that were not drawn are not Ready: without the draw, keys that are Ready all the same would take the seats.
     """
@@ -47,7 +67,7 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     voters, drawn = vote.electorate.votes, setup.active
     order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in voters, peer not in drawn))
     taken: dict[PeerId, SignedReady] = {}
-    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES
+    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES - wire.MAX_HEARD_BYTES * len(voters)
     for peer in order[: wire.MAX_ROSTER]:
         signed, ready = fit[peer]
         size = len(encode(signed)) + len(ready.invite) + len(ready.voucher) + SEAT_BYTES
@@ -56,63 +76,108 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     return taken
 
 
-def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
-    """Return the roster of a proposer, or why there is none."""
+def why_not_close(setup: Setup, vote: Vote) -> str:
+    """Return why no roster can come of the Readys that I would be in a roster with; empty if one can."""
     readies = willing(setup, vote)
     voters = [peer for peer in readies if peer in vote.electorate.votes]
     if vote.me not in readies or not vote.electorate.is_quorum(voters):
         return f"{len(voters)} voters start from this state, which is no quorum"
     if len(readies) < setup.min_peers:
         return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
-    lines = StatedLines({peer: ready for peer, (_, ready) in readies.items()}, setup.last, vote.electorate.frontier)
+    return "" if any(ready.tokens for _, ready in readies.values()) else "no member that trains is ready"
+
+
+def heard(setup: Setup, vote: Vote) -> wire.Heard | None:
+    """Return my word on whose Readys I hold; None if I could not be in a roster of them."""
+    readies = willing(setup, vote)
+    if vote.me not in readies:
+        return None
+    marks = b"".join(mark_of(signed) for signed, _ in readies.values())
+    return wire.Heard(vote.slot, marks, setup.number_of(_revision(setup)))
+
+
+def _revision(setup: Setup) -> wire.PackedRevision:
+    """Return the newest revision that I hold and a roster can name: none beyond the limits, nor older than what holds."""
+    return setup.revision if setup.why_not_revise(setup.newest_revision, setup.revision) else setup.newest_revision
+
+
+def places(heards: Mapping[PeerId, wire.Heard], electorate: Electorate) -> list[bytes]:
+    """Return the marks that have a place in a roster, at most 64: of these voters, and what a third of the votes hold.
+
+    One of these is honest, and holds a Ready that could be in a roster; no liar has one to itself.
+    """
+    votes, own = Counter[bytes](), {marks_in(heard)[0] for heard in heards.values()}
+    for voter, said in heards.items():
+        votes.update(dict.fromkeys(marks_in(said), electorate.votes_of([voter])))
+    held = [mark for mark in votes if mark in own or votes[mark] >= electorate.third]
+    return sorted(held, key=lambda mark: (mark not in own, -votes[mark], mark))[: wire.MAX_ROSTER]
+
+
+def seated(
+    slot: wire.Slot, proposer: PeerId, shown: Sequence[SignedReady], electorate: Electorate, charter: Charter
+) -> tuple[PeerId, ...]:
+    """Return the members of a roster of these Readys, in order: the proposer, the voters by rank, the others by rank.
+
+    Of two Readys of one peer the first counts, and of those that share an invitation as many as it is for.
+    """
+    taken: dict[PeerId, wire.Ready] = {}
+    for signed, ready in shown:
+        if signed.sender not in taken and not charter.overbooked([it.invite for it in (*taken.values(), ready)]):
+            taken[signed.sender] = ready
+    order = ranked(slot, taken)
+    return tuple(sorted(order, key=lambda peer: (peer != proposer, peer not in electorate.votes)))
+
+
+def held(vote: Vote, passed_on: Iterable[SignedReady] = ()) -> Mapping[bytes, SignedReady]:
+    """Return the Readys of my slot that I hold, by mark; `passed_on` are those that voters have shown me."""
+    readys = (*passed_on, *vote.ready.values())
+    return {mark_of(signed): (signed, ready) for signed, ready in readys if ready.slot == vote.slot}
+
+
+def proposal(
+    setup: Setup,
+    vote: Vote,
+    heards: Mapping[PeerId, tuple[wire.Signed, wire.Heard]],
+    held: Mapping[bytes, SignedReady],
+) -> wire.Roster | str:
+    """Return the roster of a proposer, or why there is none.
+
+    `heards` are the voters' words of my slot, `held` the Readys that I hold, by mark: a voter that names another one does
+    not count.
+    """
+    base, electorate = setup.ready.base_root, vote.electorate
+    said = {
+        voter: it
+        for voter, (_, it) in sorted(heards.items())
+        if voter in electorate.votes
+        and all(mark in held and not held[mark][1].lock and held[mark][1].base_root == base for mark in marks_in(it))
+        and held[marks_in(it)[0]][0].sender == voter
+    }
+    if vote.me not in said or not electorate.is_quorum(said):
+        return f"{len(said)} voters that start from this state have said whom they hold, which is no quorum"
+    shown = [held[mark] for mark in places(said, electorate)]
+    members = seated(vote.slot, vote.me, shown, electorate, vote.charter)
+    if len(members) < setup.min_peers:
+        return f"{len(members)} members start from this state, the run asks for {setup.min_peers}"
+    revision = _revision(setup)
+    if setup.number_of(revision) < _least_revision(said, electorate):
+        return "the voters hold a newer revision of the run than this peer"
+    first = {signed.sender: (signed, ready) for signed, ready in reversed(shown)}
+    rest = [encode(signed) for signed, _ in shown if signed.sender not in members or first[signed.sender][0] is not signed]
+    readies = {peer: first[peer][1] for peer in members}
+    lines = StatedLines(readies, setup.last, electorate.frontier)
     able = lines.able(setup.cells)
     bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
     fresh = newcomer_record(setup.charter.earned)
-    seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
-    packed = tuple(encode(signed) for signed, _ in readies.values())
-    revision = setup.newest_revision or setup.revision
-    if setup.why_not_revise(revision, setup.revision):  # An older one that I hold, or one beyond the limits.
-        revision = setup.revision
-    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed, revision)
+    seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, ready in readies.items())
+    packed = (*(encode(first[peer][0]) for peer in members), *rest)
+    words = tuple(encode(heards[voter][0]) for voter in said)
+    return wire.Roster(vote.slot, base, members, bounds, seats, packed, words, revision)
 
 
-def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str | None:
-    """Return why a roster is refused that leaves out a voter which is ready and here, before all had time to become ready.
-
-    Empty if such a voter is here and may still become ready, None if nobody is left out. Without this rule a proposer could
-    choose the voters of the next round, by closing as soon as the ones that it likes are a quorum. A voter that could not
-    be in my roster either, such as one that starts from another state, is not left out.
-    """
-    left_out = {peer for peer in here if peer in vote.electorate.votes} - set(roster.members)
-    if not left_out:
-        return None
-    slots = {peer: vote.ready[peer][1].slot.ballot if peer in vote.ready else (-1, -1) for peer in left_out}
-    fit = willing(setup, vote)
-    if ready := sorted(peer for peer, ballot in slots.items() if ballot == vote.slot.ballot and peer in fit):
-        return f"it leaves out {', '.join(ready)}, which became ready in time"
-    return "" if any(ballot < vote.slot.ballot for ballot in slots.values()) else None
-
-
-def why_unshared(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str:
-    """Return why a roster is refused that leaves out most of those that train, by weight, are ready and here; empty if not.
-
-    Where those that train have no vote, a proposer could else decide on the contribution of a key of its own alone.
-    """
-    record = newcomer_record(setup.charter.earned)
-    ready = {
-        peer: (ready.tokens, seat_of(ready, setup.trust_of(peer) or record))
-        for peer, (_, ready) in willing(setup, vote).items()
-        if ready.tokens and peer in here
-    }
-    is_shared = are_most(roster.members, ready, earned=setup.charter.earned)
-    return "" if is_shared else "it leaves out most of the contributors that are ready"
-
-
-def unfit(setup: Setup, vote: Vote) -> set[PeerId]:
-    """Return the voters whose Ready in my slot, without a lock, could not be in my roster either: another state, say."""
-    fit = willing(setup, vote)
-    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot == vote.slot and not it.lock}
-    return (ready & vote.electorate.votes.keys()) - fit.keys()
+def _least_revision(heards: Mapping[PeerId, wire.Heard], electorate: Electorate) -> int:
+    """Return the number of the newest revision that voters with more than a third of the votes hold."""
+    return electorate.frontier({voter: it.revision for voter, it in heards.items()}) or 0
 
 
 def unready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> list[PeerId]:
@@ -195,37 +260,81 @@ def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
 
 
 def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
-    """Return why I refuse a roster of my slot; None if I accept it, even one without me."""
+    """Return why nobody accepts a roster of my slot; None if it is valid, even one without me.
+
+    Its validity follows from the bytes that it shows and the certificate before: not from whom I have heard, or when.
+    """
     if sender != vote.proposer or roster.members[0] != sender:
         return f"its sender is not the proposer of this attempt, but {vote.proposer}"
-    if roster.base_root != setup.ready.base_root and vote.me in roster.members:
-        return "it starts from another state"
-    if (flaw := why_not_seats(roster.members, roster.seats, setup.charter)) is not None:
+    if (flaw := why_not_seats(roster.members, roster.seats, vote.charter)) is not None:
         return flaw
-    if not vote.electorate.is_quorum(roster.members):
-        return "it has no quorum of the voters"
-    if roster.base_root == setup.ready.base_root and (flaw := _why_not_revision(setup, roster.revision)):
+    try:
+        shown, heards = _shown(setup, roster), _heards(setup, vote, roster)
+        check_bounds(roster.bounds, len(roster.members), setup.cells)
+        number = setup.number_of(roster.revision)
+    except RemoteError as error:
+        return str(error)
+    electorate, by_mark = vote.electorate, {mark_of(signed): (signed, ready) for signed, ready in shown}
+    if not electorate.is_quorum(heards):
+        return "it does not show whom a quorum of the voters holds"
+    due = places(heards, electorate)
+    if set(due) != by_mark.keys() or len(by_mark) != len(shown):
+        return "it does not show the Readys that enough voters hold, and no others"
+    for voter, it in heards.items():
+        if by_mark[marks_in(it)[0]][0].sender != voter:
+            return f"it shows a word of {voter} that does not begin with its own Ready"
+    if roster.members != seated(vote.slot, sender, [by_mark[mark] for mark in due], electorate, vote.charter):
+        return "its members do not follow from whom the voters hold"
+    if (flaw := setup.why_not_revise(roster.revision, setup.revision)) and roster.base_root == setup.ready.base_root:
         return flaw
-    if len(roster.readys) != len(roster.members):
-        return f"{len(roster.readys)} Readys for {len(roster.members)} members"
-    for peer, seat, data in zip(roster.members, roster.seats, roster.readys, strict=True):
+    if number < _least_revision(heards, electorate):
+        return "it names a revision that the owner has replaced"
+    for peer, seat, (_, ready) in zip(roster.members, roster.seats, shown, strict=False):
         record = setup.trust_of(peer)
-        if setup.is_banned(peer):
-            return f"it includes {peer}, which is banned"
-        if seat.voucher and peer in setup.charter.revoked:
-            return f"it includes {peer} as a keeper, which the run's owner has revoked"
         if record is not None and misstated(seat, record):
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
-        if (flaw := _why_not_shown(setup, roster, peer, seat, data)) is not None:
-            return flaw
-    try:
-        check_bounds(roster.bounds, len(roster.members), setup.cells)
-    except ProtocolViolation as error:
-        return str(error)
+        if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
+            return f"it misquotes the Ready of {peer}"
     able, without, bounds = _owners(roster.members, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)
+
+
+def _shown(setup: Setup, roster: wire.Roster) -> list[SignedReady]:
+    """Return the Readys that a roster shows, its members' first. Raises `RemoteError`."""
+    found: list[SignedReady] = []
+    if len(roster.readys) < len(roster.members):
+        raise ProtocolViolation(f"{len(roster.readys)} Readys for {len(roster.members)} members")
+    for place, data in enumerate(roster.readys):
+        signed = signed_in(data)
+        ready = wire.opened(signed)
+        peer = roster.members[place] if place < len(roster.members) else signed.sender
+        if not isinstance(ready, wire.Ready) or signed.sender != peer or ready.slot != roster.slot or ready.lock:
+            raise ProtocolViolation(f"it shows no Ready of {peer} in this slot, without a lock")
+        if ready.base_root != roster.base_root:
+            raise ProtocolViolation(f"it shows a Ready of {peer}, which starts from another state")
+        if not setup.verify(signed):
+            raise ProtocolViolation(f"it shows a Ready of {peer} that {peer} has not signed")
+        found.append((signed, ready))
+    return found
+
+
+def _heards(setup: Setup, vote: Vote, roster: wire.Roster) -> dict[PeerId, wire.Heard]:
+    """Return the voters' words that a roster shows. Raises `RemoteError`."""
+    found: dict[PeerId, wire.Heard] = {}
+    for data in roster.heards:
+        signed = signed_in(data)
+        word = wire.opened(signed)
+        voter = signed.sender
+        if not isinstance(word, wire.Heard) or word.slot != roster.slot or voter not in vote.electorate.votes:
+            raise ProtocolViolation(f"it shows no Heard of {voter} in this slot, or not of a voter")
+        if found and voter <= max(found):
+            raise ProtocolViolation("it does not show its Heards once each, in order")
+        if not setup.verify(signed):
+            raise ProtocolViolation(f"it shows a Heard of {voter} that {voter} has not signed")
+        found[voter] = word
+    return found
 
 
 @lru_cache(maxsize=8)  # In a simulation all members of a roster share one process.
@@ -255,28 +364,3 @@ def _why_not_left_out(vote: Vote, able: Collection[PeerId], without: Collection[
     if 2 * votes(dropped) > votes(able) or (not votes(able) and 2 * len(dropped) > len(able)):
         return "it leaves more than half of those that can own without a part"
     return "it gives the whole vector to one member" if len(able) > 2 and len(able) - len(dropped) < 2 else None
-
-
-def _why_not_revision(setup: Setup, revision: wire.PackedRevision) -> str:
-    """Return why a roster that starts from my state cannot name this revision; empty if it can."""
-    newest = setup.newest_revision
-    if why_not := setup.why_not_revise(revision, setup.revision):
-        return why_not
-    if revision not in (setup.revision, newest) and not setup.why_not_revise(newest, revision):
-        return "it names a revision that the owner has replaced"
-    return ""
-
-
-def _why_not_shown(setup: Setup, roster: wire.Roster, peer: PeerId, seat: wire.Seat, data: bytes) -> str | None:
-    """Return why the bytes that a roster shows are not the Ready of one of its members; None if they are."""
-    try:
-        signed = signed_in(data)
-        ready = wire.opened(signed)
-    except MalformedMessage as error:
-        return f"it shows a Ready of {peer} that does not decode: {error}"
-    if not isinstance(ready, wire.Ready) or signed.sender != peer or ready.slot != roster.slot or ready.lock:
-        return f"it shows no Ready of {peer} in this slot, without a lock"
-    shown = ready.invite, ready.voucher, ready.is_leaving
-    if ready.base_root != roster.base_root or shown != (seat.invite, seat.voucher, seat.is_leaving):
-        return f"it misquotes the Ready of {peer}"
-    return None if setup.verify(signed) else f"it shows a Ready of {peer} that {peer} has not signed"

@@ -4,7 +4,8 @@ Theory of operation (docs/trust.md). Inputs (`receive`, `lose`, `tick`, and the 
 makes every transition that they allow. Nothing depends on the order of messages, and a repeated one changes nothing.
 Work comes out as actions (`actions`); the driver does it and reports back by `done`.
 
-    GATHER   Ready from all active members → the proposer, a voter whose turn it is, makes a Roster of them
+    GATHER   Ready from all active members; Heard from the proposer, a voter whose turn it is, and then from all voters; a
+             Roster follows from these
     COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the proposer cuts
     JUDGE    unless the rule is blind: a quorum acknowledges the Cut; contributors send a Sketch; the rule weighs them
     REDUCE   owners publish their Result; every member fetches all outputs
@@ -54,7 +55,13 @@ class Round:
         self._exchange: RosterRound | None = None
         self._held: set[bytes] = set()
         """The hashes of the values that I hold."""
-        self._has_closed = False
+        self._closed_at: float | None = None
+        """When I, the proposer, asked the voters of my slot whose Readys they hold; None before."""
+        self._has_answered = False
+        """True if I have told the proposer whose Readys I hold."""
+        self._shown: dict[PeerId, dict[bytes, gather.SignedReady]] = {}
+        """Readys that voters have shown me, by carrier and mark: a roster shows them whatever I think of their authors."""
+        self._has_proposed = False
         """True if I, the proposer, have sent a roster of my slot."""
         self._no_roster = ""
         """Why I, the proposer, could make no roster so far."""
@@ -134,6 +141,12 @@ class Round:
             return [note, *self._advance(now)]
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
         return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
+
+    def show(self, carrier: PeerId, signed: wire.Signed, ready: wire.Ready) -> None:
+        """Take a Ready, its signature checked, that a voter passes on; of each a limited number."""
+        shown = self._shown.setdefault(carrier, {}) if carrier in self.vote.electorate.votes else {}
+        if ready.slot == self.slot and len(shown) < wire.MAX_ROSTER:
+            shown[gather.mark_of(signed)] = signed, ready
 
     def learn(self, proof: wire.Proof, now: float) -> list[Action]:
         """Receive a proof whose signatures are checked."""
@@ -237,7 +250,7 @@ class Round:
     def _may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
         """Return True if a new message can change anything now. Most cannot: they count with the next one that can."""
         if self._phase is Phase.GATHER:
-            return isinstance(message, wire.Roster)
+            return isinstance(message, wire.Heard | wire.Roster)
         if self._exchange is None or isinstance(message, wire.Void):
             return True
         return self._exchange.may_change(sender, message)
@@ -263,7 +276,7 @@ class Round:
         actions: list[Action] = []
         if self.vote.slot != self.slot:
             actions += self._enter(now)
-        vote = self.vote
+        vote, slot = self.vote, self.slot
         if vote.proposal is not None:
             # It has a proof: it is decided on without moving any data, or by those that hold it.
             timing = self.setup.timing
@@ -285,15 +298,14 @@ class Round:
             if vote.proposer not in self._active:
                 return actions + self._next_attempt(f"{vote.proposer}, the proposer, is away", now)
             closes = vote.since + self.setup.timing.gather
-            if vote.proposer == self.vote.me and not vote.making and self._all_ready():
-                actions += vote.gathered(now)
-            is_open = vote.making and not self._has_closed
-            can_close = is_open and (now >= closes or self._all_ready())
-            if not is_open or can_close:
+            if now >= closes or self._all_ready():
+                actions += self._answer() if vote.proposer != vote.me else self._close(now)
+                if self.slot != slot:
+                    return actions
+                closes = closes if self._closed_at is None else self._closed_at + self.setup.timing.control
+            if now >= closes or self._has_proposed:
                 closes += CONTROL_STEPS * self.setup.timing.control
             self._due = min(self._patience, closes)
-            if can_close:
-                return actions + self._close(now)
         elif self._next_stall <= self._patience:
             self._due = self._next_stall
             if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
@@ -306,40 +318,78 @@ class Round:
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
-        self._facts, self._has_closed = MessageLog(), False
+        self._facts, self._closed_at, self._shown = MessageLog(), None, {}
+        self._has_answered = self._has_proposed = False
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
         for signed, message in self._later.take(self.slot.round):
             actions += self.receive(signed, message, now)
         return actions
 
-    def _close(self, now: float) -> list[Action]:
-        """Close the roster as its proposer; where none can be made, more Readys may still come until the deadline."""
-        roster = gather.proposal(self.setup, self.vote)
-        if isinstance(roster, str):
-            self._no_roster = roster
-            if self.slot.round == 1 and self.slot.attempt < RESTARTS and self._all_ready():
-                # Who starts from another state takes mine now: it says so in the next attempt.
-                return self._next_attempt(roster, now)
+    def _answer(self) -> list[Action]:
+        """Tell a proposer that has closed the gathering whose Readys I hold, after those that it lacks; once.
+
+        Not before I would close it myself: a proposer could else choose the voters of the next round by closing early.
+        """
+        vote = self.vote
+        asked = self._facts.of(wire.Heard).get(vote.proposer)
+        if asked is None or asked.slot != self.slot or self._has_answered or not vote.is_voter:
             return []
-        self._has_closed = True
-        self._due = now + CONTROL_STEPS * self.setup.timing.control
-        return [Send(tuple(sorted(self._active | set(self.vote.electorate.votes) - {""})), roster)]
+        if (mine := gather.heard(self.setup, vote)) is None:
+            return []
+        self._has_answered = True
+        known, readies = gather.marks_in(asked), gather.willing(self.setup, vote).values()
+        lacking = [signed for signed, _ in readies if gather.mark_of(signed) not in known]
+        return [*(Forward((vote.proposer,), signed) for signed in lacking), Send((vote.me, vote.proposer), mine)]
+
+    def _close(self, now: float) -> list[Action]:
+        """Close the gathering as its proposer, and make the roster once the voters that are here have said whom they hold.
+
+        Where none can be made, more Readys may still come until the deadline.
+        """
+        vote, setup = self.vote, self.setup
+        actions = [] if vote.making else vote.gathered(now)
+        if not vote.making or self._has_proposed:
+            return actions
+        if self._closed_at is None:
+            if why_not := gather.why_not_close(setup, vote):
+                return [*actions, *self._no_roster_yet(why_not, now)]
+            mine = gather.heard(setup, vote)
+            assert mine is not None
+            self._closed_at = now
+            # Kept, since one of these peers may go on to a later slot.
+            self._shown[vote.me] = {gather.mark_of(it): (it, ready) for it, ready in gather.willing(setup, vote).values()}
+            return [*actions, Send(tuple(sorted(set(vote.electorate.votes) - {""})), mine)]
+        voters = vote.electorate.votes.keys() & (vote.reached | {vote.me})
+        heards = {
+            peer: (self._facts.signed(wire.Heard, peer), it)
+            for peer, it in self._facts.of(wire.Heard).items()
+            if it.slot == self.slot
+        }
+        held = gather.held(vote, (it for shown in self._shown.values() for it in shown.values()))
+        answered = {peer for peer, (_, it) in heards.items() if held.keys() >= {*gather.marks_in(it)}}
+        awaited = {peer for peer in voters & self._active if setup.is_prompt(peer)} - answered
+        if awaited and now < self._closed_at + setup.timing.control:
+            return actions
+        roster = gather.proposal(setup, vote, heards, held)
+        if isinstance(roster, str):
+            return [*actions, *self._no_roster_yet(roster, now)]
+        self._silent.update(awaited)
+        self._has_proposed = True
+        return [*actions, Send(tuple(sorted(self._active | set(vote.electorate.votes) - {""})), roster)]
+
+    def _no_roster_yet(self, why: str, now: float) -> list[Action]:
+        """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
+        self._no_roster = why
+        if self.slot.round == 1 and self.slot.attempt < RESTARTS and self._all_ready():
+            return self._next_attempt(why, now)
+        return []
 
     def _take_roster(self, signed: wire.Signed, roster: wire.Roster, now: float) -> list[Action]:
-        closes = (now if self.vote.since is None else self.vote.since) + self.setup.timing.gather
-        setup, vote, here = self.setup, self.vote, self._active - self._gone_on
-        early = gather.closed_early(setup, vote, roster, here) if now < closes else None
-        shown = {*roster.members, *gather.unfit(setup, vote)}
-        flaw = gather.refusal(setup, vote, signed.sender, roster) or vote.why_incomplete(shown, now)
-        why = flaw or gather.why_unshared(setup, vote, roster, here) or early
-        if why == "":
-            self._due = closes
-            return []
-        if why:
+        if flaw := gather.refusal(self.setup, self.vote, signed.sender, roster):
             self._facts.drop(wire.Roster, signed.sender)
-            note = Note("round.roster_refused", signed.sender, "gather", why)
-            return [note, *self._next_attempt(f"the roster of {signed.sender}: {why}", now)]
+            note = Note("round.roster_refused", signed.sender, "gather", flaw)
+            return [note, *self._next_attempt(f"the roster of {signed.sender}: {flaw}", now)]
         if self.vote.me not in roster.members:
             return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
         self._facts.restrict(roster.members)
@@ -353,7 +403,7 @@ class Round:
     def _gather_late(self, now: float) -> list[Action]:
         """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
         if self.vote.since is not None and now < self._patience:
-            why = f": {self._no_roster}" if self._no_roster and not self._has_closed else ""
+            why = f": {self._no_roster}" if self._no_roster and not self._has_proposed else ""
             return self._next_attempt(f"{self.vote.proposer}, the proposer, proposed no roster{why}", now)
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 

@@ -184,7 +184,7 @@ class RosterView:
 @lru_cache(maxsize=8)  # In a simulation all members of a roster share one process.
 def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mapping[PeerId, wire.Ready]:
     """Return the Ready of each member of a roster, by the bytes that it shows."""
-    shown = zip(members, map(signed_in, readys), strict=True)
+    shown = zip(members, map(signed_in, readys), strict=False)
     return {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
 
 

@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..agreement.actions import AgreementAction, Dispatch, FetchProven, ForwardReady, Note
+from ..agreement.actions import AgreementAction, Dispatch, FetchProven, Note
 from ..agreement.electorate import NOBODY, Electorate
 from ..agreement.machine import VoterMachine
 from ..agreement.statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
@@ -82,6 +83,11 @@ class Vote:
     def proposer(self) -> PeerId:
         """The proposer of my slot."""
         return self._machine.proposer
+
+    @property
+    def charter(self) -> Charter:
+        """Who may take part, by the manifest and the certificate before."""
+        return self._setup.charter
 
     @property
     def is_voter(self) -> bool:
@@ -185,10 +191,6 @@ class Vote:
         """As the proposer, wait for no more Readys, unless one states a lock whose proof is still to come."""
         waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
         return [] if waits else self._act(self._machine.gathered(now))
-
-    def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
-        """Return which Readys that I forwarded in time a roster of my slot omits; empty if none."""
-        return self._machine.why_incomplete(shown, now)
 
     def hold(self, value: bytes, now: float) -> list[Action]:
         """Report that I hold the bytes of an encoded value, and checked them."""
@@ -403,8 +405,6 @@ class Vote:
             match action:
                 case Dispatch(statement):
                     done += self._say(statement)
-                case ForwardReady(to, voter, ready):
-                    done += [Forward((to,), signed) for signed in self._signed_readys([voter], ready.slot)]
                 case FetchProven(hash_, voters):
                     if (value := self.value(hash_)) is not None:
                         done.append(FetchValue(value, tuple(voter for voter in voters if voter != self.me)))

@@ -33,10 +33,12 @@ from .direct import (
     VoteShown,
 )
 from .fields import (
+    MARK_BYTES,
     MAX_APPOINTMENT_BYTES,
     MAX_ATTEMPT,
     MAX_CARRIED_RECORD_BYTES,
     MAX_COUNT,
+    MAX_HEARD_BYTES,
     MAX_INVITE_BYTES,
     MAX_PACKED_BYTES,
     MAX_PAGE,
@@ -72,6 +74,7 @@ from .messages import (
     CutAck,
     DataMessage,
     Have,
+    Heard,
     Lock,
     Precommit,
     Prevote,
@@ -99,12 +102,14 @@ from .messages import (
 
 __all__ = [
     "CODES",
+    "MARK_BYTES",
     "MAX_APPOINTMENT_BYTES",
     "MAX_ATTEMPT",
     "MAX_CARRIED_RECORD_BYTES",
     "MAX_CLAIMS",
     "MAX_CLAIM_BYTES",
     "MAX_COUNT",
+    "MAX_HEARD_BYTES",
     "MAX_INVITE_BYTES",
     "MAX_MET",
     "MAX_PACKED_BYTES",
@@ -136,6 +141,7 @@ __all__ = [
     "Goodbye",
     "Hash",
     "Have",
+    "Heard",
     "Index",
     "Invite",
     "Leaves",

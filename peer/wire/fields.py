@@ -10,15 +10,18 @@ MAX_ROSTER = 64
 MAX_RECUTS = 2
 """Two re-cuts, then the attempt is void."""
 MAX_CARRIED_RECORD_BYTES = 70_000
-MAX_STATEMENT_BYTES = 140_000
+MAX_STATEMENT_BYTES = 190_000
 """The limit of one round message. A roster of 64 members carries 64 signed Readys: 32 kB in all, and 130 kB where each shows
-the longest invitation and the longest voucher."""
-MAX_SIGNED_BYTES = 300_000
+the longest invitation and the longest voucher; and 800 bytes of each of 64 voters."""
+MAX_SIGNED_BYTES = 400_000
 """The limit of what is signed. A claim carries two round messages: whatever a member may sign, others can show."""
 MAX_ATTEMPT = 1 << 20
 MAX_TERM = 1 << 16
 """Terms of one round: each needs a stall of its own."""
 MAX_READY_BYTES = 2_000
+MARK_BYTES = 8
+"""Bytes of a Ready's hash that stand for it: nobody finds a second Ready for a given mark while a roster is open."""
+MAX_HEARD_BYTES = 1_000
 MAX_VALUE_BYTES = 61_000
 """64 members take 10 kB, and 60 kB where each shows the longest invitation and the longest voucher."""
 MAX_APPOINTMENT_BYTES = 6_000
@@ -48,6 +51,7 @@ Voucher: TypeAlias = Annotated[bytes, Size(MAX_VOUCHER_BYTES)]
 MAX_REVISION_BYTES = 950
 """The limit of an owner's statement, of which those that revise a run's settings are the longest (`dht.run.revision`)."""
 PackedRevision: TypeAlias = Annotated[bytes, Size(MAX_REVISION_BYTES)]
+PackedHeard: TypeAlias = Annotated[bytes, Size(MAX_HEARD_BYTES)]
 PackedReady: TypeAlias = Annotated[bytes, Size(MAX_READY_BYTES)]
 PackedValue: TypeAlias = Annotated[bytes, Size(MAX_VALUE_BYTES)]
 PackedAppointment: TypeAlias = Annotated[bytes, Size(MAX_APPOINTMENT_BYTES)]

@@ -34,6 +34,7 @@ from .direct import (
     VoteShown,
 )
 from .fields import (
+    MARK_BYTES,
     MAX_ATTEMPT,
     MAX_COUNT,
     MAX_READY_BYTES,
@@ -48,6 +49,7 @@ from .fields import (
     Index,
     Invite,
     PackedAppointment,
+    PackedHeard,
     PackedReady,
     PackedRevision,
     PackedValue,
@@ -134,8 +136,23 @@ class Seat:
 
 @grows
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Step 1, by a voter to the proposer, once: whose Ready it holds, and would be in a roster with.
+
+    A roster follows from the words of a quorum: who tells its Ready to some only is in it, or not, for everybody alike.
+    """
+
+    slot: Slot
+    readys: Annotated[bytes, Size(MARK_BYTES * MAX_ROSTER, MARK_BYTES)]
+    """The first `MARK_BYTES` of the hash of each Ready, mine first."""
+    revision: Count = 0
+    """The number of the owner's newest revision that I hold; 0 for the manifest's settings."""
+
+
+@grows
+@dataclass(frozen=True, slots=True)
 class Roster:
-    """Step 1: the members in order (the proposer first), and the cells of the vector that each one owns."""
+    """Step 2: the members in order (the proposer first), and the cells of the vector that each one owns."""
 
     slot: Slot
     base_root: Hash
@@ -145,7 +162,9 @@ class Roster:
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """The seat of each member, in order."""
     readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
-    """The signed Ready of each member, in order: nobody is in a roster that has not said so in this slot."""
+    """The signed Readys that enough voters hold: of each member, in order, then of those that have no place."""
+    heards: Annotated[tuple[PackedHeard, ...], Size(MAX_ROSTER, 1)]
+    """The signed Heards of a quorum of voters, sorted: members and places follow from them (`collectives.round.gather`)."""
     revision: PackedRevision = b""
     """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
 
@@ -153,7 +172,7 @@ class Roster:
 @grows
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Step 2: commits to my contribution by the hash of each part. It is immutable from here on."""
+    """Step 3: commits to my contribution by the hash of each part. It is immutable from here on."""
 
     slot: Slot
     roster: Hash
@@ -370,7 +389,6 @@ CODES: dict[int, type] = {
     15: Leaves,
     31: Claim,
     32: Accusations,
-    41: Roster,
     43: Have,
     44: Cut,
     45: CutAck,
@@ -390,16 +408,18 @@ CODES: dict[int, type] = {
     60: MembersAsk,
     62: Ready,
     63: Commit,
+    64: Heard,
+    65: Roster,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
 VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
 """The statements of the agreement."""
-DataMessage: TypeAlias = Roster | Commit | Have | Cut | CutAck | Sketch | Result | Void
+DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | CutAck | Sketch | Result | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
-    *(Ready, Roster, Commit, Have, Cut, CutAck, Sketch, Result),
+    *(Ready, Heard, Roster, Commit, Have, Cut, CutAck, Sketch, Result),
     *(Propose, Prevote, Precommit, Appointment, Void),
 )
 

@@ -1,6 +1,7 @@
 """Foreign certificates and proofs: valid ones that no quorum of my voters has signed end no attempt of mine."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -354,9 +355,8 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
                         own = [sign(key, wire.Ready(SLOT, message.base_root, 1, 1.0, 1.0, bytes(32))) for key in KEYS]
                         members = (*message.members, *keys)
                         bounds = (*range(len(members)), message.bounds[-1])
-                        return wire.Roster(
-                            SLOT, message.base_root, members, bounds, seats(len(members)), (*packed, *map(encode, own))
-                        )
+                        readys = (*packed, *map(encode, own))
+                        return replace(message, members=members, bounds=bounds, seats=seats(len(members)), readys=readys)
                     case "unasked":
                         packed[count - 1] = b""
                     case "forged":
@@ -364,7 +364,7 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
                     case "stale":
                         stale = wire.Ready(SLOT.at(0, 7), message.base_root, 1, 1.0, 1.0, bytes(32))
                         packed[0] = encode(sign(author.identity, stale))
-                return wire.Roster(SLOT, message.base_root, message.members, message.bounds, message.seats, tuple(packed))
+                return replace(message, readys=tuple(packed))
 
             lies(author, lie)
 
@@ -381,6 +381,7 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
                     (0, 3, 6, 9, 12),
                     seats(4),
                     tuple(encode(readies[sim.peer]) for sim in (liar, *others)),
+                    (b"none",),
                 )
                 liar.node.send([sim.peer for sim in others], sign(liar.identity, roster))
 

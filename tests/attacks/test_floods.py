@@ -260,7 +260,8 @@ def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> 
         carrier, target, *_ = swarm.sims
         target.node.learn(KEYS[0].peer_id, ("/memory/nobody",))
         slot = wire.Slot(RUN, 1, genesis(RUN))
-        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), (wire.Seat(1.0, 0),), (b"",)))
+        seat, none = (wire.Seat(1.0, 0),), (b"",)
+        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), seat, none, none))
         commit = sign(KEYS[0], wire.Commit(slot, roster.hash, 0, 0, 0.0, (bytes(32),)))
         claim = sign(carrier.identity, evidence.claim_of(RUN, (commit, roster)))
         carrier.node.send(target.peer, wire.Accusations((wire.schema.encode(claim),)))

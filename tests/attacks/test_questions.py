@@ -35,13 +35,13 @@ def test_keys_without_a_vote_that_ask_about_invented_outputs_hide_no_false_one(l
                 lie = keyed("a false output", message.output, other.encode())
                 rounds.false.add(lie)
                 told = wire.Result(message.slot, message.cut, message.part, message.weights, lie)
-                rounds.mail.append((other, signed(liar, told)))
+                rounds.mail.append((other, signed(liar, told), liar))
         if peer in STRANGERS and isinstance(message, wire.Sketch) and not message.outputs:
             for number in range(SEEDS_OF_ONE):
                 outputs = (keyed("invented", peer.encode(), bytes([number])),) * len(everybody)
                 tables = bytes(num_bytes(len(everybody), CHECK_COLUMNS))
                 asked = signed(peer, wire.Sketch(message.slot, message.cut, outputs, tables))
-                rounds.mail[:0] = [(other, asked) for other in VOTERS]
+                rounds.mail[:0] = [(other, asked, liar) for other in VOTERS]
         return message
 
     rounds = Rounds(everybody, seed, voters=VOTERS, tampered=tampered, lost=lost, attempts=3)

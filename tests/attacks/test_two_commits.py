@@ -27,7 +27,7 @@ def test_free_keys_that_send_two_commits_void_no_attempt(num_liars: int, victims
     def tampered(peer: str, message: Any) -> Any:
         if peer in liars and isinstance(message, wire.Commit):
             other = wire.Commit(message.slot, message.roster, message.tokens, 77, message.loss, message.parts, message.ramp)
-            rounds.mail += [(to, signed(peer, other)) for to in fooled]
+            rounds.mail += [(to, signed(peer, other), peer) for to in fooled]
         return message
 
     rounds = Rounds([*VOTERS, *liars], seed, voters=VOTERS, tampered=tampered, lost=lost, attempts=2)

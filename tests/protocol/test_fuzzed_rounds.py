@@ -53,6 +53,7 @@ from flockstep.collectives.round.actions import (
     VoteSetup,
 )
 from flockstep.collectives.round.exchange import RosterRound
+from flockstep.collectives.round.gather import mark_of
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.collectives.spec import Terms
@@ -160,9 +161,9 @@ class World:
     """The attempts that each has begun."""
     said: dict[tuple[str, wire.Slot, int, object], bytes] = field(default_factory=dict)
     """What each machine has signed, by its slot, code and subject."""
-    late: list[tuple[str, Mail]] = field(default_factory=list)
+    late: list[tuple[str, Mail, str]] = field(default_factory=list)
     """Mail from one side to the other."""
-    mail: list[tuple[str, Mail]] = field(default_factory=list)
+    mail: list[tuple[str, Mail, str]] = field(default_factory=list)
     witnesses: dict[str, Witness] = field(default_factory=lambda: defaultdict(Witness))
     words: list[tuple[wire.Signed, wire.RoundMessage]] = field(default_factory=list)
     """Everything that was ever signed."""
@@ -240,9 +241,9 @@ class World:
         if self.split is not None and target in self.liars:
             target += "'" * self.side(sender)
         if self.side(sender) == self.side(target):
-            self.mail.append((target, item))
+            self.mail.append((target, item, sender))
         elif sender in self.honest:
-            self.late.append((target, item))
+            self.late.append((target, item, sender))
 
     def say(self, sender: str, to: tuple[str, ...], message: wire.RoundMessage) -> None:
         word = self.sign(sender, message)
@@ -278,7 +279,7 @@ class World:
                         self.do(peer, machine.give_up(word, self.now))
                         return
                     self.utter(peer, tuple(target for target in to if target != peer[:ID]), message)
-                    self.hear(peer, word)  # As the driver does: before anything else.
+                    self.hear(peer, word, peer[:ID])  # As the driver does: before anything else.
                 case Forward(to, wire.Signed() as word) if word.sender == peer[:ID]:
                     self.utter(peer, tuple(target for target in to if target != peer[:ID]), wire.opened(word))
                 case Forward(to, wire.Signed() as word):
@@ -378,10 +379,12 @@ class World:
             for other in self.peers:
                 self.post(peer, other, outcome.certificate)
 
-    def hear(self, target: str, word: wire.Signed) -> None:
+    def hear(self, target: str, word: wire.Signed, carrier: str) -> None:
         """A word arrives, its signature checked; a rule that it breaks is its sender's fault."""
         machine, message = self.machines[target], wire.opened(word)
         ended = machine.outcome
+        if carrier != word.sender and isinstance(message, wire.Ready):
+            machine.show(carrier, word, message)
         if word.sender in self.banned:
             return
         if target in self.honest and self.witnesses[target].see(word, message, machine.slot) is not None:
@@ -401,11 +404,11 @@ class World:
     def deliver(self) -> None:
         index = self.luck.randrange(len(self.mail))
         self.mail[index], self.mail[-1] = self.mail[-1], self.mail[index]
-        target, item = self.mail.pop()
+        target, item, carrier = self.mail.pop()
         machine, charter = self.machines[target], charter_of(self.peers)
         try:
             if isinstance(item, wire.Signed):
-                self.hear(target, item)
+                self.hear(target, item, carrier[:ID])
             elif item.slot.decision != SLOT.decision:
                 return
             elif isinstance(item, wire.Certificate):
@@ -459,10 +462,10 @@ class World:
         act = ACTS[kind % len(ACTS)]
         message = act(self, liar, to, Draws(numbers))
         if isinstance(message, wire.Proof | wire.Certificate):
-            self.mail += [(target, message) for target in to]
+            self.mail += [(target, message, liar) for target in to]
         elif message is not None and not isinstance(message, wire.Signed):
             word = self.sign(liar, message)
-            self.mail += [(target, word) for target in to]
+            self.mail += [(target, word, liar) for target in to]
 
 
 def fetched(part: int, index: int) -> Callable[[RosterRound], Any]:
@@ -604,7 +607,17 @@ def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.R
     after_work = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
     packed = tuple(encode(word) for word in words)[: len(members)]
     readys = draws.of([packed, packed, packed, (b"",) * len(members), packed[::-1]]) or (b"",)
-    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, after_work, readys)
+    said = {word.sender: word for word, it in world.words if isinstance(it, wire.Heard) and it.slot == slot}
+    heards = tuple(encode(said[voter]) for voter in sorted(said)) or (b"",)
+    heards = draws.of([heards, heards, heards, heards[:1], heards[::-1]])
+    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, after_work, readys, heards)
+
+
+def heard(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    slot = a_slot(world, draws)
+    marks = [mark_of(word) for word in sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)]
+    marks = draws.of([marks, marks, marks[:1], marks[: len(marks) // 2 + 1], marks[::-1], [*marks[:1], b"no Ready"]])
+    return wire.Heard(slot, b"".join(marks) or bytes(8), draws.of([0, 0, 0, 1, wire.MAX_COUNT]))
 
 
 def propose(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -706,13 +719,13 @@ def void(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Rou
 def repeat(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
     """Send on what somebody has signed, long ago or just now."""
     word, _ = draws.of([*world.words[-30:], *world.words[:10]])
-    world.mail += [(target, word) for target in to]
+    world.mail += [(target, word, liar) for target in to]
 
 
 def stranger(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
     """Somebody without a place in the round speaks."""
     message = draws.of(WORDS)(world, liar, to, draws)
-    world.mail += [(target, signed(STRANGER, message)) for target in to]
+    world.mail += [(target, signed(STRANGER, message), STRANGER) for target in to]
 
 
 def vanish(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
@@ -734,7 +747,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
-    *(ready, roster, commit, have, cut, cut_ack, sketch, result),
+    *(ready, heard, roster, commit, have, cut, cut_ack, sketch, result),
     *(propose, accept, confirm, appointment, void),
 ]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [

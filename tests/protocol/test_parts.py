@@ -9,12 +9,12 @@ import pytest
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.lines import StatedLines
 from flockstep.collectives.partition import split
-from flockstep.collectives.round.gather import proposal, refusal
+from flockstep.collectives.round.gather import refusal
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import banned, events_of, lies
 from support.rounds import CELLS as FEW_CELLS
-from support.rounds import PEERS, a_ready, a_setup, a_vote, order_of, signed
+from support.rounds import PEERS, a_ready, a_roster, a_setup, a_vote, electorate, order_of
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 CELLS = 8192
@@ -71,7 +71,7 @@ def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
 
     async def body(swarm: SimSwarm) -> None:
         for sim in swarm.sims:
-            sim.phase_seconds = 60.0  # Of which a twentieth is for the contribution.
+            sim.phase_seconds = 75.0  # Of which a twentieth is for the contribution.
             lies(sim, partial(keep, sim.peer))
         await all_at_once(swarm.sims, 4)
         assert len({sim.root for sim in swarm.sims}) == 1
@@ -113,13 +113,8 @@ def proposed(left_out: Collection[str], relayed: Collection[str], *, lying: bool
     A lying one leaves out all of `left_out`, an honest one those of them that it may.
     """
     readies = {peer: replace(a_ready(), upload=0.0 if peer in relayed else 1e6) for peer in (*VOTERS, *KEYS)}
-    vote = a_vote(CONVENER, VOTERS)
-    for peer, ready in readies.items():
-        vote.receive(signed(peer, ready), ready, 0.0)
-    setup = a_setup(CONVENER, readies, may_own=lambda peer: lying or peer not in left_out)
-    roster = proposal(setup, vote)
-    assert isinstance(roster, wire.Roster)
-    lines = StatedLines({peer: readies[peer] for peer in roster.members}, (), vote.electorate.frontier)
+    roster = a_roster(readies, voters=VOTERS, readies=readies, may_own=lambda peer: lying or peer not in left_out)
+    lines = StatedLines({peer: readies[peer] for peer in roster.members}, (), electorate(VOTERS).frontier)
     if lying:
         owners = set(readies) - {*left_out} - {*relayed} or set(readies) - {*left_out}
         roster = replace(roster, bounds=split(range(FEW_CELLS), [int(peer in owners) for peer in roster.members]))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import settings_after, value_of
+from flockstep.collectives.chain.certificate import settings_after, signed_in, value_of
 from flockstep.collectives.codec import codec_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.actions import Setup
-from flockstep.collectives.round.gather import proposal, refusal
+from flockstep.collectives.round.gather import refusal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.members.owner_log import OWNER_PERIOD
 from flockstep.dht.run.manifest import Manifest
@@ -22,8 +22,9 @@ from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.schema import encode
 from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
-from support.rounds import PEERS, a_ready, a_setup, a_vote, order_of, signed
+from support.rounds import PEERS, a_roster, a_setup, a_vote, order_of, signed
 
 KEEPER = 10
 """The number of the first keeper's key, which owns the run."""
@@ -202,8 +203,8 @@ def test_a_proposer_that_names_an_old_revision_convinces_nobody(tmp_path: Path, 
     old: list[bytes] = []
     honest, liar = gather.proposal, key(KEEPER + 1).peer_id
 
-    def lying(setup: Setup, vote: Vote) -> wire.Roster | str:
-        roster = honest(setup, vote)
+    def lying(setup: Setup, vote: Vote, *words: Any) -> wire.Roster | str:
+        roster = honest(setup, vote, *words)
         return replace(roster, revision=old[0]) if old and vote.me == liar and isinstance(roster, wire.Roster) else roster
 
     monkeypatch.setattr(gather, "proposal", lying)
@@ -234,21 +235,29 @@ def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> Non
         log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings=text))
     first, second = (record.encode() for record in log.records)
     proposer, me = order_of(PEERS[:4])[:2]
-    vote = a_vote(proposer, PEERS[:4])
-    for peer in PEERS[:4]:
-        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
+    check: dict[str, Any] = {
+        "why_not_revise": partial(why_not_revise, run),
+        "number_of": lambda data: open_revision(data, run.run_id, "").number,
+    }
 
-    def answer(named: bytes, held: bytes) -> str | None:
-        check = partial(why_not_revise, run)
-        roster = proposal(a_setup(proposer, PEERS[:4], newest_revision=named, why_not_revise=check), vote)
-        assert isinstance(roster, wire.Roster)
+    def answer(named: bytes, held: bytes, aware: int) -> str | None:
+        """Answer a proposer that names one revision, where so many voters say that they hold another one."""
+        roster = a_roster(PEERS[:4], newest_revision=named, **check)
+        for voter in order_of(PEERS[:4])[4 - aware :]:
+            word = next(wire.opened(signed_in(data)) for data in roster.heards if signed_in(data).sender == voter)
+            assert isinstance(word, wire.Heard)
+            said = encode(signed(voter, replace(word, revision=check["number_of"](held))))
+            heards = (said if signed_in(data).sender == voter else data for data in roster.heards)
+            roster = replace(roster, heards=tuple(heards))
         assert roster.revision == named
-        setup = a_setup(me, PEERS[:4], newest_revision=held, why_not_revise=check)
-        return refusal(setup, a_vote(me, PEERS[:4]), proposer, roster)
+        return refusal(a_setup(me, PEERS[:4], **check), a_vote(me, PEERS[:4]), proposer, roster)
 
-    assert answer(first, held=second) == "it names a revision that the owner has replaced"
-    for named, held in ((first, b""), (first, first), (second, first), (second, second), (b"", second)):
-        assert answer(named, held) is None
+    for aware in (2, 3):
+        assert answer(first, second, aware) == "it names a revision that the owner has replaced"
+        assert answer(b"", second, aware) == "it names a revision that the owner has replaced"
+        for named, held in ((first, b""), (first, first), (second, first), (second, second)):
+            assert answer(named, held, aware) is None
+    assert answer(first, second, aware=1) is None  # One of four may lie.
 
 
 def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.trust import token_weights
 from flockstep.collectives.agreement.actions import Note
-from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, value_hash
+from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
 from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
 from flockstep.collectives.robust.rules import MEAN
 from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Send
-from flockstep.collectives.round.gather import TERM_SECONDS, proposal, refusal
+from flockstep.collectives.round.gather import TERM_SECONDS, held, mark_of, marks_in, proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
+from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import ProtocolViolation
@@ -37,12 +38,14 @@ from support.rounds import (
     Mail,
     Rounds,
     a_ready,
+    a_roster,
     a_setup,
     a_vote,
     electorate,
     order_of,
     signed,
     verify,
+    words_of,
 )
 
 ORDER = order_of(PEERS[:4])
@@ -197,36 +200,54 @@ def is_roster_of(mail: wire.Signed, peer: str) -> bool:
     return mail.sender == peer and isinstance(wire.opened(mail), wire.Roster)
 
 
-def a_roster(peers: list[str]) -> tuple[wire.Roster, dict[str, wire.Signed]]:
-    """Return the roster that the proposer of these peers makes, and their Readys."""
-    proposer = order_of(peers)[0]
-    setup, vote = a_setup(proposer, peers), a_vote(proposer, peers)
-    readys = {peer: signed(peer, a_ready()) for peer in peers}
-    for ready in readys.values():
-        vote.receive(ready, a_ready(), 0.0)
-    roster = proposal(setup, vote)
-    assert isinstance(roster, wire.Roster)
-    return roster, readys
-
-
 def with_ready(roster: wire.Roster, ready: wire.Signed) -> wire.Roster:
     return replace(roster, readys=(*roster.readys[:-1], encode(ready)))
 
 
+def with_word(roster: wire.Roster, voter: str, *marks: bytes) -> wire.Roster:
+    """Let a voter say that it holds these Readys alone, beside its own."""
+    own = next((mark_of(signed_in(data)) for data in roster.readys if signed_in(data).sender == voter), bytes(8))
+    word = signed(voter, wire.Heard(SLOT, b"".join([own, *marks])))
+    others = [data for data in roster.heards if signed_in(data).sender != voter]
+    return replace(roster, heards=tuple(sorted([*others, encode(word)], key=lambda data: signed_in(data).sender)))
+
+
+def forged(data: bytes) -> bytes:
+    return encode(replace(signed_in(data), signature=bytes(64)))
+
+
 FIVE = PEERS[:5]
+ORDER_OF_FIVE = order_of(FIVE)
 FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
     "proposer": (lambda r: replace(r, members=r.members[1:] + r.members[:1]), "is not the proposer"),
     "bounds": (lambda r: replace(r, bounds=(*r.bounds[:-1], r.bounds[-1] + 1)), "do not ascend"),
     "parts": (lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])), "do not follow from the lines"),
     "state": (lambda r: replace(r, base_root=b"o" * 32), "another state"),
-    "votes": (
-        lambda r: replace(r, members=r.members[:3], seats=r.seats[:3], readys=r.readys[:3], bounds=(0, 4, 8, 12)),
-        "no quorum of the voters",
+    "votes": (lambda r: replace(r, heards=r.heards[:3]), "whom a quorum of the voters holds"),
+    "too few hold it": (
+        lambda r: replace(r, readys=(*r.readys, encode(signed(PEERS[7], a_ready())))),
+        "Readys that enough voters hold",
+    ),
+    "no word": (lambda r: replace(r, heards=(*r.heards[:4], r.readys[4])), "shows no Heard of"),
+    "a stranger's word": (lambda r: with_word(r, PEERS[7]), "not of a voter"),
+    "one word twice": (lambda r: replace(r, heards=(*r.heards[:4], r.heards[3])), "once each"),
+    "a forged word": (lambda r: replace(r, heards=(forged(r.heards[0]), *r.heards[1:])), "has not signed"),
+    "left out": (
+        lambda r: replace(r, members=r.members[:4], seats=r.seats[:4], readys=r.readys[:4], bounds=(0, 3, 6, 9, 12)),
+        "Readys that enough voters hold",
+    ),
+    "order": (
+        lambda r: replace(
+            r,
+            members=(r.members[0], r.members[2], r.members[1], *r.members[3:]),
+            readys=(r.readys[0], r.readys[2], r.readys[1], *r.readys[3:]),
+        ),
+        "members do not follow",
     ),
     "twice": (lambda r: replace(r, members=(*r.members[:4], r.members[0])), "two seats"),
     "seats": (lambda r: replace(r, seats=r.seats[:4]), "4 seats for 5"),
     "readys": (lambda r: replace(r, readys=r.readys[:4]), "4 Readys for 5"),
-    "garbage": (lambda r: replace(r, readys=(*r.readys[:4], b"\xc1")), "does not decode"),
+    "garbage": (lambda r: replace(r, readys=(*r.readys[:4], b"\xc1")), "not MessagePack"),
     "other": (lambda r: replace(r, readys=(*r.readys[:4], r.readys[0])), "shows no Ready of"),
     "forged": (
         lambda r: with_ready(r, replace(signed(r.members[4], a_ready()), signature=bytes(64))),
@@ -244,7 +265,7 @@ FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
     proposer, me, *_ = order_of(FIVE)
-    roster, _ = a_roster(FIVE)
+    roster = a_roster(FIVE)
     setup, vote = a_setup(me, FIVE), a_vote(me, FIVE)
     assert refusal(setup, vote, proposer, roster) is None
     change, words = FLAWS[flaw]
@@ -252,42 +273,77 @@ def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
     assert words in (refusal(setup, vote, bad.members[0], bad) or "")
 
 
-def rushed() -> tuple[Round, list[str]]:
-    """A member whose proposer has closed the roster with three of four voters at once; the fourth is here."""
+def test_the_readys_that_a_third_of_the_voters_name_must_be_shown() -> None:
+    roster, vote = a_roster(FIVE), a_vote(ORDER_OF_FIVE[1], FIVE)
+    unseen = mark_of(signed(PEERS[7], a_ready()))
+    for liars, why in ((1, None), (2, "it does not show the Readys that enough voters hold, and no others")):
+        said = roster
+        for liar in ORDER_OF_FIVE[3 : 3 + liars]:
+            said = with_word(said, liar, *(mark_of(signed(peer, a_ready())) for peer in FIVE if peer != liar), unseen)
+        assert refusal(a_setup(ORDER_OF_FIVE[1], FIVE), vote, ORDER_OF_FIVE[0], said) == why
+
+
+def test_a_voter_says_whom_it_holds_when_all_are_ready_or_had_their_time() -> None:
+    """A proposer that closes with the first quorum would choose the voters of the next round."""
     proposer, me, other, slow = order_of(PEERS[:4])
-    machine = Round(a_setup(me, PEERS[:4]), a_vote(me, PEERS[:4]), 0.0)
-    machine.start(0.0)
-    for peer in (proposer, other):
-        machine.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    three = [proposer, me, other]
-    setup, vote = a_setup(proposer, three), a_vote(proposer, PEERS[:4])
-    for peer in three:
-        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    roster = proposal(setup, vote)
+    asks = wire.Heard(SLOT, mark_of(signed(proposer, a_ready())))
+    for late in (True, False):
+        machine = Round(a_setup(me, PEERS[:4]), a_vote(me, PEERS[:4]), 0.0)
+        machine.start(0.0)
+        for peer in (proposer, other):
+            machine.receive(signed(peer, a_ready()), a_ready(), 0.0)
+        assert words_in(machine.receive(signed(proposer, asks), asks, 1.0)) == []
+        assert machine.deadline == TIMING.gather
+        done = machine.tick(TIMING.gather) if late else machine.receive(signed(slow, a_ready()), a_ready(), 2.0)
+        (word,) = words_in(done)
+        named = [me, proposer, other] if late else [me, proposer, other, slow]
+        assert {*marks_in(word)} == {mark_of(signed(peer, a_ready())) for peer in named}
+        # What the proposer lacks goes before it.
+        forwarded = [it.mail.sender for it in done if isinstance(it, Forward) and isinstance(it.mail, wire.Signed)]
+        assert {*forwarded} == {*named} - {proposer}
+        assert words_in(machine.tick(TIMING.gather)) == []
+
+
+def words_in(actions: list[Any]) -> list[wire.Heard]:
+    return [it.message for it in actions if isinstance(it, Send) and isinstance(it.message, wire.Heard)]
+
+
+def test_who_is_ready_to_some_is_in_the_roster_if_a_third_of_the_voters_hold_it_and_costs_nothing() -> None:
+    """Four voters and a trainer without a vote: it says Ready to some of them, and never to the proposer."""
+    voters, trainer = PEERS[:4], PEERS[5]
+    for told in range(4):
+        deaf = {*voters} - {*ORDER[1 : 1 + told]}
+        rounds = Rounds([*voters, trainer], voters=voters, deaf={(trainer, voter) for voter in deaf})
+        rounds.start()
+        rounds.settle()
+        done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
+        assert {outcome.slot.attempt for outcome in done} == {0}
+        assert {trainer in outcome.members for outcome in done} == {told >= 2}
+
+
+@given(st.lists(st.frozensets(st.integers(0, 9)), min_size=4, max_size=4), st.sets(st.integers(0, 3), min_size=3))
+def test_every_voter_accepts_an_honest_roster_whatever_it_has_heard_itself(
+    known: list[frozenset[int]], who_says: set[int]
+) -> None:
+    """Ready are four voters and six keys, each of them to whom it likes."""
+    voters, peers = list(ORDER), [*ORDER, *(peer for peer in PEERS if peer not in ORDER)][:10]
+    who_says.add(0)
+    votes = {voter: a_vote(voter, voters) for voter in voters}
+    for (voter, vote), indices in zip(votes.items(), known, strict=True):
+        for peer in {voter, *(peers[index] for index in indices)}:
+            vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
+    speakers = {voters[index]: votes[voters[index]] for index in sorted(who_says)}
+    shown = [entry for vote in speakers.values() for entry in vote.ready.values()]
+    setup, first = a_setup(ORDER[0], peers), votes[ORDER[0]]
+    roster = proposal(setup, first, words_of(setup, speakers), held(first, shown))
+    if not electorate(voters).is_quorum(speakers):
+        assert isinstance(roster, str)
+        return
     assert isinstance(roster, wire.Roster)
-    machine.receive(signed(proposer, roster), roster, 0.0)
-    return machine, [proposer, slow]
-
-
-def test_a_roster_that_leaves_out_a_voter_waits_until_all_had_time_to_become_ready() -> None:
-    machine, _ = rushed()
-    assert (machine.phase, machine.deadline) == (Phase.GATHER, TIMING.gather)
-    machine.tick(TIMING.gather)
-    assert machine.phase is Phase.COLLECT
-
-
-def test_a_roster_that_leaves_out_a_voter_counts_at_once_when_that_one_is_lost() -> None:
-    machine, (_, slow) = rushed()
-    machine.lose(slow, "killed", 0.5)
-    assert machine.phase is Phase.COLLECT
-
-
-def test_a_roster_that_was_closed_before_a_voter_became_ready_in_time_is_refused() -> None:
-    machine, (proposer, slow) = rushed()
-    actions = machine.receive(signed(slow, a_ready()), a_ready(), 1.0)
-    refused = [action for action in actions if isinstance(action, Note) and action.event == "round.roster_refused"]
-    assert [(note.peer, slow in note.reason) for note in refused] == [(proposer, True)]
-    assert machine.slot == SLOT.at(0, 1)
+    heard = {peer: sum(peer in vote.ready for vote in speakers.values()) for peer in peers}
+    assert {*roster.members} == {*speakers} | {peer for peer, count in heard.items() if count >= 2}
+    for voter, vote in votes.items():
+        assert refusal(a_setup(voter, peers), vote, ORDER[0], roster) is None
 
 
 def test_a_refused_roster_ends_the_attempt_and_not_the_round() -> None:
@@ -297,18 +353,24 @@ def test_a_refused_roster_ends_the_attempt_and_not_the_round() -> None:
     assert {(outcome.kind, outcome.slot.attempt) for outcome in honest if outcome is not None} == {(DONE, 1)}
 
 
-def test_a_banned_peer_is_in_no_roster_and_one_with_it_is_refused() -> None:
-    peers, banned = PEERS[:4], ORDER[2]
-    roster, readys = a_roster(peers)
-    assert banned in roster.members
-    setup = a_setup(ORDER[1], peers, is_banned=lambda peer: peer == banned)
-    assert refusal(setup, a_vote(ORDER[1], peers), ORDER[0], roster) == f"it includes {banned}, which is banned"
-    vote = a_vote(ORDER[0], peers)
-    for ready in readys.values():
-        vote.receive(ready, a_ready(), 0.0)
-    made = proposal(a_setup(ORDER[0], peers, is_banned=lambda peer: peer == banned), vote)
-    assert isinstance(made, wire.Roster)
-    assert made.members == tuple(peer for peer in ORDER if peer != banned)
+def test_a_banned_peer_is_in_no_roster_unless_too_few_voters_know() -> None:
+    peers, banned = [*PEERS[:4], PEERS[5]], PEERS[5]
+    for aware in range(5):
+        knows = {"is_banned": lambda peer: peer == banned}
+        rounds = Rounds(peers, voters=PEERS[:4], setups=dict.fromkeys(ORDER[:aware], knows))
+        rounds.start()
+        rounds.settle()
+        assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
+        assert not rounds.noted("round.roster_refused")
+        assert {banned in outcome.members for outcome in rounds.outcomes() if outcome.kind is DONE} == {aware <= 2}
+
+
+def with_readys_of(vote: Vote, voter: str) -> Vote:
+    """Return the vote of a voter that has heard the same."""
+    other = a_vote(voter, ORDER)
+    for word, ready in vote.ready.values():
+        other.receive(word, ready, 0.0)
+    return other
 
 
 def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> None:
@@ -320,7 +382,9 @@ def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> Non
     strangers = [f"12D3KooW{number:044d}" for number in range(60)]
     for peer in strangers:
         vote.receive(wire.Signed(peer, wire.code_of(long), padded, bytes(64)), long, 0.0)
-    made = proposal(a_setup(ORDER[0], [*voters, *strangers]), vote)
+    setup = a_setup(ORDER[0], [*voters, *strangers])
+    words = words_of(setup, {ORDER[0]: vote}) | words_of(setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]})
+    made = proposal(setup, vote, words, held(vote))
     assert isinstance(made, wire.Roster)
     assert set(voters) < set(made.members)
     assert len(encode(made)) <= wire.MAX_STATEMENT_BYTES
@@ -347,7 +411,7 @@ def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
     rounds = Rounds(PEERS[:4])
     rounds.start()
     rounds.until(lambda: bool(rounds.messages(wire.Roster)))
-    index = next(i for i, (to, it) in enumerate(rounds.mail) if to == ORDER[1] and is_roster_of(it, ORDER[0]))  # type: ignore[arg-type]
+    index = next(i for i, (to, it, _) in enumerate(rounds.mail) if to == ORDER[1] and is_roster_of(it, ORDER[0]))  # type: ignore[arg-type]
     machine, roster = rounds.machines[ORDER[1]], rounds.mail[index][1]
     assert isinstance(roster, wire.Signed)
     commit = wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4)
@@ -696,9 +760,9 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
     void = wire.Void(SLOT, "I will not")
     rounds.mail.sort(key=lambda item: not isinstance(item[1], wire.Signed) or item[1].sender != quitter)
     last = next(
-        (i for i, (_, it) in enumerate(rounds.mail) if not isinstance(it, wire.Signed) or it.sender != quitter), 0
+        (i for i, (_, it, _) in enumerate(rounds.mail) if not isinstance(it, wire.Signed) or it.sender != quitter), 0
     )
-    rounds.mail[last:last] = [(other, signed(quitter, void)) for other in others]
+    rounds.mail[last:last] = [(other, signed(quitter, void), quitter) for other in others]
     rounds.dead.add(quitter)  # It sends nothing more; nobody is told that it is lost.
     for _ in range(last + len(others)):
         rounds.deliver()
@@ -726,7 +790,7 @@ def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
     rounds.start()
 
     def under_way() -> list[int]:
-        return [i for i, (_, it) in enumerate(rounds.mail) if is_kind(it, kind) and it.sender == victim]  # type: ignore[union-attr]
+        return [i for i, (_, it, _) in enumerate(rounds.mail) if is_kind(it, kind) and it.sender == victim]  # type: ignore[union-attr]
 
     while not under_way():
         rounds.deliver(rounds.random.randrange(len(rounds.mail)))
@@ -795,8 +859,8 @@ def test_all_receive_what_the_proposer_received_of_a_lost_sender() -> None:
 
     rounds = Rounds(PEERS[:4], 3, lost=lambda to, mail: not reached and is_second_sketch(mail) and to != proposer)
     rounds.start()
-    rounds.until(lambda: any(to == proposer and is_second_sketch(mail) for to, mail in rounds.mail))
-    index = next(i for i, (_, mail) in enumerate(rounds.mail) if is_second_sketch(mail))
+    rounds.until(lambda: any(to == proposer and is_second_sketch(mail) for to, mail, _ in rounds.mail))
+    index = next(i for i, (_, mail, _) in enumerate(rounds.mail) if is_second_sketch(mail))
     rounds.deliver(index)
     reached.append(True)
     rounds.kill(victim)
@@ -965,7 +1029,7 @@ def test_a_voter_that_states_an_unproven_lock_to_the_proposer_alone_stops_nothin
 def test_a_second_and_different_roster_is_an_equivocation() -> None:
     rounds = Rounds(PEERS[:4])
     machine = rounds.machines[ORDER[1]]
-    first, _ = a_roster(PEERS[:4])
+    first = a_roster(PEERS[:4])
     second = replace(first, bounds=(0, 4, 6, 9, 12))
     machine.receive(signed(ORDER[0], first), first, 0.0)
     (note,) = machine.receive(signed(ORDER[0], second), second, 0.0)

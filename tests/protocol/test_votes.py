@@ -17,7 +17,7 @@ from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import check_certificate, check_proof, check_votes, value_hash
 from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.round.actions import Action, FetchValue, Forward, VoteSetup
-from flockstep.collectives.round.gather import proposal
+from flockstep.collectives.round.gather import heard, held, proposal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN
 from flockstep.peer import wire
@@ -226,7 +226,13 @@ class Schedule:
     def make(self, voter: Voter) -> None:
         """The proposer makes a value; some of the others hold its bytes as well."""
         me, vote = voter.identity, voter.vote
-        roster = proposal(a_setup(me.peer_id, self.electorate.votes, verify=verify_signed), vote)
+        setup = a_setup(me.peer_id, self.electorate.votes, verify=verify_signed)
+        words = {
+            peer: (sign(other.identity, word), word)
+            for peer, other in self.voters.items()
+            if other.is_up and other.vote.slot == vote.slot and (word := heard(setup, other.vote)) is not None
+        }
+        roster = proposal(setup, vote, words, held(vote))
         if isinstance(roster, str):
             return
         voter.made = vote.slot

@@ -64,7 +64,7 @@ class NeitherRule(OnlyLocks):
 class PrecommitsLate(VoterMachine):
     """A proof of an earlier attempt is confirmed in the present one."""
 
-    def _confirm(self) -> list[AgreementAction]:
+    def _precommit(self) -> list[AgreementAction]:
         proof = self.newest_proof
         if proof is None or proof.value not in self._held or Precommit in self._attempt.said:
             return []

@@ -18,7 +18,6 @@ from flockstep.collectives.agreement.actions import (
     AgreementTiming,
     Dispatch,
     FetchProven,
-    ForwardReady,
     Note,
 )
 from flockstep.collectives.agreement.electorate import LIAR_PROOF, NOBODY, Electorate
@@ -370,8 +369,6 @@ class Swarm:
                 self._persist(node, statement)
                 self._sign(node, statement)
                 self._send(node, tuple({it.name for it in self.nodes} - {node.name}), (node.name, statement))
-            case ForwardReady(to, voter, ready):
-                self._send(node, (to,), (voter, ready))
             case FetchProven(value, _):
                 node.wanted.add(value)
                 self._fetch(node)

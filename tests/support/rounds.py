@@ -1,8 +1,8 @@
 """Machines of one round and the mail between them: no bytes, no clock but a number, and signatures that are hashes."""
 
 import random
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from flockstep.collectives.agreement.actions import AgreementTiming, Note
@@ -11,7 +11,7 @@ from flockstep.collectives.chain.certificate import value_hash
 from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import actions
+from flockstep.collectives.round import actions, gather
 from flockstep.collectives.round.actions import (
     Action,
     FetchOutput,
@@ -116,6 +116,37 @@ def a_vote(
     return Vote(setup)
 
 
+def words_of(setup: Setup, votes: Mapping[str, Vote]) -> dict[str, tuple[wire.Signed, wire.Heard]]:
+    """Return whose Readys these voters say they hold, signed."""
+    words = {voter: gather.heard(replace(setup, ready=vote.ready[voter][1]), vote) for voter, vote in votes.items()}
+    return {voter: (signed(voter, word), word) for voter, word in words.items() if word is not None}
+
+
+def a_roster(
+    peers: Collection[str],
+    *,
+    voters: Collection[str] | None = None,
+    said: Collection[str] | None = None,
+    readies: Mapping[str, wire.Ready] | None = None,
+    **fields: Any,
+) -> wire.Roster:
+    """Return the roster that the proposer of these voters (None: all) makes where all of them hold all Readys.
+
+    `said` are the voters that answer it (None: all), `fields` those of the proposer's setup.
+    """
+    voters = peers if voters is None else voters
+    readies = readies or dict.fromkeys(peers, a_ready())
+    proposer = order_of(voters)[0]
+    votes = {voter: a_vote(voter, voters) for voter in (voters if said is None else said)}
+    for vote in votes.values():
+        for peer, ready in readies.items():
+            vote.receive(signed(peer, ready), ready, 0.0)
+    setup = a_setup(proposer, peers, **fields)
+    made = gather.proposal(setup, votes[proposer], words_of(setup, votes), gather.held(votes[proposer]))
+    assert isinstance(made, wire.Roster), made
+    return made
+
+
 @dataclass
 class Rounds:
     """Peers in one round, and a driver that does at once whatever their machines ask for."""
@@ -131,10 +162,13 @@ class Rounds:
     tampered: Callable[[str, Any], Any] = lambda peer, message: message
     lost: Callable[[str, Mail], bool] = lambda target, mail: False
     """Returns True for mail that does not arrive."""
+    deaf: Collection[tuple[str, str]] = ()
+    """Pairs of a carrier and a target that does not receive what it carries."""
     setups: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Replaced fields of a peer's setup."""
     machines: dict[str, Round] = field(default_factory=dict)
-    mail: list[tuple[str, Mail]] = field(default_factory=list)
+    mail: list[tuple[str, Mail, str]] = field(default_factory=list)
+    """By target, with its carrier."""
     dead: set[str] = field(default_factory=set)
     now: float = 0.0
     notes: list[Note] = field(default_factory=list)
@@ -240,11 +274,13 @@ class Rounds:
         if isinstance(mail, wire.Signed) and isinstance(accept := wire.opened(mail), wire.Prevote):
             self.holders.setdefault(accept.value, set()).add(mail.sender)
         self.mail += [
-            (peer, mail) for peer in to if peer != sender and peer in self.machines and not self.lost(peer, mail)
+            (peer, mail, sender)
+            for peer in to
+            if peer != sender and peer in self.machines and (sender, peer) not in self.deaf and not self.lost(peer, mail)
         ]
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
-        target, mail = self.mail[index] if keep else self.mail.pop(index)
+        target, mail, carrier = self.mail[index] if keep else self.mail.pop(index)
         if target in self.dead:
             return
         machine, vote = self.machines[target], self.votes[target]
@@ -254,6 +290,8 @@ class Rounds:
             self.do(target, machine.learn(mail, self.now))
         else:
             message = wire.opened(mail)
+            if isinstance(message, wire.Ready) and carrier != mail.sender:
+                machine.show(carrier, mail, message)
             if isinstance(message, wire.Ready) and vote.certificate is not None:
                 self.post([mail.sender], vote.certificate, target)
             is_vote = isinstance(message, wire.VoteMessage)
@@ -277,7 +315,7 @@ class Rounds:
     def kill(self, peer: str) -> None:
         """Its messages on the way are lost with it; the others learn of it one by one, in any order."""
         self.dead.add(peer)
-        self.mail = [(to, mail) for to, mail in self.mail if not isinstance(mail, wire.Signed) or mail.sender != peer]
+        self.mail = [it for it in self.mail if not isinstance(it[1], wire.Signed) or it[1].sender != peer]
         others = self.living()
         self.random.shuffle(others)
         for other in others:

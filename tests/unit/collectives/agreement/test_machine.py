@@ -10,7 +10,6 @@ from flockstep.collectives.agreement.actions import (
     AgreementTiming,
     Dispatch,
     FetchProven,
-    ForwardReady,
     Note,
 )
 from flockstep.collectives.agreement.collected import NewestStatements
@@ -80,8 +79,6 @@ def run(machines: dict[str, VoterMachine], now: float = 0.0) -> dict[str, Decisi
         match action:
             case Dispatch(statement):
                 results = {it: machines[it].receive(name, statement, now) for it in machines if it != name}
-            case ForwardReady(to, voter, ready) if to in machines:
-                results = {to: machines[to].receive(voter, ready, now)}
         queue += [(other, result) for other, actions in results.items() for result in actions]
     return {name: machine.decision for name, machine in machines.items()}
 
@@ -358,29 +355,6 @@ def test_voters_of_an_earlier_term_stop_nobody_in_a_later_one() -> None:
     assert machine.is_behind
 
 
-def test_a_ready_that_i_forwarded_in_time_must_be_shown() -> None:
-    machine = started("B")
-    machine.hold(X, 0.0)
-    assert machine.receive("D", VoterReady(SLOT), 0.0) == [ForwardReady("A", "D", VoterReady(SLOT))]
-    refused = machine.receive("A", proposal(), 1.0)
-    assert reasons(refused) == ["it omits the Ready of D, which I had forwarded"]
-    assert (sent(refused), machine.slot) == ([], SLOT)
-    # One that was forwarded less than an exchange before may have crossed the proposal, however late the bytes come.
-    machine = started("B")
-    machine.receive("D", VoterReady(SLOT), 0.5)
-    assert reasons(machine.receive("A", proposal(), 1.0)) == []
-    assert sent(machine.hold(X, 9.0)) == [Prevote(SLOT, X)]
-
-
-def test_a_new_connection_to_the_proposer_forwards_again() -> None:
-    machine = started("B")
-    machine.receive("D", VoterReady(SLOT), 0.0)
-    machine.hold(X, 0.0)
-    assert ForwardReady("A", "D", VoterReady(SLOT)) in machine.meet("A", 5.0)
-    assert sent(machine.receive("A", proposal(), 5.0)) == [Prevote(SLOT, X)]
-    assert sent(machine.meet("C", 5.0)) == [VoterReady(SLOT), Prevote(SLOT, X)]
-
-
 def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     lock = proof()
     machine = started("B", lock=lock)
@@ -479,7 +453,7 @@ def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None
     actions = machine.receive("A", proposal(), 0.0) + machine.appoint(1, E, 0.0) + machine.tick(1e9)
     for voter in "ACD":
         actions += machine.receive(voter, Precommit(SLOT, X), 0.0)
-    assert [it for it in actions if isinstance(it, (Dispatch, ForwardReady))] == []
+    assert [it for it in actions if isinstance(it, Dispatch)] == []
     assert machine.decision == Decision(SLOT, X, tuple("ACD"))
 
 

@@ -31,7 +31,7 @@ def a_ready(peer: str, tokens: int = 1) -> bytes:
     return encode(said(peer, wire.Ready(SLOT, bytes(32), tokens, 1.0, 1.0, commitment(bytes(32)))))
 
 
-ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8), seats(5), tuple(map(a_ready, PEERS)))
+ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8), seats(5), tuple(map(a_ready, PEERS)), (b"",))
 
 
 def say(facts: MessageLog, sender: str, message: wire.RoundMessage) -> str:
@@ -163,7 +163,7 @@ def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
     table = a_table(MessageLog())  # Member 2 owns nothing.
     assert [table.deputies(part) for part in range(5)] == [(1, 3), (3, 4), (3, 4), (4, 0), (0, 1)]
     assert table.deputized == {0, 4}
-    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3), ROSTER.readys[:3])
+    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3), ROSTER.readys[:3], (b"",))
     alone = RosterView(said(PEERS[0], few), few, PEERS[1], E, MessageLog())
     assert alone.deputies(0) == (1, 2)
     assert len(alone.deputies(0)) == DEPUTIES

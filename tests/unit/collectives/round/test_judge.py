@@ -38,7 +38,7 @@ READYS = tuple(
     encode(signed(peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([number]) * 32))))
     for number, peer in enumerate(PEERS)
 )
-ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4), READYS))
+ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4), READYS, (b"",)))
 E = Electorate(dict.fromkeys(NAMES, 1))
 CUT, OUTPUTS = b"c" * 32, (b"o" * 32,) * 4
 SEED = seed_of(CUT, OUTPUTS)

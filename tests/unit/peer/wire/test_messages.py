@@ -52,7 +52,8 @@ MESSAGES = [
     Claim("run", (b"one", b"another"), 3),
     Accusations((b"claim",)),
     wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True),
-    wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",)),
+    wire.Heard(SLOT, b"of eight", 3),
+    wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",), (b"heard",)),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
     wire.Have(SLOT, HASH, ((0, (0, 1)), (2, ())), HASH),
     wire.Cut(SLOT, HASH, 1, (0,), HASH, ((0, HASH),)),
@@ -196,7 +197,9 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     bounds, indices = (wire.MAX_COUNT,) * (count + 1), tuple(range(count))
     members, hashes = (PEER,) * count, (HASH,) * count
     revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
-    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, revision)
+    word = wire.Heard(slot, bytes(wire.MARK_BYTES * wire.MAX_ROSTER), wire.MAX_COUNT)
+    heards = (encode(wire.Signed(PEER, wire.code_of(word), encode(word), SIGNATURE)),) * count
+    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, heards, revision)
     place, total = (*slot.decision, HASH), wire.MAX_COUNT
     value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit)
     return roster, value
