@@ -1,6 +1,5 @@
 """The command line. The only user of typer.
 
-    bench      `flockstep bench` and `flockstep simulate`: the verbs that measure and simulate, on this computer alone.
     bootstrap  `flockstep bootstrap`: its options; each field of `BootstrapLimits` becomes one.
     main       The `flockstep` command: verbs only; the work of each verb is in the file of its name.
     options    The options that several verbs share, and the settings of a peer that they give.

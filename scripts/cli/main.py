@@ -1,6 +1,6 @@
 """The `flockstep` command: verbs only; the work of each verb is in the file of its name.
 
-The verbs for runs and for measurements are in `cli.run` and `cli.bench`, shared options in `cli.options`. Everything
+The verbs for runs are in `cli.run`, those of the laboratory in `lab.verbs`, shared options in `cli.options`. Everything
 heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
@@ -9,6 +9,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ import typer
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
-from . import bench, run, service
+from . import run, service
 from .bootstrap import bootstrap
 from .options import (
     Announce,
@@ -48,7 +49,6 @@ app = typer.Typer(
 )
 app.add_typer(run.app, name="run")
 app.add_typer(service.app, name="service")
-app.add_typer(bench.app, name="bench")
 
 
 class Mode(enum.StrEnum):
@@ -450,4 +450,21 @@ def demo(
     )
 
 
-app.command()(bench.simulate)
+def no_laboratory() -> None:
+    """Measure and simulate: only in a checkout."""
+    raise UsageError(
+        "the laboratory (bench, simulate) is not part of an installation",
+        remedy="get the sources, and `pip install -e .` in them",
+    )
+
+
+if find_spec("flockstep.scripts.lab") is not None:
+    from ..lab import verbs
+
+    app.add_typer(verbs.app, name="bench")
+    app.command()(verbs.simulate)
+else:
+    for verb in ("bench", "simulate"):
+        # Whatever stands behind the verb, --help too, gets the same answer.
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        app.command(verb, hidden=True, context_settings=anything)(no_laboratory)

@@ -11,8 +11,8 @@ import sys
 import time
 from collections import Counter
 
-from flockstep.scripts.simulate.options import SimulateOptions, Span
-from flockstep.scripts.simulate.world import simulate
+from flockstep.scripts.lab.simulate.options import SimulateOptions, Span
+from flockstep.scripts.lab.simulate.world import simulate
 
 
 def restless(seed: int, peers: int, rounds: int) -> SimulateOptions:

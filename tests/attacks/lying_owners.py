@@ -21,7 +21,7 @@ from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
-from flockstep.scripts.attacks.protocol import computes, lying_owner
+from flockstep.scripts.lab.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of
 from support.swarm import SimPeer, SimSwarm, all_at_once, with_swarm
 

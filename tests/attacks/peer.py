@@ -2,8 +2,8 @@
 
     cd tests && PYTHONPATH=. python -m attacks.peer lying_owner join LINK --home /tmp/liar
 
-`honest`, or an attack by name, with a scale where it takes one (`noise:3`): `scripts.attacks.protocol` has those on the
-protocol, `scripts.attacks.gradients` those on contributions, here of a peer that knows only its own. The other arguments
+`honest`, or an attack by name, with a scale where it takes one (`noise:3`): `scripts.lab.attacks.protocol` has those on the
+protocol, `scripts.lab.attacks.gradients` those on contributions, here of a peer that knows only its own. The other arguments
 are those of the `flockstep` command, whose trainer is unchanged.
 
 The tests have no trainer, since torch takes seconds to load: they command the process over the bridge, `Corrupt` names the
@@ -48,9 +48,9 @@ from flockstep.peer.process.bridge import Channel, Command, Handler
 from flockstep.peer.process.shared import SharedVectors
 from flockstep.peer.telemetry import Event
 from flockstep.peer.transport import PeerId
-from flockstep.scripts.attacks.gradients import Attack, Attackers
-from flockstep.scripts.attacks.protocol import LIARS, TOGETHER, made
-from flockstep.scripts.simulate.harm import careless
+from flockstep.scripts.lab.attacks.gradients import Attack, Attackers
+from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, made
+from flockstep.scripts.lab.simulate.harm import careless
 
 HONEST = "honest"
 TESTS = str(Path(__file__).parents[1])

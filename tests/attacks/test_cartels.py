@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flockstep.collectives.codec import FlatSum
 from flockstep.peer import wire
-from flockstep.scripts.attacks.gradients import Attackers
-from flockstep.scripts.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
-from flockstep.scripts.simulate.peer import SimulatedPeer
-from flockstep.scripts.simulate.report import Report
-from flockstep.scripts.simulate.world import LOG, simulate
+from flockstep.scripts.lab.attacks.gradients import Attackers
+from flockstep.scripts.lab.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
+from flockstep.scripts.lab.simulate.peer import SimulatedPeer
+from flockstep.scripts.lab.simulate.report import Report
+from flockstep.scripts.lab.simulate.world import LOG, simulate
 from support.simulations import CALM
 
 ROUNDS = 5
@@ -60,7 +60,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(LIARS, lie.__name__, lie)
         monkeypatch.setitem(SCALED, lie.__name__, (1.0, float(ROUNDS)))
     together = (*TOGETHER, "cartel", "ready_and_silent")
-    monkeypatch.setattr("flockstep.scripts.simulate.harm.TOGETHER", together)
+    monkeypatch.setattr("flockstep.scripts.lab.simulate.harm.TOGETHER", together)
 
 
 def attacked(

@@ -24,7 +24,7 @@ from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
-from flockstep.scripts.attacks.protocol import computes
+from flockstep.scripts.lab.attacks.protocol import computes
 from support.liars import banned, events_of
 from support.swarm import SimSwarm, all_at_once, identities, with_swarm
 

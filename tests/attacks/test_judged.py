@@ -19,7 +19,7 @@ from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
-from flockstep.scripts.attacks.protocol import computes, lying_owner
+from flockstep.scripts.lab.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of, honest, lies
 from support.swarm import SimSwarm, all_at_once, with_swarm
 

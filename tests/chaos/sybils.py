@@ -30,9 +30,9 @@ from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import sign
-from flockstep.scripts.simulate.options import SimulateOptions, Span
-from flockstep.scripts.simulate.peer import SIM_RUN
-from flockstep.scripts.simulate.world import World
+from flockstep.scripts.lab.simulate.options import SimulateOptions, Span
+from flockstep.scripts.lab.simulate.peer import SIM_RUN
+from flockstep.scripts.lab.simulate.world import World
 from support.simulations import CALM
 
 PAGE = 256

@@ -11,9 +11,9 @@ from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.bench import worker
-from flockstep.scripts.bench.peer import BenchPeer, identity_of
-from flockstep.scripts.bench.worker import WorkerAnswer
+from flockstep.scripts.lab.bench import worker
+from flockstep.scripts.lab.bench.peer import BenchPeer, identity_of
+from flockstep.scripts.lab.bench.worker import WorkerAnswer
 
 NUM_PEERS = 3
 

@@ -11,7 +11,7 @@ router drops what comes from outside unasked, without a word. Kinds of homes, by
     symmetric   another random port for each destination
     open        no router: the computer itself has the address 44.0.<i>.1
 
-Delay, loss and rates are those of `flockstep.scripts.namespaces`. `LocalError` says why a machine has no laboratory.
+Delay, loss and rates are those of `flockstep.scripts.lab.namespaces`. `LocalError` says why a machine has no laboratory.
 """
 
 import os
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flockstep.peer.errors import LocalError
-from flockstep.scripts.namespaces import Namespaces, ShapedLine, check_namespaces, run_program
+from flockstep.scripts.lab.namespaces import Namespaces, ShapedLine, check_namespaces, run_program
 
 HERE = Path(__file__).parent
 KINDS = ("cone", "symmetric", "shift", "open")

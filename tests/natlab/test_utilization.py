@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from flockstep.scripts.namespaces import run_program
+from flockstep.scripts.lab.namespaces import run_program
 from natlab.lab import environment
 
 SMALL = ["--peers", "2", "--params", "200k", "--rate", "20", "--delay", "20", "--step-s", "0.05", "--steps", "20"]

@@ -16,9 +16,9 @@ from flockstep.optim.member.apply import OuterState
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.cli import main
-from flockstep.scripts.simulate.options import RATES, SECONDS, Partition, Span, Strike
-from flockstep.scripts.simulate.report import Report
-from flockstep.scripts.simulate.world import LOG, simulate
+from flockstep.scripts.lab.simulate.options import RATES, SECONDS, Partition, Span, Strike
+from flockstep.scripts.lab.simulate.report import Report
+from flockstep.scripts.lab.simulate.world import LOG, simulate
 from support.simulations import CALM
 
 
@@ -184,7 +184,7 @@ def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
     monkeypatch.setattr(Attempt, "_serve", serve_other_bytes)
     arguments = ["flockstep", "simulate", "--rounds", "1", "--peers", "3", "--steps-time", "1s"]
     monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr("flockstep.scripts.simulate.world.STANDSTILL", 60.0)
+    monkeypatch.setattr("flockstep.scripts.lab.simulate.world.STANDSTILL", 60.0)
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 1

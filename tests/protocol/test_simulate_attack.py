@@ -11,13 +11,13 @@ from flockstep.collectives.robust.rules import rule_named
 from flockstep.peer import wire
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.attacks.gradients import Attackers
-from flockstep.scripts.attacks.protocol import LIARS
-from flockstep.scripts.simulate.check import Checks
-from flockstep.scripts.simulate.options import SimulateOptions
-from flockstep.scripts.simulate.report import Report
-from flockstep.scripts.simulate.state import State
-from flockstep.scripts.simulate.world import simulate
+from flockstep.scripts.lab.attacks.gradients import Attackers
+from flockstep.scripts.lab.attacks.protocol import LIARS
+from flockstep.scripts.lab.simulate.check import Checks
+from flockstep.scripts.lab.simulate.options import SimulateOptions
+from flockstep.scripts.lab.simulate.report import Report
+from flockstep.scripts.lab.simulate.state import State
+from flockstep.scripts.lab.simulate.world import simulate
 from support.simulations import CALM
 
 
@@ -61,7 +61,7 @@ def test_with_a_rule_a_lie_is_flagged_and_hardly_moves_the_outputs() -> None:
 
 
 def test_an_output_that_is_not_what_the_rule_makes_of_the_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.simulate.world.rule_named", lambda name: rule_named("geometric_median"))
+    monkeypatch.setattr("flockstep.scripts.lab.simulate.world.rule_named", lambda name: rule_named("geometric_median"))
     (first, *_) = simulate(replace(CALM, rounds=1)).violations
     assert (first.invariant, "not what the rule makes of the cut" in first.text) == ("all or nothing", True)
 
@@ -190,12 +190,12 @@ def too_few(honest: Floats, own: Floats, round_number: int, generator: object) -
 
 
 def test_anybody_can_add_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.attacks.gradients.all_of_them_zero", all_of_them_zero, raising=False)
-    monkeypatch.setattr("flockstep.scripts.attacks.gradients.too_few", too_few, raising=False)
-    report = simulate(attacked("flockstep.scripts.attacks.gradients:all_of_them_zero:2", rounds=1))
+    monkeypatch.setattr("flockstep.scripts.lab.attacks.gradients.all_of_them_zero", all_of_them_zero, raising=False)
+    monkeypatch.setattr("flockstep.scripts.lab.attacks.gradients.too_few", too_few, raising=False)
+    report = simulate(attacked("flockstep.scripts.lab.attacks.gradients:all_of_them_zero:2", rounds=1))
     assert not report.violations
     with pytest.raises(UsageError, match=r"too_few returned no float32 vectors of shape \(1, 16384\)"):
-        simulate(attacked("flockstep.scripts.attacks.gradients:too_few:1", rounds=1))
+        simulate(attacked("flockstep.scripts.lab.attacks.gradients:too_few:1", rounds=1))
 
 
 @pytest.mark.parametrize(

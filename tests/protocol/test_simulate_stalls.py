@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.simulate.check import RoundRow
-from flockstep.scripts.simulate.options import Kill, Partition, SimulateOptions, Span, Strike
-from flockstep.scripts.simulate.report import Report
-from flockstep.scripts.simulate.world import simulate
+from flockstep.scripts.lab.simulate.check import RoundRow
+from flockstep.scripts.lab.simulate.options import Kill, Partition, SimulateOptions, Span, Strike
+from flockstep.scripts.lab.simulate.report import Report
+from flockstep.scripts.lab.simulate.world import simulate
 from support.simulations import CALM
 
 BARE = replace(CALM, rule="mean", tensors=False, steps_time=Span(10.0, 12.0))

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import trio
-from flockstep.scripts.simulate import world
-from flockstep.scripts.simulate.options import Span
-from flockstep.scripts.simulate.peer import SIM_STEPS, SimulatedPeer
+from flockstep.scripts.lab.simulate import world
+from flockstep.scripts.lab.simulate.options import Span
+from flockstep.scripts.lab.simulate.peer import SIM_STEPS, SimulatedPeer
 from support.simulations import CALM
 
 SECONDS = 20.0

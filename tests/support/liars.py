@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flockstep.peer.telemetry import Event
-from flockstep.scripts.attacks import protocol
-from flockstep.scripts.attacks.protocol import Lie, lies
+from flockstep.scripts.lab.attacks import protocol
+from flockstep.scripts.lab.attacks.protocol import Lie, lies
 from support.swarm import SimPeer, SimSwarm
 
 __all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]

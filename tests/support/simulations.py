@@ -1,6 +1,6 @@
 """A simulation without faults, to be varied by `dataclasses.replace`."""
 
-from flockstep.scripts.simulate.options import SimulateOptions, Span
+from flockstep.scripts.lab.simulate.options import SimulateOptions, Span
 
 CALM = SimulateOptions(
     peers=5,

@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FLOORS = ("peer", "dht", "collectives", "optim", "scripts")
-FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py"))
+FLOORS = ("peer", "dht", "collectives", "optim", "scripts", "scripts/lab")
+FILES = sorted({path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py")})
 NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
 
 

@@ -1,15 +1,17 @@
 """The rules of the house: floors, rooms, purity, single users of libraries, lazy imports."""
 
 import ast
+import os
+import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sources import FILES, FLOORS, NAMES, ROOT, calls, nodes, parsed
@@ -88,16 +90,16 @@ ONLY_USERS = {
     ),
     "libp2p.kad_dht": ("dht/directory/*.py",),
     "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
-    "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py", "scripts/utilization/hivemind.py"),
+    "hivemind": ("dht/hivemind/node.py", "scripts/lab/*/hivemind.py"),
     "miniupnpc": ("peer/nat/upnp.py",),
     "cryptography": ("peer/identity.py", "peer/libp2p/packets.py"),
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
-    "psutil": ("optim/models/machine.py", "scripts/bench/group.py", "scripts/processes.py"),
+    "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/processes.py"),
     "prometheus_client": ("peer/metrics.py",),
     "tensorboard": ("scripts/loggers.py",),
     "wandb": ("scripts/loggers.py",),
-    "typer": ("scripts/cli/*.py",),
+    "typer": ("scripts/cli/*.py", "scripts/lab/verbs.py"),
     "transformers": ("optim/models/hf.py", "scripts/trainers/transformers.py"),
     "lightning": ("scripts/trainers/lightning.py",),
     "peft": ("optim/models/hf.py",),
@@ -120,7 +122,8 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"agree", "live_view", "local_run", "namespaces", "newest", "processes", "story", "voters"},
+    "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "voters"},
+    "scripts/lab": {"namespaces"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 
@@ -154,17 +157,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "optim/keeper": ("member",),
     "scripts/demo": ("page",),
     "scripts/doctor": (),
-    "scripts/attacks": (),
     "scripts/trainers": (),
-    "scripts/training": ("attacks",),
-    "scripts/bench": ("attacks", "training"),
     "scripts/page": ("watch",),
     "scripts/runs": ("watch",),
-    "scripts/simulate": ("attacks",),
-    "scripts/utilization": ("bench", "demo"),
     "scripts/volunteer": (),
     "scripts/watch": (),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "page", "runs", "simulate", "utilization", "volunteer", "watch"),
+    "scripts/cli": ("demo", "doctor", "page", "runs", "volunteer", "watch"),
+    "scripts/lab/attacks": (),
+    "scripts/lab/bench": ("attacks", "training"),
+    "scripts/lab/simulate": ("attacks",),
+    "scripts/lab/training": ("attacks",),
+    "scripts/lab/utilization": ("bench",),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
@@ -189,23 +192,34 @@ def used(name: str) -> frozenset[str]:
     return frozenset(module.rsplit(".", cut)[0] for module in imports(name) for cut in range(module.count(".") + 1))
 
 
+def floor_of(name: str) -> str:
+    return max((floor for floor in FLOORS if name.startswith(f"{floor}/")), key=len)
+
+
+def module_of(path: str) -> str:
+    return f"flockstep.{path.replace('/', '.')}"
+
+
 def floors_above(name: str) -> set[str]:
-    return {f"flockstep.{floor}" for floor in FLOORS[FLOORS.index(name.split("/")[0]) + 1 :]}
+    return {module_of(floor) for floor in FLOORS[FLOORS.index(floor_of(name)) + 1 :]}
 
 
 def test_imports_go_down_the_floors_only() -> None:
-    assert [(name, found) for name in NAMES if (found := floors_above(name) & used(name))] == []
+    strays = [(name, found) for name in NAMES if (found := floors_above(name) & used(name))]
+    assert strays == [("scripts/cli/main.py", {module_of("scripts/lab")})]  # Its verbs, where they are.
 
 
 def box(name: str) -> str:
     """The room or root file that a file belongs to: `peer/wire`, `peer/host`."""
-    return "/".join(name.removesuffix(".py").split("/")[:2])
+    floor = floor_of(name)
+    return "/".join([floor, name.removesuffix(".py").removeprefix(f"{floor}/").split("/")[0]])
 
 
 def boxes_imported(name: str) -> set[str]:
     """The rooms and root files of its own floor that a file imports, its own left out."""
-    floor = name.split("/")[0]
-    places = {module.split(".")[2] for module in used(name) if module.startswith(f"flockstep.{floor}.")}
+    floor = floor_of(name)
+    inside = f"{module_of(floor)}."
+    places = {module.removeprefix(inside).split(".")[0] for module in used(name) if module.startswith(inside)}
     return {f"{floor}/{place}" for place in places} - {box(name)}
 
 
@@ -214,7 +228,7 @@ def boxes_allowed(name: str) -> set[str] | None:
 
     The rules for rooms and foundation keep the face itself out of them.
     """
-    floor, place = box(name).split("/")
+    floor, place = box(name).rsplit("/", 1)
     foundation = {f"{floor}/{file}" for file in FOUNDATION[floor]}
     if box(name) == "collectives/spec":
         return foundation | {"collectives/robust"}
@@ -243,6 +257,11 @@ def test_a_room_is_small_and_has_a_map() -> None:
 
 def test_every_folder_is_a_room() -> None:
     assert {str(path.parent.relative_to(ROOT)) for path in FILES} == {*ROOMS, *FLOORS}
+
+
+def test_the_map_of_the_house_names_every_room() -> None:
+    rows = re.findall(r"^\| `(\w+/[\w/]+)` \|", (ROOT / "docs/house.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(ROOMS)
 
 
 def test_the_rooms_of_collectives_have_few_storeys_and_nothing_runs_in_circles() -> None:
@@ -297,14 +316,9 @@ def test_files_say_what_they_are() -> None:
     assert [name for name in NAMES if not ast.get_docstring(parsed(name))] == []
 
 
-def test_every_folder_with_code_is_packaged() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {"flockstep", *("flockstep." + ".".join(path.parent.relative_to(ROOT).parts) for path in FILES)}
-    assert set(packages) == folders
-
-
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=240)
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, **options)
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -342,11 +356,12 @@ def test_python_m_flockstep_is_the_command() -> None:
     assert result.stdout.startswith("flockstep ")
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_package_without_its_laboratory(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     pytest.importorskip("setuptools", minversion="77", reason="building offline needs a recent setuptools at hand")
     # From a copy, since a build leaves its folder beside the sources.
-    for name in (*FLOORS, "__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
+    roots = ("__init__.py", "__main__.py", "setup.py", "pyproject.toml", "py.typed", "README.md", "LICENSE")
+    for name in (*{floor.split("/")[0] for floor in FLOORS}, *roots):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / "source" / name)
     options = ("--no-deps", "--no-build-isolation", "--no-index", "-q")
@@ -356,6 +371,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"flockstep"}
     static = {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts/page/static").iterdir()}
-    assert {*NAMES, *static, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
-    others = {name.removeprefix("flockstep/") for name in names if not name.endswith(".py") and ".dist-info/" not in name}
-    assert others == {*static, "py.typed", "scripts/wire.c"}
+    code = {"__init__.py", "__main__.py", *(name for name in NAMES if floor_of(name) != "scripts/lab")}
+    assert {name.removeprefix("flockstep/") for name in names if ".dist-info/" not in name} == {*code, *static, "py.typed"}
+    # Python imports from the archive itself.
+    for verb in (("bench", "allreduce", "--json"), ("simulate", "--help")):
+        result = run_python("-m", "flockstep", *verb, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(wheel)})
+        assert (result.returncode, result.stdout) == (2, ""), result.stderr
+        assert re.fullmatch("flockstep: the laboratory .* is not part of an installation — .*\n", result.stderr)

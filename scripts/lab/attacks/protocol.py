@@ -1,0 +1,350 @@
+"""Attacks on the protocol by name: production peers of which one method is replaced.
+
+    equivocating_proposer   sends every second peer another cut (equivocation)
+    censoring_owner         denies that it holds the contribution of one peer
+    lying_owner             flips the sign of a share of its output's elements: of 2 %, or of its scale
+    lying_sender            signs sketches that are not those of its contribution
+    lying_sender_with_owner as it, but only for parts whose owners collude and accept the sketch
+    mute                    signs no sketches
+    withholding             commits, and delivers nothing
+    late                    delivers its scale in seconds late: 1.9, a moment before the shortest deadline
+    selective               sends no round messages to every third peer
+    greedy                  claims that it has trained on 10¹² tokens
+    lazy                    contributes zeros
+    flood                   sends three times the burst of the message budget at once, in its first round
+    replay                  sends messages of earlier rounds again
+    usurper                 certifies rounds alone, of 10¹² tokens each, and announces its heavier chain
+
+Their messages are correctly signed and well-formed: tests send garbage (`tests/attacks`). Each deviation from the protocol
+emits an `attack.made` event in the attacker's own telemetry.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import trio
+
+from ....collectives.averager import Averager
+from ....collectives.codec import CELL, FlatSum
+from ....collectives.contribution import Averaged, Contribution, NextRoot
+from ....collectives.robust.checks import seed_of
+from ....collectives.state.archive import Archive
+from ....peer import wire
+from ....peer.digest import digest
+from ....peer.identity import Identity
+from ....peer.node.bulk import Blob
+from ....peer.node.file_blob import FileBlob
+from ....peer.node.guard import BURST
+from ....peer.node.node import Node
+from ....peer.transport import Stream
+from ....peer.wire.signed import sign
+
+LATE_SECONDS = 1.9
+"""Seconds; the default floor of a round's deadlines is 2."""
+GREED = 10**12
+TAMPERED = 0.02
+FLOOD = 3 * BURST
+POURED, POUR_SECONDS = 1024, 0.25
+"""Messages at a time, and seconds between: half of a session's queue for a peer that does not read."""
+REPLAYED = 512
+"""Messages that are kept to be replayed: below the message budget, so that it is no flood."""
+
+
+class Corruptible(Protocol):
+    """The interface of a peer that an attack replaces a method of."""
+
+    identity: Identity
+    node: Node
+
+    @property
+    def averager(self) -> Averager:
+        """Its rounds."""
+
+    @property
+    def archive(self) -> Archive | None:
+        """Its archive, if it has one."""
+
+    @property
+    def peer(self) -> str:
+        """Its id."""
+
+
+Lie: TypeAlias = Callable[[str, wire.RoundMessage], wire.RoundMessage | None]
+"""(id of the recipient, message) → the message sent instead; None sends nothing."""
+
+
+def lies(liar: Corruptible, lie: Lie) -> None:
+    """Replace every message that `liar` signs and sends by `lie` of it, correctly signed."""
+    send_unchanged = liar.node.send
+
+    def send(peers: str | Iterable[str], message: object) -> None:
+        if not isinstance(message, wire.Signed) or message.sender != liar.peer:
+            return send_unchanged(peers, message)
+        for peer in (peers,) if isinstance(peers, str) else tuple(peers):
+            truth = wire.opened(message)
+            sent = lie(peer, truth)
+            if sent is not truth:
+                made(liar, type(truth).__name__)
+            if sent is not None:
+                send_unchanged(peer, sign(liar.identity, sent))
+
+    liar.node.send = send  # type: ignore[method-assign]
+
+
+def made(liar: Corruptible, step: str) -> None:
+    """Emit the event of one deviation."""
+    liar.node.telemetry.emit("attack.made", step=step)
+
+
+def changes(liar: Corruptible, change: Callable[[Contribution], Contribution]) -> None:
+    """Replace every contribution of `liar` by `change` of it."""
+    average = liar.averager.average
+
+    last = 0
+
+    async def lie(contribution: Contribution, next_root: NextRoot) -> Averaged:
+        nonlocal last
+        if contribution.round > last:
+            made(liar, "contribute")
+            last = contribution.round
+        return await average(change(contribution), next_root)
+
+    liar.averager.average = lie  # type: ignore[method-assign]
+
+
+def to_some(some: Collection[str], kind: type, **changes: Any) -> Lie:
+    """Return a lie: `some` receive every message of class `kind` with these fields changed."""
+
+    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return replace(message, **changes) if isinstance(message, kind) and peer in some else message
+
+    return lie
+
+
+def one_of(number: int) -> Callable[[str], bool]:
+    """Return a predicate that is true for every `number`-th peer, in the order of first queries."""
+    seen: dict[str, int] = {}
+    return lambda peer: seen.setdefault(peer, len(seen)) % number == 0
+
+
+def equivocating_proposer(liar: Corruptible) -> None:
+    """Equivocate with two cuts of one version: the second lacks the last contribution."""
+    chosen = one_of(2)
+
+    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Cut) and chosen(peer):
+            return replace(message, contributors=message.contributors[:-1])
+        return message
+
+    lies(liar, lie)
+
+
+def computes(liar: Corruptible, name: str, change: Callable[..., Any]) -> None:
+    """Replace the result of the function `name`, which `liar` computes, by `change(result, *arguments)`."""
+    compute = liar.node.compute
+
+    async def changed(function: Callable[..., Any], *arguments: Any) -> Any:
+        result = await compute(function, *arguments)
+        if getattr(function, "__name__", "") != name:
+            return result
+        made(liar, name)
+        return change(result, *arguments)
+
+    liar.node.compute = changed  # type: ignore[method-assign]
+
+
+def lying_owner(liar: Corruptible, scale: float = TAMPERED) -> None:
+    """Serve an output that is not the sum; its hash, and the signature under it, match."""
+    codec = liar.averager._spec.output
+
+    def tamper(made: tuple[Blob, bytes]) -> tuple[Blob, bytes]:
+        values = np.empty(len(made[0]) // codec.cell_bytes * CELL, np.float32)
+        codec.decode(bytes(made[0]), values)
+        values[:: max(1, round(1 / scale))] *= -1
+        data = codec.encode(values)
+        return data, digest(data)
+
+    computes(liar, "reduce", tamper)
+
+
+def lying_sender(liar: Corruptible) -> None:
+    """Sign sketches of half the contribution, so that it seems nearer to all others."""
+    computes(liar, "sketch_parts", lambda tables, *_: _scaled(tables, 0.5))
+
+
+def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) -> None:
+    """Shrink the sketches of parts that colluding owners accept, after the cut; those after the outputs are true."""
+
+    def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, seed: bytes, _: int) -> bytes:
+        attempt = liar.averager._attempt
+        if attempt is None or seed_of(attempt.machine.exchange._cut_hash) != seed:
+            return tables
+        members = attempt.machine.exchange.table.members
+        return _scaled(tables, *(0.1 if peer in fellows and peer != liar.peer else 1.0 for peer in members))
+
+    computes(liar, "sketch_parts", shorten)
+    computes(liar, "is_true", lambda *_: True)
+
+
+def _scaled(tables: bytes, *factors: float) -> bytes:
+    """Multiply the sketch of each part by its factor, or all by the one."""
+    parts = np.frombuffer(tables, "<f4").reshape(len(factors), -1)
+    return (parts * np.asarray(factors, np.float32)[:, None]).astype("<f4").tobytes()
+
+
+def mute(liar: Corruptible) -> None:
+    """Omit all Sketch messages."""
+    lies(liar, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
+
+
+def censoring_owner(liar: Corruptible) -> None:
+    """Omit one sender from every Have: the first in the roster that is not the liar."""
+
+    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        attempt = liar.averager._attempt
+        if not isinstance(message, wire.Have) or attempt is None or attempt.machine._table is None:
+            return message
+        victim = 1 if attempt.machine._table.places[liar.peer] == 0 else 0
+        if all(victim not in held for _, held in message.parts):
+            return message
+        parts = tuple((part, tuple(index for index in held if index != victim)) for part, held in message.parts)
+        return replace(message, parts=parts)
+
+    lies(liar, lie)
+
+
+def withholding(liar: Corruptible) -> None:
+    """Serve no part of the contribution to other peers."""
+    find = liar.node.blobs.find
+
+    def hide(key: bytes, reader: str) -> Blob | FileBlob | None:
+        found = find(key, reader)
+        if reader == liar.peer or not _is_mine(liar, found):
+            return found
+        made(liar, "withhold a part")
+        return None
+
+    liar.node.blobs.find = hide  # type: ignore[method-assign]
+
+
+def late(liar: Corruptible, scale: float = LATE_SECONDS) -> None:
+    """Delay every part of the contribution by `scale` seconds."""
+    send = liar.node._bulk._send
+
+    async def linger(stream: Stream, request: wire.Fetch) -> None:
+        if _is_mine(liar, liar.node.blobs.find(request.hash, stream.remote)):
+            made(liar, "delay a part")
+            await trio.sleep(scale)
+        await send(stream, request)
+
+    liar.node._bulk._send = linger  # type: ignore[method-assign]
+
+
+def _is_mine(liar: Corruptible, data: Blob | FileBlob | None) -> bool:
+    attempt = liar.averager._attempt
+    return attempt is not None and any(data is part for part in attempt.work.mine)
+
+
+def selective(liar: Corruptible) -> None:
+    """Omit round messages to every third peer; heartbeats go to all."""
+    shunned = one_of(3)
+    lies(liar, lambda peer, message: None if shunned(peer) else message)
+
+
+def greedy(liar: Corruptible) -> None:
+    """Claim more tokens, for more weight."""
+    changes(liar, lambda contribution: replace(contribution, tokens=GREED))
+
+
+def lazy(liar: Corruptible) -> None:
+    """Contribute zeros, for trust without work."""
+
+    def idle(contribution: Contribution) -> Contribution:
+        assert contribution.vector is not None
+        zeros = np.zeros(contribution.vector.size, np.float32)
+        return replace(contribution, vector=FlatSum([zeros], contribution.vector.start))
+
+    changes(liar, idle)
+
+
+def flood(liar: Corruptible) -> None:
+    """Send useless messages as fast as the streams accept them. Once it is cut off it founds no chain of its own."""
+    send_unchanged = liar.node.send
+    liar.averager._spec = replace(liar.averager._spec, min_peers=2)
+
+    async def pour(peers: tuple[str, ...], slot: wire.Slot) -> None:
+        junk = sign(liar.identity, wire.Void(replace(slot, attempt=slot.attempt + 1), "flood"))
+        for _ in range(FLOOD // POURED):
+            made(liar, "flood")
+            for _ in range(POURED):
+                send_unchanged(peers, junk)
+            await trio.sleep(POUR_SECONDS)
+
+    def send(peers: str | Iterable[str], message: object) -> None:
+        send_unchanged(peers, message)
+        if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
+            liar.node.send = send_unchanged  # type: ignore[method-assign]
+            liar.node.nursery.start_soon(pour, (peers,) if isinstance(peers, str) else tuple(peers), ready.slot)
+
+    liar.node.send = send  # type: ignore[method-assign]
+
+
+def usurper(liar: Corruptible) -> None:
+    """Ignore all other members, and so certify rounds alone."""
+    liar.averager._active = frozenset
+    alone = replace(liar.averager._spec.charter, min_peers=1)
+    liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=alone)
+    if liar.archive is not None:
+        liar.archive.ledger._charter = alone
+    greedy(liar)
+
+
+def replay(liar: Corruptible) -> None:
+    """Send old messages, of others and its own, again whenever a round begins."""
+    received: deque[wire.Signed] = deque(maxlen=REPLAYED)
+    receive, send_unchanged = liar.averager._receive, liar.node.send
+
+    def keep(carrier: str, signed: wire.Signed) -> None:
+        received.append(signed)
+        receive(carrier, signed)
+
+    def send(peers: str | Iterable[str], message: object) -> None:
+        send_unchanged(peers, message)
+        if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
+            old = [signed for signed in received if wire.opened(signed).slot.round < ready.slot.round]
+            if old:
+                made(liar, "replay")
+            for signed in old:
+                send_unchanged(peers, signed)
+
+    liar.node.on_message(wire.Signed, keep)
+    liar.node.send = send  # type: ignore[method-assign]
+
+
+LIARS: Mapping[str, Callable[..., None]] = {
+    lie.__name__: lie
+    for lie in (
+        equivocating_proposer,
+        censoring_owner,
+        lying_owner,
+        lying_sender,
+        lying_sender_with_owner,
+        mute,
+        withholding,
+        late,
+        selective,
+        greedy,
+        lazy,
+        flood,
+        replay,
+        usurper,
+    )
+}
+"""By name: the function that corrupts a peer after its assembly, before its first message."""
+SCALED = {"late": (0.0, 3600.0), "lying_owner": (1e-3, 1.0)}
+"""The attacks that take a scale, and its range."""
+TOGETHER = ("lying_sender_with_owner",)
+"""The attacks that take the ids of their `fellows`."""

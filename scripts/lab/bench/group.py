@@ -1,0 +1,244 @@
+"""The bench's workers as processes: start, command, measure from outside, signal, and always end.
+
+What is measured, and where:
+
+    bytes    the loopback interface's counter, in a network namespace where nothing else runs: headers, acknowledgements
+             and everything else included
+    CPU      user and system time of the worker and of all its descendants
+    memory   VmHWM, the greatest resident size, reset before every round by writing 5 to clear_refs (proc(5), since
+             psutil knows no peak); less the bytes that processes share after it (Rss - Pss), so that a shared page
+             counts once; added over a peer's processes
+
+Without /proc the memory is not measured, and the bytes are those that our own transport counts.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from ....peer.errors import LocalError
+from ....peer.process.bridge import ONE_ARENA
+from ...processes import descendants
+from .worker import WorkerAnswer
+
+PACKAGE = Path(__file__).parents[3]
+LAUNCH = """
+import importlib, importlib.util, sys
+root = sys.argv[1]
+spec = importlib.util.spec_from_file_location("flockstep", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["flockstep"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+importlib.import_module("flockstep.scripts.lab." + sys.argv[2]).main()
+"""
+"""Loads this very package, also under an interpreter in which it is not installed."""
+ALONE = "FLOCKSTEP_BENCH_ALONE"
+"""Set in the environment of a bench that has a network namespace of its own."""
+INTERFACE = "lo"
+OURS = "bench.peer"
+"""The program that is one of our peers."""
+
+
+class Worker:
+    """One process that answers commands; `pid` and its descendants are one measured peer.
+
+    `module` is its program within `flockstep.scripts.lab`; `inside` is the start of its command, such as
+    `ip netns exec NAME`.
+    """
+
+    def __init__(self, python: str, module: str, log: Path, inside: Sequence[str] = ()) -> None:
+        self.log = log
+        with log.open("wb") as errors:
+            self._popen = subprocess.Popen(
+                [*inside, python, "-c", LAUNCH, str(PACKAGE), module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                # Ctrl-C in the terminal reaches the bench alone, which then ends its workers.
+                start_new_session=True,
+                # One thread each: several peers on one machine share its cores, and spinning threads slow all of them.
+                # Ours has the memory allocator of the network process, others what they would have.
+                env={
+                    **(ONE_ARENA if module == OURS else {}),
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+            )
+        self.pid = self._popen.pid
+        self._number = 0
+        self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, command: WorkerAnswer) -> None:
+        """Send a command. Raises `LocalError` if the worker has ended."""
+        assert self._popen.stdin is not None
+        self._number += 1
+        try:
+            self._popen.stdin.write(json.dumps({**command, "number": self._number}).encode() + b"\n")
+            self._popen.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def receive(self, deadline: float) -> tuple[float, WorkerAnswer]:
+        """Receive the answer to the last command, and when it came (`time.monotonic`); late answers to earlier ones are
+        dropped. Raises `TimeoutError`, or `LocalError` if the worker has ended.
+        """
+        while True:
+            try:
+                at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no answer of {self.log.stem}") from None
+            if not line:
+                raise self._ended()
+            answer: WorkerAnswer = json.loads(line)
+            if answer.pop("number") == self._number:
+                return at, answer
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of this peer."""
+        for pid in (self.pid, *descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self) -> None:
+        """Kill it and all processes that it started."""
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with contextlib.suppress(ValueError):  # The bench has closed the pipe.
+            for line in self._popen.stdout:
+                self._answers.put((time.monotonic(), line))
+        self._answers.put((time.monotonic(), b""))
+
+    def _ended(self) -> LocalError:
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return LocalError(f"{self.log.stem} ended: {lines[-1] if lines else 'it wrote nothing'}")
+
+
+class Group:
+    """The workers of one system, as a context: on leaving all are ended. `places` has the start of each one's command."""
+
+    def __init__(self, python: str, module: str, places: Sequence[Sequence[str]], folder: Path) -> None:
+        self.workers: list[Worker] = []
+        self._start = (python, module, places, folder)
+
+    def __enter__(self) -> "Group":
+        python, module, places, folder = self._start
+        name = module.rpartition(".")[2]
+        for index, inside in enumerate(places):
+            self.workers.append(Worker(python, module, folder / f"{name}-{index}.log", inside))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def call(self, command: WorkerAnswer, seconds: float) -> list[WorkerAnswer]:
+        """Return the answers of all workers to one command. Raises `LocalError` if one fails or times out."""
+        for worker in self.workers:
+            worker.send(command)
+        return [settled_machine(worker, command["op"], seconds) for worker in self.workers]
+
+
+def settled_machine(worker: Worker, step: str, seconds: float) -> WorkerAnswer:
+    """Return a worker's answer. Raises `LocalError` if it failed or timed out."""
+    try:
+        _, answer = worker.receive(time.monotonic() + seconds)
+    except TimeoutError:
+        raise LocalError(f"{worker.log.stem}: no answer to {step} within {seconds:g} s") from None
+    if answer.get("outcome") == "failed":
+        raise LocalError(f"{worker.log.stem}, {step}: {answer['reason']}")
+    return answer
+
+
+def cpu_seconds(workers: Sequence[Worker]) -> float:
+    """Return the processor time of all these peers so far."""
+    seconds = 0.0
+    for pid in _pids(workers):
+        with contextlib.suppress(psutil.NoSuchProcess):  # A child that has just ended.
+            times = psutil.Process(pid).cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def reset_peaks(workers: Sequence[Worker]) -> None:
+    """Reset every process's greatest resident size; on kernels without that it counts since the start."""
+    for pid in _pids(workers):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(worker: Worker) -> int | None:
+    """Return the greatest resident size of a peer since `reset_peaks`, in bytes; None if the system does not report it."""
+    peak = 0
+    for pid in _pids([worker]):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            peak += peak_of(status + Path(f"/proc/{pid}/smaps_rollup").read_text())
+    return peak or None
+
+
+def peak_of(tables: str) -> int:
+    """Return the greatest resident size of a process less shared bytes, from its status and smaps_rollup."""
+    sizes = {name: int(size) for name, size in re.findall(r"^(VmHWM|Rss|Pss):\s+(\d+) kB$", tables, re.MULTILINE)}
+    return (sizes["VmHWM"] - sizes["Rss"] + sizes["Pss"]) * 1024
+
+
+def _pids(workers: Sequence[Worker]) -> list[int]:
+    return [pid for worker in workers for pid in (worker.pid, *descendants(worker.pid))]
+
+
+def is_alone() -> bool:
+    """Return True if the loopback interface carries the bytes of this bench alone."""
+    return os.environ.get(ALONE) == "1"
+
+
+def enter_own_network() -> None:
+    """Restart this very command in a network namespace of its own, if the system allows it; else return."""
+    unshare = shutil.which("unshare")
+    if is_alone() or unshare is None or sys.platform != "linux":
+        return
+    own = [unshare, "--net"] if os.geteuid() == 0 else [unshare, "--net", "--map-root-user"]
+    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0:
+        os.environ[ALONE] = "1"
+        os.execv(unshare, [*own, sys.executable, "-m", "flockstep", *sys.argv[1:]])
+
+
+def raise_loopback() -> None:
+    """Do what `ip link set lo up` does, without the program, which not every machine has: netdevice(7)."""
+    import fcntl
+    import socket
+    import struct
+
+    set_flags, up_and_running = 0x8914, 0x41
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, set_flags, struct.pack("16sh14x", INTERFACE.encode(), up_and_running))
+
+
+def interface_bytes() -> int | None:
+    """Return all bytes that the interface has sent; None if other programs use it, too."""
+    if not is_alone():
+        return None
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    return int(counters[INTERFACE].bytes_sent)

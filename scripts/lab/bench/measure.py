@@ -1,0 +1,195 @@
+"""One measurement of the bench: some rounds of one system, with a peer killed or stopped on request.
+
+A round's wall time runs from the command to average until the last survivor has the decoded average.
+"""
+
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ....peer.errors import LocalError
+from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
+from .worker import OPENING_SECONDS, WorkerAnswer
+
+MEASURE_PATIENCE = 90.0
+"""Seconds after which a peer without a result counts as hung: hivemind's own timeouts end within 40."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """A signal to the last peer, `after` seconds into each round."""
+
+    signal: int
+    after: float
+
+    def __str__(self) -> str:
+        return f"{signal.Signals(self.signal).name} of one peer after {self.after:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured case: a system (a program of the bench) with its codec, and the size of the task."""
+
+    system: str
+    program: str
+    python: str
+    codec: str
+    peers: int
+    params: int
+    rule: str = "mean"
+    """The aggregation rule; baselines have no choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """One round, as the survivors saw it; None if not measured, or without a meaning for a system."""
+
+    wall_s: float
+    cpu_s: float
+    bytes_per_peer: float | None
+    peak_memory_bytes: int | None
+    rel_l2: float | None
+    bit_identical: bool
+    exact: bool | None
+    outcome: str
+    reason: str
+    contributors: int | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case and its rounds."""
+
+    case: Case
+    rounds: tuple[RoundFigures, ...]
+    failure: str = ""
+
+    def figure(self, name: str) -> float | None:
+        """Return the median over the rounds; None if it was not measured."""
+        known = [value for figures in self.rounds if (value := getattr(figures, name)) is not None]
+        return statistics.median(known) if known else None
+
+    def as_json(self, disturbance: Disturbance | None) -> dict[str, Any]:
+        """Return the row for programs."""
+        last = self.rounds[-1] if self.rounds else None
+        outcomes = dict.fromkeys(figures.outcome for figures in self.rounds) | ({"failed": None} if self.failure else {})
+        return {
+            "system": self.case.system,
+            "peers": self.case.peers,
+            "params": self.case.params,
+            "codec": self.case.codec,
+            "rule": self.case.rule,
+            **{name: self.figure(name) for name in ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes")},
+            "rel_l2": self.figure("rel_l2"),
+            "bit_identical": not self.failure and all(figures.bit_identical for figures in self.rounds),
+            "exact": None if last is None else last.exact,
+            "outcome": ", ".join(outcomes),
+            "reason": self.failure or next((figures.reason for figures in self.rounds if figures.reason), ""),
+            "contributors": last.contributors if last else None,
+            "attempts": max((figures.attempts for figures in self.rounds), default=None),
+            "bytes_from": "interface" if interface_bytes() is not None else "transport",
+            "disturbance": str(disturbance) if disturbance else None,
+            "wall_s_of_rounds": [round(figures.wall_s, 4) for figures in self.rounds],
+            "rounds": [asdict(figures) for figures in self.rounds],
+        }
+
+
+def measure_case(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
+    """Run a case. A system that fails gives a row with the reason: the others are measured all the same."""
+    rounds: list[RoundFigures] = []
+    try:
+        for _ in range(repeat if disturbance else 1):  # A system that lost a peer starts afresh.
+            folder.mkdir(parents=True)
+            with Group(case.python, f"bench.{case.program}", [()] * case.peers, folder) as group:
+                _open(group, case, folder)
+                for _ in range(1 if disturbance else repeat):
+                    rounds.append(_round(group, disturbance))
+            folder = folder.with_name(folder.name + "+")
+    except LocalError as error:
+        return Row(case, tuple(rounds), str(error))
+    return Row(case, tuple(rounds))
+
+
+def _open(group: Group, case: Case, folder: Path) -> None:
+    first, *others = group.workers
+    opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers, "rule": case.rule}
+    first.send({**opening, "index": 0, "first": None})
+    greetings = [settled_machine(first, "open", OPENING_SECONDS)]
+    for index, worker in enumerate(others, 1):
+        worker.send({**opening, "index": index, "first": greetings[0]})
+    greetings += [settled_machine(worker, "open", OPENING_SECONDS) for worker in others]
+    introduction = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
+    group.call(introduction, OPENING_SECONDS)
+
+
+def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
+    workers = group.workers
+    for step in ("fill", "gather"):
+        group.call({"op": step}, OPENING_SECONDS)
+    survivors = workers[:-1] if disturbance else workers
+    reset_peaks(survivors)
+    cpu, sent = cpu_seconds(survivors), interface_bytes()
+    began = time.monotonic()
+    for worker in workers:
+        worker.send({"op": "go", "patience": MEASURE_PATIENCE})
+    if disturbance:
+        time.sleep(disturbance.after)
+        workers[-1].signal(disturbance.signal)
+    answers = [_answer(worker, began + MEASURE_PATIENCE) for worker in survivors]
+    wall = max(at for at, _ in answers) - began
+    early = disturbance is not None and wall < disturbance.after
+    spent, arrived = cpu_seconds(survivors), interface_bytes()
+    peaks = [peak for worker in survivors if (peak := peak_memory(worker)) is not None]
+    if sent is not None and arrived is not None:
+        per_peer: float | None = (arrived - sent) / len(workers)
+    else:
+        own = [answer["sent"] for _, answer in answers if "sent" in answer]
+        per_peer = sum(own) / len(own) if own else None
+    results = [answer for _, answer in answers]
+    checks = _check(survivors, results, len(workers))
+    return RoundFigures(
+        wall_s=wall,
+        cpu_s=spent - cpu,
+        bytes_per_peer=per_peer,
+        peak_memory_bytes=max(peaks, default=None),
+        rel_l2=max((check["rel_l2"] for check in checks), default=None),
+        bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
+        exact=all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
+        outcome=measure_summary([result["outcome"] for result in results]),
+        reason="over before that" if early else _reason(results),
+        contributors=min((len(result["contributors"]) for result in results if "contributors" in result), default=None),
+        attempts=max(result.get("attempts", 1) for result in results),
+    )
+
+
+def _answer(worker: Worker, deadline: float) -> tuple[float, WorkerAnswer]:
+    try:
+        return worker.receive(deadline)
+    except TimeoutError:
+        return time.monotonic(), {"outcome": "hung", "reason": f"no result after {MEASURE_PATIENCE:g} s"}
+
+
+def _reason(results: Sequence[WorkerAnswer]) -> str:
+    """Return why a round was incomplete, from the first peer that reports a reason."""
+    reasons = [(result["outcome"] == "done", result["reason"]) for result in results if result.get("reason")]
+    return min(reasons, default=(True, ""))[1]
+
+
+def _check(survivors: Sequence[Worker], results: Sequence[WorkerAnswer], peers: int) -> list[WorkerAnswer]:
+    """Return each survivor's distance from the mean of its reported contributors, else of all, or of the survivors."""
+    done = [(worker, result) for worker, result in zip(survivors, results, strict=True) if result["outcome"] == "done"]
+    possible = [list(range(peers)), list(range(len(survivors)))]
+    for worker, result in done:
+        worker.send({"op": "check", "groups": [result["contributors"]] if "contributors" in result else possible})
+    return [settled_machine(worker, "check", OPENING_SECONDS) for worker, _ in done]
+
+
+def measure_summary(outcomes: Sequence[str]) -> str:
+    """Return `done` if all are, else a count of each such as `done ×2, hung ×1`."""
+    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+    return outcomes[0] if len(counts) == 1 else ", ".join(f"{outcome} ×{count}" for outcome, count in counts.items())

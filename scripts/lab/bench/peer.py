@@ -1,0 +1,203 @@
+"""The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
+
+Theory of operation. The same node, averager and codecs as in `flockstep join`, without a trainer: no torch, no outer
+step. The time runs from the first Ready to the decoded average in the vector; connections are open before. After a
+void attempt the peer makes the next one with the remaining peers, as a trainer would.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from ....collectives.accountability.trust import token_weights
+from ....collectives.averager import Averager
+from ....collectives.chain.kept_outputs import Outputs
+from ....collectives.codec import CELL, FlatSum, codec_named, weighted_mean
+from ....collectives.contribution import Averaged, Contribution
+from ....collectives.robust.rules import rule_named
+from ....collectives.round.actions import OutcomeKind
+from ....collectives.spec import Spec
+from ....dht.rendezvous import open_client
+from ....dht.run.admission import Charter
+from ....optim.member.apply import decode_outputs, spans
+from ....peer import wire
+from ....peer.config import PeerConfig
+from ....peer.identity import Identity
+from ....peer.node.node import Node
+from ....peer.telemetry import Event, Telemetry
+from . import worker
+from .worker import WorkerAnswer, WorkerLine
+
+MAX_ATTEMPTS = 5
+"""The limit of attempts at one round: each lost peer costs at most one, and the bench loses one."""
+_FLOOR, _CEILING = 2.0, 120.0
+"""A manifest's default deadlines."""
+TROUBLES = ("connection.dead", "peer.lost", "round.given_up", "round.left_out", "round.output_missing", "round.part_missing")
+"""Events that explain why a round was incomplete, or took a second attempt."""
+BENCH_RUN = "bench"
+ROOT = bytes(32)
+"""The state root of all peers: there is no state here."""
+
+
+class BenchPeer:
+    """One peer and its vector."""
+
+    def __init__(self, node: Node, host: Any, command: WorkerAnswer) -> None:
+        contribution, _, output = command["codec"].partition("/")
+        self._index, self._peers = command["index"], command["peers"]
+        self._rule = rule_named(command["rule"])
+        self._codecs = codec_named(contribution), codec_named(output or contribution)
+        self._host, self._node = host, node
+        num_cells = -(-command["params"] // CELL)
+        self._vector = np.empty(num_cells * CELL, np.float32)
+        self._lost: set[str] = set()
+        self._members = [identity_of(index).peer_id for index in range(self._peers)]
+        self._others = [peer for peer in self._members if peer != node.peer_id]
+        node.prefer(frozenset(self._members).__contains__)
+        node.on_lost(lambda peer, reason: self._lost.add(peer))
+        node.telemetry.subscribe(self._note)
+        node.on_ask(wire.LedgerAsk, self._send_newest)
+        self._troubles: list[str] = []
+        self._missed = False
+        """True if my last round ended without me."""
+        spec = Spec(
+            run=BENCH_RUN,
+            num_cells=num_cells,
+            contribution=self._codecs[0],
+            output=self._codecs[1],
+            min_peers=1,
+            floor=_FLOOR,
+            ceiling=_CEILING,
+            rule=self._rule,
+            charter=Charter(founders=frozenset(self._members)),
+        )
+        # A run's peer has those of earlier rounds on its disk.
+        outputs = Outputs(node, rounds=1)
+        self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost, outputs)
+        self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {
+            "meet": self._meet,
+            "fill": self._fill,
+            "gather": self._gather,
+            "go": self._go,
+            "check": self._check,
+        }
+
+    async def _meet(self, command: WorkerAnswer) -> WorkerAnswer:
+        self._addresses = dict(zip(self._members, (greeting["addresses"] for greeting in command["greetings"]), strict=True))
+        for peer in self._others:
+            self._node.learn(peer, self._addresses[peer])
+        await self._reach(self._others)
+        return {}
+
+    async def _reach(self, peers: Sequence[str]) -> None:
+        """Connect to these peers, and add them to the round again. Raises `ConnectFailed`."""
+        for peer in peers:
+            await self._host.connect(peer, self._addresses[peer])
+            self._lost.discard(peer)
+        self._node.watch(set(self._members) - self._lost)
+        self._node.send(peers, wire.Beat())
+
+    async def _fill(self, command: WorkerAnswer) -> WorkerAnswer:
+        await self._node.compute(worker.fill, self._vector, self._index)
+        return {}
+
+    async def _gather(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Add lost peers to the round again, and move to the round that the others are in."""
+        await self._reach(sorted(self._lost))
+        for peer in self._others if self._missed else ():
+            page = await self._node.ask(peer, wire.LedgerAsk(BENCH_RUN, self._averager.round, 1))
+            for certificate in map(wire.unpack, page.certificates):
+                self._averager.expect(certificate.slot.round + 1, certificate)
+        return {}
+
+    async def _send_newest(self, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+        newest = self._averager.certificate
+        known = newest is not None and newest.slot.round >= question.from_round
+        return wire.LedgerPage((wire.pack(newest),) if known else ())
+
+    async def _go(self, command: WorkerAnswer) -> WorkerAnswer:
+        before = self._host.traffic().sent
+        self._troubles.clear()
+        contribution = Contribution(
+            vector=FlatSum([self._vector]),
+            round=self._averager.round,
+            base_root=ROOT,
+            tokens=worker.weight(self._index),
+            steps=1,
+            loss=0.0,
+            grace=_FLOOR,
+        )
+        attempts, over = 0, False
+        while not over:
+            averaged = await self._averager.average(contribution, lambda bounds, outputs: ROOT)
+            outcome = averaged.outcome
+            attempts += 1
+            over = outcome.kind in (OutcomeKind.DONE, OutcomeKind.BEHIND) or attempts == MAX_ATTEMPTS
+            if outcome.kind is not OutcomeKind.DONE:
+                self._troubles.append(outcome.reason)
+        self._missed = outcome.kind is not OutcomeKind.DONE
+        answer: WorkerAnswer = {"outcome": outcome.kind.value, "reason": "; ".join(self._troubles), "attempts": attempts}
+        if outcome.kind is OutcomeKind.DONE:
+            await self._node.compute(self._decode, averaged)
+            answer["contributors"] = [self._members.index(peer) for peer in outcome.cut]
+        return {**answer, "sent": self._host.traffic().sent - before}
+
+    def _decode(self, averaged: Averaged) -> None:
+        for span in spans(averaged.outcome.value.bounds):
+            decode_outputs(self._codecs[1], averaged.outcome.value.bounds, averaged.outputs, span, self._vector[span])
+
+    async def _check(self, command: WorkerAnswer) -> WorkerAnswer:
+        return await self._node.compute(self._compare, command["groups"])
+
+    def _compare(self, groups: Sequence[Sequence[int]]) -> WorkerAnswer:
+        exact = any(map(self._is_exact, groups)) if self._rule.blind else None
+        return {**worker.compare(self._vector, groups), "exact": exact}
+
+    def _note(self, event: Event) -> None:
+        """Keep the events that explain an incomplete round."""
+        if event["event"] in TROUBLES:
+            peer = self._members.index(str(event["peer"])) if event.get("peer") in self._members else ""
+            self._troubles.append(f"{event['event']} {peer}: {event.get('reason', '')}")
+
+    def _is_exact(self, members: Sequence[int]) -> bool:
+        """Return True if each bit is that of the codecs' weighted mean of these contributions, in this order."""
+        contribution, output = self._codecs
+        num_cells = worker.FILL_BLOCK // CELL
+        parts = [contribution.encode(worker.block(index)) for index in members]
+        weights = token_weights([worker.weight(index) for index in members])
+        encoded = output.encode(weighted_mean(contribution, parts, weights, num_cells))
+        due = np.empty(worker.FILL_BLOCK, np.float32)
+        output.decode(encoded, due)
+        pieces = (self._vector[start : start + due.size] for start in range(0, self._vector.size, due.size))
+        return all(np.array_equal(piece, due[: piece.size]) for piece in pieces)
+
+
+def identity_of(index: int) -> Identity:
+    """Return an identity that is the same in every run: the bench needs no keys of its own."""
+    return Identity.from_seed(index.to_bytes(32, "big"))
+
+
+async def _serve() -> None:
+    line = WorkerLine()
+    opening = await trio.to_thread.run_sync(line.read)
+    if opening is None:
+        return
+    identity, config, telemetry = identity_of(opening["index"]), PeerConfig(host="127.0.0.1", port=0), Telemetry()
+    async with open_client(identity, config, telemetry) as (host, _), Node(host, identity, config, telemetry) as node:
+        peer = BenchPeer(node, host, opening)
+        line.write({"addresses": list(host.addresses())})
+        while (command := await trio.to_thread.run_sync(line.read)) is not None:
+            try:
+                answer = await peer.commands[command["op"]](command)
+            except Exception as error:  # noqa: BLE001  The boundary of one measured system.
+                answer = worker.failed(error)
+            line.write(answer)
+
+
+def main() -> None:
+    """Serve the bench."""
+    trio.run(_serve)
+    sys.exit()

@@ -1,0 +1,210 @@
+"""Faults of a simulation: strikes at moments of the protocol, churn, stalls and partitions.
+
+Theory of operation. Chaos is called with every message of a round when it is sent. The first Ready of a round begins it:
+then the partitions of that round begin or end, and the moments of its joins, leaves and stalls are drawn over the
+duration of the last round. A strike happens a moment after its message was sent, so that the message is delivered.
+Under sessions each peer leaves with the same chance in every round, and another one comes within a round.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import trio
+
+from ....peer import wire
+from ....peer.memory.network import MemoryNetwork
+from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
+from .peer import SimulatedPeer
+
+LEAVING_SECONDS = 1e-3
+"""Seconds from a message to its strike: enough for the message to leave, too few for a response."""
+BLOW_EVENTS = {"kill": "chaos.kill", "leave": "chaos.leave", "stall": "chaos.stall", "cut": "chaos.cut"}
+"""The event of each blow."""
+FEWEST = 2
+"""Churn never leaves fewer peers, since that would end the run."""
+
+
+class SimulatedSwarm(Protocol):
+    """The interface of the simulated swarm that chaos needs."""
+
+    network: MemoryNetwork
+    living: dict[str, SimulatedPeer]
+    """By id, in the order of their joins."""
+    nursery: trio.Nursery
+
+    def join(self) -> None:
+        """Start one more peer."""
+
+    def restart(self, name: str) -> None:
+        """Start a killed peer again, with its key and its disk."""
+
+    def end(self, peer: SimulatedPeer, why: str) -> None:
+        """Kill a peer, as by SIGKILL."""
+
+    def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
+        """Emit an event of the simulation."""
+
+    def hit(self, peer: SimulatedPeer) -> None:
+        """Record that a peer was stalled, cut off or killed."""
+
+
+class Chaos:
+    """Injects the faults of the options."""
+
+    def __init__(self, swarm: SimulatedSwarm, options: SimulateOptions) -> None:
+        self._swarm = swarm
+        self._options = options
+        self._random = random.Random(f"{options.seed} chaos")
+        self._waiting = list(options.strikes)
+        self._roster: wire.Roster | None = None
+        self._round = 0
+        self._round_began = 0.0
+
+    @property
+    def unmet(self) -> list[Strike]:
+        """The strikes whose moment has not come."""
+        return self._waiting
+
+    def sent(self, sender: SimulatedPeer, message: wire.RoundMessage) -> None:
+        """React to a message that a peer has sent."""
+        if isinstance(message, wire.Ready) and message.slot.round > self._round:
+            self._begin(message.slot.round)
+        if isinstance(message, wire.Roster):
+            self._roster = message
+        for strike in list(self._waiting):
+            if strike.round == message.slot.round and strike.after == type(message).__name__:
+                victim = self._victim(strike, sender)
+                if victim is not None and (strike.after in CONVENER_MESSAGES or victim is sender):
+                    self._waiting.remove(strike)
+                    self._swarm.nursery.start_soon(self._strike, strike, victim)
+
+    def _victim(self, strike: Strike, sender: SimulatedPeer) -> SimulatedPeer | None:
+        living, roster = self._swarm.living, self._roster
+        if isinstance(strike.victim, int):
+            return next((peer for peer in living.values() if peer.name == f"p{strike.victim}"), None)
+        if strike.after in CONVENER_MESSAGES and strike.victim == "proposer":
+            return sender
+        if roster is None or roster.slot.round != strike.round:
+            # Before there is a roster, the voters take turns by id.
+            settled = sorted(peer.peer for peer in living.values() if peer.settled)
+            turn = strike.round % max(1, len(settled))
+            return living.get(_member(strike.victim, settled[turn:] + settled[:turn], ()))
+        return living.get(_member(strike.victim, roster.members, roster.bounds))
+
+    async def _strike(self, strike: Strike, victim: SimulatedPeer) -> None:
+        await trio.sleep(LEAVING_SECONDS)
+        if victim.peer in self._swarm.living:
+            self._swarm.note(BLOW_EVENTS[strike.blow], peer=victim.peer, reason=str(strike))
+            await self._blow(strike.blow, victim, strike.seconds)
+
+    async def _blow(self, blow: str, victim: SimulatedPeer, seconds: float) -> None:
+        network = self._swarm.network
+        self._swarm.hit(victim)
+        if blow in ("kill", "leave"):
+            if blow == "leave" and victim.settled:
+                await victim.leave()
+            if victim.peer in self._swarm.living:  # It may have been killed while it sent its Goodbye.
+                self._swarm.end(victim, "killed" if blow == "kill" else "left")
+            return
+        begin, end = (network.stall, network.resume) if blow == "stall" else (network.cut, network.mend)
+        begin(victim.peer)
+        await trio.sleep(seconds)
+        if victim.peer in self._swarm.living:
+            self._swarm.note("chaos.over", peer=victim.peer, reason=f"{blow} for {seconds:g} s")
+            end(victim.peer)
+
+    def _begin(self, round_: int) -> None:
+        now = trio.current_time()
+        lasted = now - self._round_began if self._round else self._options.steps_time.high
+        self._round, self._round_began = round_, now
+        for split in self._options.partitions:
+            if split.first == round_:
+                peers = iter(self._swarm.living)
+                groups = [list(itertools.islice(peers, size)) for size in split.groups]
+                self._swarm.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
+                self._swarm.network.partition(*groups)
+                if split.seconds:
+                    self._swarm.nursery.start_soon(self._heal, split.seconds)
+            elif split.last + 1 == round_ and not split.seconds:
+                self._swarm.note("chaos.heal", reason=f"round {split.last} is through")
+                self._swarm.network.heal()
+        for kill in self._options.kills:
+            if kill.round == round_:
+                self._swarm.nursery.start_soon(self._kill, kill)
+        for leaver in list(self._swarm.living.values()) if self._options.session else ():
+            moment = self._random.expovariate(1 / (self._options.session * lasted))
+            if moment < lasted:
+                self._swarm.nursery.start_soon(self._leave, moment, leaver, self._random.uniform(0.0, lasted))
+        for moment in self._moments(self._options.churn, lasted):
+            self._swarm.nursery.start_soon(self._leave, moment)
+        for moment in self._moments(self._options.churn, lasted):
+            self._swarm.nursery.start_soon(self._join, moment)
+        for moment in self._moments(self._options.stall, lasted):
+            self._swarm.nursery.start_soon(self._stall, moment)
+
+    def _moments(self, expected: float, seconds: float) -> Iterator[float]:
+        """Yield the moments of a Poisson process with `expected` events in `seconds`."""
+        moment = 0.0
+        while expected and (moment := moment + self._random.expovariate(expected / seconds)) < seconds:
+            yield moment
+
+    async def _heal(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._swarm.note("chaos.heal", reason=f"after {seconds:g} s")
+        self._swarm.network.heal()
+
+    async def _kill(self, kill: Kill) -> None:
+        await trio.sleep(LEAVING_SECONDS)
+        founders = [f"p{number}" for number in range(self._options.peers - kill.count, self._options.peers)]
+        victims = [peer for peer in self._swarm.living.values() if peer.name in founders]
+        for victim in victims:
+            self._swarm.note("chaos.kill", peer=victim.peer, reason=f"{kill.count} at once")
+            await self._blow("kill", victim, 0.0)
+        if kill.seconds:
+            await trio.sleep(kill.seconds)
+            for victim in victims:
+                self._swarm.restart(victim.name)
+
+    async def _leave(self, moment: float, leaver: SimulatedPeer | None = None, successor: float | None = None) -> None:
+        """Let a peer leave, by chance any; where there is a `successor`, it comes so many seconds later.
+
+        Unless those decide that are present, who was killed comes back: else the run would end sooner or later.
+        """
+        await trio.sleep(moment)
+        peers = [peer for peer in self._swarm.living.values() if not peer.is_leaving]
+        if len(peers) <= max(FEWEST, self._options.min_peers) or (leaver is not None and leaver not in peers):
+            return
+        leaver = leaver or self._random.choice(peers)
+        blow = "leave" if self._random.random() < self._options.orderly else "kill"
+        self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
+        if successor is not None and (blow == "leave" or self._options.when_stalled == "present"):
+            self._swarm.nursery.start_soon(self._join, successor)
+            successor = None
+        await self._blow(blow, leaver, 0.0)
+        if successor is not None:
+            await trio.sleep(successor)
+            self._swarm.restart(leaver.name)
+
+    async def _join(self, moment: float) -> None:
+        await trio.sleep(moment)
+        self._swarm.join()
+
+    async def _stall(self, moment: float) -> None:
+        await trio.sleep(moment)
+        victim = self._random.choice(list(self._swarm.living.values()))
+        self._swarm.note("chaos.stall", peer=victim.peer, reason="by chance")
+        await self._blow("stall", victim, self._options.stall_time.draw(self._random))
+
+
+def _member(role: str, order: Sequence[str], bounds: Sequence[int]) -> str:
+    """Return the id of the peer with a role in a roster; empty if there is none."""
+    if role == "proposer":
+        return order[0] if order else ""
+    owning = [peer for index, peer in enumerate(order) if not bounds or bounds[index] < bounds[index + 1]]
+    if role == "owner":
+        return next((peer for peer in reversed(owning) if peer != order[0]), "")
+    # A sender is any contributor; best one that owns nothing, so that nothing but its contribution is lost.
+    idle = [peer for peer in order[1:] if peer not in owning]
+    return next(iter(idle or order[len(order) // 2 :]), "")

@@ -1,0 +1,187 @@
+"""The invariants of a run, checked on everything that the peers of a simulation do.
+
+    equal states       all peers that end a round hold the same certified result and the state root that it names
+    all or nothing     a result is, bit for bit, what the run's rule computes from its cut, and among peers without a
+                       fault no attempt is certified for some and void for one that these have not seen give up
+    reasons            no attempt ends without effect and without a reason
+    honest peers       no honest peer is charged with a breach of the protocol, caught in a lie, or banned
+    progress           rounds end, and at the end all living peers hold one state
+
+Where those decide that are present, each group may have a chain of its own during a partition, and for two rounds after it.
+So may a peer that was stalled or cut off, which is a group of one. Under every other rule there is one chain.
+Attackers are not checked: the invariants are about what honest peers
+end, hold and emit about honest ones.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass, field
+
+from ....collectives.contribution import Averaged, Contribution
+from ....collectives.robust.rule import Rule
+from ....collectives.round.actions import Outcome, OutcomeKind
+from ....peer.arrays import Floats
+from ....peer.events import Fault, faults_of
+from ....peer.telemetry import Event
+from .options import Partition, SimulateOptions
+from .peer import SimulatedPeer
+
+HEALING_ROUNDS = 2
+"""Rounds after a partition in which there may still be two chains."""
+GUILTY = faults_of(Fault.COMMISSION)
+"""Events that no honest peer causes."""
+CHECKED_ROUNDS = 3
+"""Rounds for which contributions are kept to be averaged anew: a quarter of a megabyte each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A violated invariant, and where."""
+
+    invariant: str
+    text: str
+
+
+@dataclass(slots=True)
+class RoundRow:
+    """The observations of one round."""
+
+    number: int
+    began: float
+    """Time of the first Ready."""
+    certified: float = 0.0
+    """Time of the first certificate."""
+    results: dict[bytes, Outcome] = field(default_factory=dict)
+    """By the hash of its certificate: more than one where there is more than one chain."""
+    holders: dict[str, bytes] = field(default_factory=dict)
+    """The certificate of the state that each peer had after the round."""
+    served: Counter[tuple[str, bytes]] = field(default_factory=Counter)
+    """How often a peer has sent the bytes of a hash to others, for this round or to catch up with it."""
+    done: set[tuple[int, int]] = field(default_factory=set)
+    """The term and attempt of each certificate."""
+    stalled: dict[str, str] = field(default_factory=dict)
+    """Why the round stalled, by the name of the peer that says so."""
+    void: dict[tuple[tuple[int, int], str], str] = field(default_factory=dict)
+    """The reason, by term and attempt, and the name of the peer that gave it up."""
+
+
+class Checks:
+    """Collects violations from the actions and events of honest peers.
+
+    `named` replaces peer ids in a text by names; events about `attackers` are no violations.
+    """
+
+    def __init__(
+        self,
+        options: SimulateOptions,
+        named: Callable[[str], str],
+        rule: Rule,
+        attackers: Container[object] = (),
+    ) -> None:
+        self.rows: dict[int, RoundRow] = {}
+        self.violations: list[Violation] = []
+        self.hit: set[str] = set()
+        """Peers that are, or once were, killed, stalled or cut off: their knowledge may be incomplete."""
+        self._named = named
+        self._rule = rule
+        self._attackers = attackers
+        self._may_part = options.when_stalled == "present"
+        self._forks = [range(split.first, _last(split, options) + 1 + HEALING_ROUNDS) for split in options.partitions]
+        self._contributions: dict[tuple[str, int], tuple[Floats, int]] = {}
+
+    def blame(self, invariant: str, text: str) -> None:
+        """Record a violation."""
+        self.violations.append(Violation(invariant, self._named(text)))
+
+    def row(self, number: int, now: float) -> RoundRow:
+        """Return the row of a round; create it at the first Ready."""
+        return self.rows.setdefault(number, RoundRow(number, now))
+
+    def event(self, name: str, event: Event) -> None:
+        """Check an event that an honest peer has emitted."""
+        if event["event"] == "agreement.stalled" and isinstance(round_ := event["round"], int) and round_ in self.rows:
+            self.rows[round_].stalled[name] = self._named(str(event["reason"]))
+        if event["event"] in GUILTY and event.get("peer") not in self._attackers:
+            text = f"{name} emitted {event['event']} about {event.get('peer', '')}: {event.get('reason', '')}"
+            self.blame("honest peers", text)
+
+    def started(self, peer: SimulatedPeer, contribution: Contribution) -> None:
+        """Keep what a peer contributes to an attempt; one that leaves contributes nothing."""
+        if contribution.vector is None:
+            return
+        self._contributions[peer.peer, contribution.round] = contribution.vector.whole(), contribution.tokens
+        self._contributions.pop((peer.peer, contribution.round - CHECKED_ROUNDS), None)
+
+    def cut(self, outcome: Outcome) -> list[tuple[Floats, int]]:
+        """Return (contribution, tokens) of each peer in a cut that contributed."""
+        cut = [self._contributions.get((member, outcome.slot.round)) for member in outcome.cut]
+        return [contribution for contribution in cut if contribution is not None]
+
+    def ended(self, peer: SimulatedPeer, averaged: Averaged, now: float) -> None:
+        """Check the end of an attempt at a peer."""
+        outcome = averaged.outcome
+        row = self.row(outcome.slot.round, now)
+        if outcome.kind is OutcomeKind.DONE:
+            row.certified = row.certified or now
+            row.done.add(outcome.slot.ballot)
+            self._done(row, peer, outcome)
+        elif not outcome.reason:
+            self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} without a reason")
+        elif outcome.kind is OutcomeKind.VOID:
+            row.void[outcome.slot.ballot, peer.name] = self._named(outcome.reason)
+
+    def served(self, provider: str, key: bytes, taker: SimulatedPeer, now: float) -> None:
+        """Count a fetch from a peer."""
+        self.row(taker.place.round + 1, now).served[provider, key] += 1
+
+    def moved(self, peer: SimulatedPeer, now: float) -> None:
+        """Check a state that a peer took from another."""
+        place = peer.place
+        if place.round:
+            row = self.row(place.round, now)
+            row.holders[peer.name] = place.head.hash
+            result = row.results.get(place.head.hash)
+            if result is None or result.value.next_root != place.root:
+                self.blame("equal states", f"{peer.name} took a state of round {row.number} that no peer certified")
+
+    def finish(self, living: Collection[SimulatedPeer]) -> None:
+        """Check the final states of all living peers."""
+        ends = Counter((peer.place.round, peer.place.root.hex()[:8]) for peer in living)
+        if len(ends) > 1:
+            held = ", ".join(f"{count} hold {root} of round {number}" for (number, root), count in ends.most_common())
+            self.blame("progress", f"the living peers end with different states: {held}")
+
+    def _done(self, row: RoundRow, peer: SimulatedPeer, outcome: Outcome) -> None:
+        place = peer.place
+        row.holders[peer.name] = place.head.hash
+        where = f"{peer.name} in round {row.number}"
+        if place.root != (root := outcome.value.next_root):
+            self.blame("equal states", f"{where} holds {place.root.hex()[:8]}, certified is {root.hex()[:8]}")
+        known = row.results.setdefault(place.head.hash, outcome)
+        if known is outcome:
+            self._first(row, where, peer, outcome)
+        elif _result(known) != _result(outcome):
+            self.blame("equal states", f"{where} has the certificate of others, and another result")
+
+    def _first(self, row: RoundRow, where: str, peer: SimulatedPeer, outcome: Outcome) -> None:
+        """Check that a new result is the only one, and correct."""
+        if len(row.results) > 1 and not (self._may_part and (self.hit or self._may_fork(row))):
+            roots = ", ".join(result.value.next_root.hex()[:8] for result in row.results.values())
+            self.blame("equal states", f"{where} ends with another result than others: {roots}")
+        cut = self.cut(outcome)
+        if len(cut) < len(outcome.cut):
+            self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
+        elif peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
+            self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
+
+    def _may_fork(self, row: RoundRow) -> bool:
+        return any(row.number in fork for fork in self._forks)
+
+
+def _last(split: Partition, options: SimulateOptions) -> int:
+    """Return the last round that a partition may last."""
+    return split.last + int(split.seconds / options.steps_time.low)
+
+
+def _result(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.value.next_root, outcome.cut, outcome.value.bounds, outcome.value.outputs

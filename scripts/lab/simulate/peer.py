@@ -1,0 +1,346 @@
+"""One simulated peer: production code with a sleep in the place of training.
+
+Theory of operation. A peer joins, takes the run's state from a provider, and then alternates inner phases and rounds, as
+`optim.member.participant` and `optim.swarm` do together. The inner phase ends by the same `Pace`; a slow peer
+contributes fewer tokens. Above a full roster the members of a round are a sample that follows from the round's number.
+A peer outside of it waits for the others' next state and takes that (it follows).
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from ....collectives.averager import Averager
+from ....collectives.chain.chain import ChainPosition
+from ....collectives.chain.fork_choice import Expected, position_in_body
+from ....collectives.codec import FlatSum
+from ....collectives.contribution import Averaged, Contribution, NextRoot
+from ....collectives.robust.rules import rule_named
+from ....collectives.round.actions import ROUND_EVENTS, OutcomeKind
+from ....collectives.spec import Spec
+from ....collectives.state.archive import Archive
+from ....dht.directory.interface import Directory
+from ....dht.members.body import MemberBody, MemberState
+from ....dht.members.gossip import Gossip
+from ....dht.members.table import Member, MemberTable
+from ....dht.run.admission import Charter
+from ....optim.member.apply import LeafHashes, leaf_step
+from ....optim.member.catch_up import CatchUp
+from ....optim.member.depart import stay_for_round
+from ....optim.pace import Pace
+from ....peer import wire
+from ....peer.config import PeerConfig
+from ....peer.digest import keyed
+from ....peer.identity import Identity
+from ....peer.memory.peer import MemoryTransport
+from ....peer.node.node import Node
+from ....peer.node.session import unpack_message
+from ....peer.telemetry import Telemetry
+from ....peer.wire import MAX_ROSTER
+from .options import SimulateOptions
+from .state import NUM_CELLS, OUTER, State
+
+SIM_RUN = "s" * 52
+SIM_STEPS = 20
+"""Inner steps of a full phase, the resolution in which a shortened phase is counted."""
+TOKENS_PER_STEP = 50
+GLANCE = 0.5
+"""Seconds between two polls of the members during an inner phase, scaled up beyond a full roster, since the cost of a
+poll grows with the members. The real trainer polls after every step."""
+_FLOOR, _CEILING = 2.0, 120.0
+"""The manifest's defaults for the deadlines of a round."""
+CHECKPOINT_EVERY = 10
+"""Rounds; the manifest's default."""
+SIM_RETRY_SECONDS = 1.0
+SIM_SYNC_PATIENCE = 15.0
+SIM_LEAVE_PATIENCE = 120.0
+"""Seconds that a peer which leaves stays at most."""
+
+_unpack = lru_cache(maxsize=4096)(unpack_message)
+"""Parse a message to all peers once: messages are frozen, and fewer than this are in flight."""
+
+
+class Watcher(Protocol):
+    """The observer of all peers: the simulation's chaos, checks and attacks."""
+
+    def assembled(self, peer: "SimulatedPeer") -> None:
+        """A peer is assembled, and has sent no message yet."""
+
+    def sent(self, sender: "SimulatedPeer", message: wire.RoundMessage) -> None:
+        """A peer has sent a message of a round."""
+
+    def started(self, peer: "SimulatedPeer", contribution: Contribution) -> None:
+        """A peer takes part in an attempt."""
+
+    def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
+        """An attempt has ended for a peer, and its state includes the round if it was certified."""
+
+    def served(self, provider: str, key: bytes, taker: "SimulatedPeer") -> None:
+        """A peer has fetched the bytes of this hash from the peer with the id `provider`."""
+
+    def moved(self, peer: "SimulatedPeer") -> None:
+        """A peer has taken its state from another one."""
+
+
+class WatchedNode(Node):
+    """A node that reports its signed messages and its fetches to the watcher."""
+
+    on_send: Callable[[wire.Signed], None]
+    on_fetch: Callable[[str, bytes], None]
+
+    def send(self, peers: str | Iterable[str], message: object) -> None:
+        """Send, then report."""
+        super().send(peers, message)
+        if isinstance(message, wire.Signed):
+            self.on_send(message)
+
+    async def fetch_into(
+        self, peer: str, key: bytes, into: bytearray | memoryview, *, patience: float = math.inf, name: bytes = b""
+    ) -> None:
+        """Fetch, then report."""
+        await super().fetch_into(peer, key, into, patience=patience, name=name)
+        self.on_fetch(peer, key)
+
+
+class WatchedAverager(Averager):
+    """An averager that reports its contributions to the watcher."""
+
+    on_contribute: Callable[[Contribution], None]
+
+    async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
+        """Report, then average."""
+        self.on_contribute(contribution)
+        return await super().average(contribution, next_root)
+
+
+class SimulatedPeer:
+    """One process of a peer; `state` is the initial state of the run."""
+
+    def __init__(
+        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: Watcher, state: State
+    ) -> None:
+        self.name = name
+        self.identity = identity
+        self.run = SIM_RUN
+        self.state = state
+        self.scope = trio.CancelScope()
+        self._training = trio.CancelScope()
+        self._at_rest = trio.Event()
+        self.is_leaving = False
+        """True from the moment that it was told to leave."""
+        self.settled = False
+        """True once it holds a state of the run and takes part."""
+        self._options = options
+        self._charter = charter
+        self._watcher = watcher
+        self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
+        self._random = random.Random(f"{options.seed} {name}")
+        self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
+        self._body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
+        self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
+        self._follows_another_chain = False
+        self._drawn: frozenset[str] = frozenset()
+
+    @property
+    def peer(self) -> str:
+        """Its id."""
+        return self.identity.peer_id
+
+    @property
+    def place(self) -> ChainPosition:
+        """The chain position of its state."""
+        return self._catch_up.place
+
+    async def live(
+        self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
+    ) -> None:
+        """Run until cancelled; after its last round it stays as a provider."""
+        config = PeerConfig()
+        with self.scope:
+            async with WatchedNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
+                node.on_send = self._report
+                node.on_fetch = lambda provider, key: self._watcher.served(provider, key, self)
+                await self._assemble(node, directory, folder)
+                self._watcher.assembled(self)
+                self._body = replace(self._body, addresses=transport.addresses())
+                await self._catch_up.resume(ChainPosition(0, self.state.root, 0, None))
+                node.nursery.start_soon(self._gossip.run)
+                if founder:
+                    await self._settle(await self._catch_up.hash_state())
+                else:
+                    await self._sync()
+                with self._training:
+                    await self._train()
+                await self._stay()
+
+    async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
+        state = self.state
+        self.node = node
+        self._gossip = Gossip(node, MemberTable(SIM_RUN, self.peer), directory, SIM_RUN, seed=self._random.getrandbits(32))
+        spec = Spec(
+            run=SIM_RUN,
+            num_cells=NUM_CELLS,
+            contribution=state.codec,
+            output=state.codec,
+            min_peers=self._options.min_peers,
+            floor=_FLOOR,
+            ceiling=_CEILING,
+            rule=rule_named(self._options.rule),
+            charter=self._charter,
+            num_fragments=self._options.fragments,
+        )
+        advance = leaf_step(OUTER, state.codec)
+        self.archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
+        kept = self.archive.outputs, self.archive.conduct
+        self.averager = WatchedAverager(node, spec, Expected(self._gossip.presence.active, self.peer), *kept)
+        self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
+        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
+        self._gossip.presence.on_newcomer(self.averager.add_member)
+        self._gossip.presence.follow_chain(lambda: self.averager.electorate.votes, lambda: None)
+
+    async def leave(self) -> None:
+        """Stay for one more round where my vote may be needed, then send a Goodbye and leave."""
+        self.is_leaving = True
+        if self.averager.busy:
+            await self._at_rest.wait()
+        self._training.cancel()
+        await stay_for_round(self.averager, lambda: self.place, self._catch_up.state.next_root, SIM_LEAVE_PATIENCE)
+        self._announce(state=MemberState.LEFT)
+        await self.node.leave("the simulation sends it away")
+
+    async def _train(self) -> None:
+        began = trio.current_time()
+        while self.place.round < self._options.rounds:
+            duration = self._options.steps_time.draw(self._random)
+            steps = await self._inner_phase(duration, began)
+            captured = trio.current_time()
+            if self._behind():
+                await self._sync()
+            else:
+                await self._round(steps, duration)
+            # In streaming mode the next phase is trained while the round runs.
+            began = captured if self._options.fragments > 1 else trio.current_time()
+
+    async def _stay(self) -> None:
+        while not self._training.cancel_called:
+            if self._behind() or self._catch_up.provider(self._gossip.presence.active()) is not None:
+                await self._sync()
+            await trio.sleep(self._glance)
+        await trio.sleep_forever()
+
+    async def _inner_phase(self, duration: float, started: float) -> int:
+        """Train for `duration` since `started`, or until the deadline of the phase; return the steps done."""
+        ready_at: dict[str, float] = {}
+        while not self._behind():
+            now = trio.current_time()
+            for peer in self.averager.ready():
+                ready_at.setdefault(peer, now)
+            steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
+            drawn = self._next_members()
+            pacing = self.archive.conduct.pacing(drawn)
+            times = [at for peer, at in ready_at.items() if peer in pacing]
+            num_active = len(pacing | {self.peer})
+            ended, _ = self._pace.ended(now=now, started=started, step=steps, ready_at=times, num_active=num_active)
+            if ended and self.peer in drawn:
+                return max(steps, 1)
+            left = started + duration - now
+            await trio.sleep(min(self._glance, left) if left > 0 else self._glance)
+        return 0
+
+    async def _round(self, steps: int, duration: float) -> None:
+        """Repeat attempts of the next round until one is certified."""
+        number = self.place.round + 1
+        x = self.state.contribution(self.peer, number)
+        while not self._behind() and self.peer in self._next_members():
+            self._gossip.presence.attend(self._next_members())
+            contribution = Contribution(
+                vector=FlatSum([x]),
+                round=number,
+                base_root=self.place.root,
+                tokens=steps * TOKENS_PER_STEP,
+                steps=steps,
+                loss=1.0,
+                grace=self._pace.grace(duration),
+                seconds=duration,
+            )
+            self._at_rest = trio.Event()
+            averaged = await self.averager.average(contribution, self._catch_up.state.next_root)
+            outcome = averaged.outcome
+            done = outcome.kind is OutcomeKind.DONE
+            if done:
+                if self.peer in outcome.cut:
+                    self.state.keep_rest(averaged, x)
+                leaves = await self._catch_up.step(outcome.value.bounds, averaged.outputs)
+                root = self._catch_up.state.root
+                place = ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate)
+                await self._catch_up.advance(place)
+            self._note(averaged)
+            self._watcher.ended(self, averaged)
+            if done:
+                await self._settle(leaves)
+            self._at_rest.set()
+            if done:
+                return
+            await trio.sleep(SIM_RETRY_SECONDS)
+
+    def _note(self, averaged: Averaged) -> None:
+        outcome = averaged.outcome
+        figures: dict[str, Any] = {"round": outcome.slot.round, "attempt": outcome.slot.attempt}
+        figures |= {"roster": list(outcome.members)}
+        if outcome.kind is OutcomeKind.DONE:
+            figures |= {"cut": list(outcome.cut), "root": self.place.root.hex()}
+            self.node.telemetry.emit("round.done", **figures)
+        else:
+            self.node.telemetry.emit(ROUND_EVENTS[outcome.kind], reason=outcome.reason, **figures)
+
+    async def _sync(self) -> None:
+        """Take the run's state, until no member has a better one."""
+        self._announce(state=MemberState.SYNCING)
+        with trio.move_on_after(SIM_SYNC_PATIENCE):
+            await self._gossip.looked.wait()
+        leaves, source = await self._catch_up.reach(self._gossip, SIM_SYNC_PATIENCE)
+        place = self.place
+        await self._catch_up.advance(place)
+        self.averager.expect(place.round + 1, place.certificate)
+        self.node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
+        await self._settle(leaves)
+        self._watcher.moved(self)
+
+    async def _settle(self, leaves: LeafHashes) -> None:
+        """Write a checkpoint if one is due, and announce that I train."""
+        place, state = self.place, (self.state.theta, self.state.momentum)
+        await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
+        self.settled = True
+        self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
+
+    def _announce(self, **changes: Any) -> None:
+        self._body = replace(self._body, **changes)
+        self._gossip.announce(self._body)
+
+    def _behind(self) -> bool:
+        self._look()
+        return self.averager.behind or self._follows_another_chain
+
+    def _next_members(self) -> frozenset[str]:
+        """Return the known members of the next round."""
+        self._look()
+        return self._drawn
+
+    def _look(self) -> None:
+        """Update the cached members and fork choice if any member, my position or a proof has changed."""
+        members, place, news = self._gossip.presence.active(), self.place, self._catch_up.proofs.news
+        seen = self._seen
+        if seen is not None and seen[0] is members and seen[1] is place and seen[2] == news:
+            return
+        self._seen = members, place, news
+        self._follows_another_chain = self._catch_up.follows_another_chain(members)
+        self._drawn = self.averager.drawn()
+
+    def _report(self, signed: wire.Signed) -> None:
+        self._watcher.sent(self, wire.opened(signed))

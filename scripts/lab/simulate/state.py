@@ -1,0 +1,150 @@
+"""The state and contributions of simulated peers: a small model, or vectors of no bytes.
+
+A contribution is a random Δ that follows from peer and round alone, so that the check can compute the expected average.
+A rule can judge it: it is the sum of a direction common to all, one of the peer's own in every round, and noise, in the
+proportions of real ones. Without tensors contributions and outputs are encoded to no bytes, and every output decodes to
+the same constant: the state still changes with each round, but nothing is sent and almost nothing computed.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from ....collectives.accountability.trust import weigh
+from ....collectives.chain.certificate import value_of
+from ....collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named, mean_chunks
+from ....collectives.contribution import Averaged
+from ....collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
+from ....collectives.robust.rule import Rule, Weighting
+from ....collectives.round.actions import Outcome
+from ....collectives.state import merkle
+from ....optim.member.apply import keep_rest
+from ....optim.outer import OuterSettings
+from ....peer.arrays import Floats
+from ....peer.digest import digest, keyed
+from ....peer.wire import MAX_ROSTER
+
+NUM_CELLS = MAX_ROSTER
+"""16,384 parameters, so that each member of a full roster owns a cell."""
+OUTER = OuterSettings(lr=0.7, momentum=0.9)
+STEP = 1e-3
+"""The magnitude of a pseudo-gradient's elements."""
+
+# The differences of honest pseudo-gradients lie between those of the two smaller sizes of `bench robust` (docs/log.md).
+COMMON = 0.7
+"""Cosine of the common directions of two rounds."""
+OWN, NOISE = 0.65, 0.75
+"""Norms of a peer's own direction and of its noise, relative to the common direction."""
+LENGTHS, ODDITY = 0.15, 0.3
+"""Standard deviations among peers of the logarithm of the norm, and of that of the own direction."""
+
+
+class Weightless(Codec):
+    """A codec of empty cells, which decode to `STEP`."""
+
+    name = "none"
+    cell_bytes = 0
+
+    def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
+        """Return no bytes; `chunks` are not consumed."""
+        return memoryview(b"")
+
+    def decode_range(
+        self, data: Encoded, num_cells: int, first_cell: int, last_cell: int, out: Floats, gain: float = 1.0
+    ) -> None:
+        """Write the constant."""
+        out.fill(STEP * gain)
+
+    def check(self, data: Encoded, num_cells: int) -> None:
+        """Raise `MalformedMessage` unless `data` is empty."""
+        self._bytes(data, num_cells)
+
+    def _encode(self, x: Floats, encoded: object, num_cells: int, first: int) -> None: ...
+
+    def _decode(self, encoded: object, num_cells: int, first: int, out: Floats, gain: np.float32) -> None: ...
+
+    def _check(self, encoded: object, num_cells: int, first: int, last: int) -> None: ...
+
+    def _rounding(self, encoded: object, num_cells: int, first: int, last: int) -> float:
+        return 0.0
+
+
+class State:
+    """θ and m of one peer, its contributions, and its outer step."""
+
+    def __init__(self, seed: int, *, tensors: bool) -> None:
+        self.codec: Codec = codec_named("int4") if tensors else Weightless()
+        self.theta = np.zeros(NUM_CELLS * CELL, np.float32)
+        self.momentum = np.zeros_like(self.theta)
+        self._tensors = tensors
+        self._seed = seed
+        self._residual = np.zeros_like(self.theta)
+        if tensors:
+            self.theta[:] = self._drawn("start")
+
+    @property
+    def root(self) -> bytes:
+        """The state root."""
+        return merkle.state_root(self.theta, self.momentum)
+
+    def contribution(self, peer: str, round_: int) -> Floats:
+        """x = Δ + e of a peer in a round."""
+        if not self._tensors:
+            return self._residual
+        common = COMMON**0.5 * self._drawn("common") + (1 - COMMON) ** 0.5 * self._drawn("common", str(round_))
+        longer, odder = self._drawn("size", peer)[:2].tolist()
+        own = OWN * math.exp(ODDITY * odder) * self._drawn("own", peer)
+        length = STEP * math.exp(LENGTHS * longer)
+        x: Floats = length * (common + own + NOISE * self._drawn("noise", peer, str(round_))) + self._residual
+        return x
+
+    def keep_rest(self, averaged: Averaged, x: Floats) -> None:
+        """Keep what the codec left out of my contribution `x`, which is in the cut."""
+        if self._tensors:
+            keep_rest(FlatSum([x]), self.codec, averaged.outcome.value.bounds, averaged.mine, self._residual)
+
+    def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
+        """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.
+
+        The sketches are computed anew from the contributions, so that no lie of a peer enters.
+        """
+        bounds, codec = outcome.value.bounds, self.codec
+        if not self._tensors:
+            return (digest(b""),) * (len(bounds) - 1)
+        masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
+        parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
+        members = len(bounds) - 1
+        weighting: Weighting | None = None
+        if not rule.blind:
+            sketches = [sketch_parts(codec, part, bounds, seed, columns_of(members)) for part in parts]
+            weighting = judge_sketches(rule, sketches, masses, members)
+        hashes: list[bytes] = []
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            data = [encoded[part] for encoded in parts]
+            if weighting is None:
+                chunks = mean_chunks(codec, data, masses, high - low)
+            else:
+                chunks = rule.chunks(codec, data, weighting, part, high - low)
+            hashes.append(digest(codec.encode_chunks(chunks, high - low)))
+        return tuple(hashes)
+
+    def _drawn(self, *names: str) -> Floats:
+        return _drawn(self._seed, self.theta.size, names)
+
+
+def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
+    """Return the masses of a certified cut, by tokens and trust, and the seed of its sketches."""
+    assert outcome.certificate is not None
+    value = value_of(outcome.certificate)
+    seats = [value.seats[index] for index in value.contributors]
+    return weigh(tokens, [1.0] * len(seats), seats, earned=False), seed_of(value.cut)
+
+
+@lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.
+def _drawn(seed: int, size: int, names: tuple[str, ...]) -> Floats:
+    """Draw [size] standard normal numbers that follow from the names."""
+    key = keyed("simulated vector", str(seed).encode(), *(name.encode() for name in names))
+    return np.random.default_rng(int.from_bytes(key)).standard_normal(size, np.float32)

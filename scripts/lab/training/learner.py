@@ -1,0 +1,95 @@
+"""One peer of a swarm in one process: its model, inner optimizer and batches, and the held-out loss.
+
+The peers train the built-in gpt on Python's own text, split into domains. Half of each batch is from the peer's own
+domain. Everything is seeded: a peer of a seed draws the same batches whatever the others do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from ....dht.run.manifest import INNER_MOMENTUM, Inner
+from ....optim.data.text import STDLIB, texts
+from ....optim.inner import InnerOptimizers, build_inner, schedule_of
+from ....optim.models.registry import build_model
+
+HELDOUT = 0.05
+"""The share of each domain, at its end, that is held out for the reported loss."""
+HELDOUT_SEQUENCES = 24
+"""Held-out sequences of each domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSize:
+    """The size of a training."""
+
+    model: dict[str, int | str] = field(hash=False)
+    """Options of the built-in gpt."""
+    length: int
+    """Tokens of a sequence."""
+    batch: int
+    """Sequences of an inner step."""
+    steps: int
+    """Inner steps of a round."""
+    rounds: int
+    optimizer: str = "muon"
+    """The inner optimizer."""
+    momentum: float = INNER_MOMENTUM
+    """Of Muon."""
+
+
+class Learner:
+    """One peer's model, inner optimizer and batches."""
+
+    def __init__(self, size: TrainingSize, domains: Sequence[torch.Tensor], index: int, seed: int, device: str) -> None:
+        self.size = size
+        self.model = build_model("gpt", size.model, seed=seed).to(device)
+        inner = Inner(steps=size.steps, optimizer=size.optimizer, momentum=size.momentum)
+        self.inner = InnerOptimizers(build_inner(self.model, inner))
+        self.factor = schedule_of(inner, size.rounds * inner.steps)
+        self.domains, self.index, self.device = domains, index, device
+        self.generator = np.random.Generator(np.random.PCG64([seed, index]))
+
+    def backward(self, batch: torch.Tensor, targets: torch.Tensor | None = None) -> None:
+        """Add the gradients of a batch, int64 [rows, length + 1]; `targets` instead of its own, [rows, length]."""
+        tokens = batch.to(self.device)
+        loss = self.model(tokens[:, :-1], tokens[:, 1:] if targets is None else targets.to(self.device))
+        loss.backward()
+
+    def step(self, number: int) -> None:
+        """Make inner step `number` of the swarm with the gradients that there are, clipped."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.inner.step(self.factor(number))
+
+    def batch(self) -> torch.Tensor:
+        """Draw int64 [batch, length + 1]: half from the own domain, half from any."""
+        draw = self.generator.integers
+        rows = []
+        for row in range(self.size.batch):
+            domain = self.domains[self.index if row % 2 else int(draw(len(self.domains)))]
+            start = int(draw(int(len(domain) * (1 - HELDOUT)) - self.size.length - 1))
+            rows.append(domain[start : start + self.size.length + 1])
+        return torch.stack(rows).long()
+
+
+@torch.no_grad()
+def heldout_loss(model: nn.Module, domains: Sequence[torch.Tensor], length: int, device: str) -> float:
+    """Return the held-out loss of all domains in nats per token."""
+    losses = []
+    for domain in domains:
+        rest = domain[int(len(domain) * (1 - HELDOUT)) :]
+        starts = np.linspace(0, len(rest) - length - 1, HELDOUT_SEQUENCES).astype(int)
+        tokens = torch.stack([rest[start : start + length + 1] for start in starts]).long().to(device)
+        losses.append(float(model(tokens[:, :-1], tokens[:, 1:])))
+    return float(np.mean(losses))
+
+
+@cache
+def domains_of(count: int) -> list[torch.Tensor]:
+    """Split Python's own text into `count` runs of neighbouring files, mostly of one package."""
+    text = np.frombuffer(b"\n".join(texts(STDLIB)), np.uint8)
+    return [torch.from_numpy(piece.copy()) for piece in np.array_split(text, count)]

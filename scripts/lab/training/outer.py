@@ -1,0 +1,265 @@
+"""A swarm in one process for `bench outer`: blocking or streaming rounds, or data parallel, no network.
+
+Theory of operation. The flat vector is cut into F fragments, equal runs of cells. H inner steps are a round, in which
+every fragment is captured once: fragment f after step t where t ≡ ⌊fH/F⌋ mod H. Its pseudo-gradients θ_f - W_f go with
+error feedback through the codec, and their mean through the codec of results. `delay` inner steps later it makes its outer
+step, and every peer goes on by rebase: W_f ← θ_f + (W_f - W_f at the capture). So no work is lost, and what a peer did
+after the capture is part of its next contribution. Blocking is one fragment without delay.
+
+At the end what is under way is applied, and each fragment is captured once more where peers have trained it since: one more
+exchange than blocking, so that θ has all of the work. The loss is θ's.
+
+Data parallel makes a step of the same inner optimizer with the mean of all peers' gradients, on the same batches.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ....collectives.codec import CELL, codec_named, feedback, weighted_mean
+from ....optim.flat import FlatLayout
+from ....optim.outer import OuterSettings, outer_step
+from ....peer.arrays import Floats
+from ....peer.errors import LocalError, UsageError
+from .learner import Learner, TrainingSize, domains_of, heldout_loss
+
+OUTER_MODES = ("blocking", "streaming", "parallel")
+"""`parallel` is the baseline: synchronous data parallel."""
+FEEDBACKS = ("contributions", "both", "none")
+"""Whose rounding error is added to the next vector: each peer's own, also the owners', or nobody's."""
+OUTER_SIZES = {
+    "tiny": TrainingSize(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
+        length=32,
+        batch=4,
+        steps=12,
+        rounds=24,
+        optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
+    ),
+    "small": TrainingSize(
+        model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=64, batch=4, steps=25, rounds=24
+    ),
+    "1m": TrainingSize(model={"size": "1m"}, length=64, batch=4, steps=25, rounds=20),
+    "10m": TrainingSize(model={"size": "10m"}, length=256, batch=16, steps=50, rounds=30),
+}
+"""Sizes by name. 8 peers take 15 s of one core (tiny), 2 minutes (small: 0.35M) or 5 (1m); 10m wants a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterTraining:
+    """One training to measure. Raises `UsageError` for what cannot be trained."""
+
+    size: TrainingSize
+    mode: str = "blocking"
+    contribution: str = "fp32"
+    """The codec of contributions."""
+    result: str = "fp32"
+    """The codec of their mean."""
+    feedback: str = "contributions"
+    fragments: int = 1
+    delay: int = 0
+    """Inner steps from a fragment's capture to its outer step."""
+    outer: OuterSettings = field(default_factory=lambda: OuterSettings(lr=0.9, momentum=0.8, warmup=10))
+    peers: int = 8
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.mode not in OUTER_MODES:
+            raise UsageError(f"there is no mode {self.mode!r}", remedy=f"choose one of {', '.join(OUTER_MODES)}")
+        if self.feedback not in FEEDBACKS:
+            raise UsageError(f"there is no feedback {self.feedback!r}", remedy=f"choose one of {', '.join(FEEDBACKS)}")
+        for codec in (self.contribution, self.result):
+            codec_named(codec)
+        if not 1 <= self.peers <= 64:
+            raise UsageError(f"a training cannot have {self.peers} peers", remedy="choose 1 to 64")
+        if min(self.size.steps, self.size.rounds) < 1:
+            raise UsageError("a training has at least one round of one inner step", remedy="raise --steps or --rounds")
+        if not 1 <= self.fragments <= self.size.steps:
+            raise UsageError(
+                f"{self.fragments} fragments in a round of {self.size.steps} inner steps",
+                remedy=f"choose 1 to {self.size.steps}",
+            )
+        if not 0 <= self.delay < self.size.steps:
+            raise UsageError(
+                f"a delay of {self.delay} in a round of {self.size.steps} inner steps",
+                remedy=f"choose 0 to {self.size.steps - 1}: a fragment is on its way only once",
+            )
+        if self.mode != "streaming" and (self.fragments, self.delay) != (1, 0):
+            raise UsageError(f"{self.mode} has neither fragments nor a delay", remedy="choose the mode streaming")
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens that all peers train together."""
+        size = self.size
+        return self.peers * size.rounds * size.steps * size.batch * size.length
+
+
+@dataclass(frozen=True, slots=True)
+class OuterResult:
+    """What a training came to."""
+
+    loss: float
+    """Held-out, in nats per token; infinite if it diverged."""
+    params: int
+
+
+def train_outer(training: OuterTraining) -> OuterResult:
+    """Train, and return the held-out loss."""
+    torch.set_num_threads(1)
+    swarm = ParallelSwarm(training) if training.mode == "parallel" else OuterSwarm(training)
+    swarm.run()
+    loss = heldout_loss(swarm.model, swarm.domains, training.size.length, training.device)
+    params = sum(parameter.numel() for parameter in swarm.model.parameters())
+    return OuterResult(loss if math.isfinite(loss) else math.inf, params)
+
+
+def spans_of(num_cells: int, fragments: int) -> list[slice]:
+    """Return the elements of each fragment: runs of cells, as equal as they can be."""
+    bounds = [num_cells * fragment // fragments * CELL for fragment in range(fragments + 1)]
+    return [slice(low, high) for low, high in pairwise(bounds)]
+
+
+class ParallelSwarm:
+    """Synchronous data parallel: one model, the mean of all peers' gradients."""
+
+    def __init__(self, training: OuterTraining) -> None:
+        self.training = training
+        self.domains = domains_of(training.peers)
+        self.peers = _learners(training, self.domains)
+        self.model = self.peers[0].model
+
+    def run(self) -> None:
+        """Train all rounds."""
+        first, size = self.peers[0], self.training.size
+        for number in range(size.rounds * size.steps):
+            for peer in self.peers:
+                first.backward(peer.batch())
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(len(self.peers))
+            first.step(number)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A fragment on its way."""
+
+    fragment: int
+    due: int
+    """The step after which it is applied."""
+    g: Floats
+    captured: list[Floats]
+    """Each peer's W of the fragment when it was captured."""
+
+
+class OuterSwarm:
+    """All peers of a training and their shared state."""
+
+    def __init__(self, training: OuterTraining) -> None:
+        self.training = training
+        self.domains = domains_of(training.peers)
+        self.peers = _learners(training, self.domains)
+        self.model = self.peers[0].model
+        self.codecs = codec_named(training.contribution), codec_named(training.result)
+        self.layout = FlatLayout.of(self.model)
+        self.theta: Floats = np.empty(self.layout.size, np.float32)
+        self.layout.gather(self.model, self.theta)
+        self.momentum = np.zeros_like(self.theta)
+        self.spans = spans_of(self.layout.num_cells, training.fragments)
+        self.residuals: Floats = np.zeros((training.peers, self.layout.size), np.float32)
+        self.rest = np.zeros_like(self.theta)
+        """What the owners' outputs did not carry."""
+        self.flights: list[_Flight] = []
+        self.landed = [0] * training.fragments
+        """Outer steps that each fragment has made."""
+        self.failed = False
+        """True once a peer had nothing finite to send."""
+
+    def run(self) -> None:
+        """Train all rounds, and leave θ in `model`."""
+        steps = self.training.size.steps
+        last = steps * self.training.size.rounds
+        captured = [0] * len(self.spans)
+        for step in range(1, last + 1):
+            for peer in self.peers:
+                peer.backward(peer.batch())
+                peer.step(step - 1)
+            self.land(step)
+            for fragment in self.due(step):
+                captured[fragment] = step
+                self.launch(fragment, step + self.training.delay)
+            self.land(step)
+        self.land(last + self.training.delay)
+        for fragment, step in enumerate(captured):
+            if step < last:
+                self.launch(fragment, last)
+                self.land(last)
+        self.layout.scatter(self.theta if not self.failed else np.full_like(self.theta, np.nan), self.model)
+
+    def due(self, step: int) -> Iterator[int]:
+        """Yield the fragments that are captured after a step."""
+        steps, fragments = self.training.size.steps, len(self.spans)
+        return (fragment for fragment in range(fragments) if step % steps == fragment * steps // fragments)
+
+    def launch(self, fragment: int, due: int) -> None:
+        """Capture a fragment on every peer and average it; it is applied after step `due`."""
+        span, parts, captured = self.spans[fragment], [], []
+        try:
+            for peer, residual in zip(self.peers, self.residuals, strict=True):
+                weights = self.weights_of(peer)[span].copy()
+                captured.append(weights)
+                parts.append(self.sent(self.theta[span] - weights, residual[span]))
+            g = self.averaged(parts, self.rest[span])
+        except LocalError:  # A number that is not finite: this training has diverged.
+            self.failed, g = True, np.zeros_like(self.theta[span])
+        self.flights.append(_Flight(fragment, due, g, captured))
+
+    def sent(self, delta: Floats, residual: Floats) -> memoryview:
+        """Return a contribution's bytes; `residual` becomes what they do not carry."""
+        delta += residual
+        data = self.codecs[0].encode(delta)
+        if self.training.feedback != "none":
+            feedback(delta, self.codecs[0], data, residual)
+        return data
+
+    def averaged(self, parts: Sequence[memoryview], rest: Floats) -> Floats:
+        """Return the decoded output of the owners; `rest` becomes what it does not carry."""
+        mean = weighted_mean(self.codecs[0], parts, [1.0] * len(parts), rest.size // CELL)
+        if self.training.feedback == "both":
+            mean += rest
+        data = self.codecs[1].encode(mean)
+        if self.training.feedback == "both":
+            feedback(mean, self.codecs[1], data, rest)
+        self.codecs[1].decode(data, mean)
+        return mean
+
+    def land(self, step: int) -> None:
+        """Apply the fragments that are due after a step: the outer step, then the rebase of every peer."""
+        landing = [flight for flight in self.flights if flight.due <= step]
+        self.flights = [flight for flight in self.flights if flight.due > step]
+        for flight in landing:
+            span = self.spans[flight.fragment]
+            self.landed[flight.fragment] += 1
+            settings = self.training.outer.at(self.landed[flight.fragment])
+            outer_step(self.theta[span], self.momentum[span], flight.g, settings)
+            for peer, captured in zip(self.peers, flight.captured, strict=False):
+                weights = self.weights_of(peer)
+                weights[span] = self.theta[span] + (weights[span] - captured)
+                self.layout.scatter(weights, peer.model)
+
+    def weights_of(self, peer: Learner) -> Floats:
+        """Return a peer's parameters as a flat vector."""
+        weights = np.empty_like(self.theta)
+        self.layout.gather(peer.model, weights)
+        return weights
+
+
+def _learners(training: OuterTraining, domains: Sequence[torch.Tensor]) -> list[Learner]:
+    return [
+        Learner(training.size, domains, index, training.seed, training.device) for index in range(training.peers)
+    ]

@@ -1,0 +1,313 @@
+"""`flockstep bench` and `flockstep simulate`: the verbs that measure and simulate, on this computer alone."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..cli.options import Json
+
+app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def allreduce(
+    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
+    params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
+    ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="How contributions become one.  [default: mean]")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
+    ] = None,
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
+    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
+    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
+
+    \b
+    Examples:
+      flockstep bench allreduce
+      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
+      flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
+      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
+    """
+    from .bench.allreduce import allreduce_options, run_allreduce
+
+    options = allreduce_options(
+        peers=peers or ["4"],
+        params=params or ["25M"],
+        codec=codec or ["int8", "int4"],
+        rule=rule or ["mean"],
+        repeat=repeat,
+        baseline=baseline or [],
+        baseline_python=baseline_python,
+        kill_after=kill_after,
+        stop_after=stop_after,
+        as_json=as_json,
+    )
+    run_allreduce(options, typer.echo)
+
+
+@app.command(name="join")
+def bench_join(
+    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
+    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
+    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 30,
+    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
+
+    \b
+    Examples:
+      flockstep bench join
+      flockstep bench join --members 5 --size 1m --steps 2000 --json
+    """
+    from .bench.join import JoinOptions, run_join
+
+    options = JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json)
+    run_join(options, typer.echo, partial(typer.echo, err=True))
+
+
+@app.command()
+def outer(
+    mode: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: blocking,streaming]")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2]")
+    ] = None,
+    feedback: Annotated[
+        list[str] | None, typer.Option(help="Of rounding: contributions, both, none.  [default: contributions]")
+    ] = None,
+    delay: Annotated[list[str] | None, typer.Option(help="Of streaming, in inner steps.  [default: 1]")] = None,
+    fragments: Annotated[int, typer.Option(help="Of streaming.")] = 4,
+    settings: Annotated[
+        list[str] | None, typer.Option("--outer", help="Outer lr/momentum/warm-up; repeatable.  [default: 0.9/0.8/10]")
+    ] = None,
+    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
+    size: Annotated[str, typer.Option(help="tiny, small, 1m or 10m.")] = "small",
+    optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
+    steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,
+    momentum: Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Of inner Muon.  [default: 0.8]")] = None,
+    baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a swarm in one process: the loss at equal tokens of each mode, codec, delay and outer setting.
+
+    \b
+    Examples:
+      flockstep bench outer                         # ten minutes of one core
+      flockstep bench outer --size tiny --codec int4,lloyd2 --feedback contributions,both
+      flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
+      flockstep bench outer --size 1m --delay 1,5 --seeds 0,1,2 --json
+    """
+    from .bench.outer import OuterOptions, run_outer
+
+    given = {
+        "modes": mode,
+        "codecs": codec,
+        "feedbacks": feedback,
+        "delays": delay,
+        "outer": settings,
+        "peers": peers,
+        "seeds": seeds,
+    }
+    options = OuterOptions(
+        fragments=fragments,
+        size=size,
+        optimizer=optimizer,
+        steps=steps,
+        rounds=rounds,
+        momentum=momentum,
+        baseline=baseline,
+        device=device,
+        jobs=jobs,
+        as_json=as_json,
+        **{name: words for name, words in given.items() if words},
+    )
+    run_outer(options, typer.echo)
+
+
+@app.command()
+def robust(
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:COUNT[:SCALE], pkg.module:function:COUNT, none or all; repeatable.  [default: a few]"),
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(help="Of the defence; repeatable.  [default: gramguard,mean]")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
+    peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
+    size: Annotated[str, typer.Option(help="tiny, small, 1m-short, 1m or 10m.")] = "tiny",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train under attack: the loss above that without attackers, for each attack and rule.
+
+    \b
+    Examples:
+      flockstep bench robust                        # a few minutes
+      flockstep bench robust --attacks all --seeds 0,1,2 --json
+      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
+      flockstep bench robust --size 1m --device cuda
+    """
+    from .bench.robust import DEFAULT_ATTACKS, robust_options, run_robust
+
+    options = robust_options(
+        rules=rules or ["gramguard", "mean"],
+        attacks=attacks or DEFAULT_ATTACKS,
+        seeds=seeds or ["0"],
+        peers=peers,
+        size=size,
+        device=device,
+        jobs=jobs,
+        as_json=as_json,
+    )
+    run_robust(options, typer.echo)
+
+
+@app.command()
+def utilization(
+    peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
+    params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",
+    rate: Annotated[list[str] | None, typer.Option(help="Mbit/s up and down; repeatable.  [default: 100]")] = None,
+    delay: Annotated[float, typer.Option(help="Round trip between two peers, ms.")] = 60.0,
+    loss: Annotated[float, typer.Option(help="Packets lost between two peers, %.")] = 0.0,
+    step_s: Annotated[str, typer.Option(help="Seconds of an inner step, for all or 1,1,1,75; or real.")] = "1.0",
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Inner steps between two rounds, H.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds that are measured, after a first one.")] = 3,
+    modes: Annotated[list[str] | None, typer.Option(help="Of [outer]; repeatable.  [default: all]")] = None,
+    codecs: Annotated[list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: int4]")] = None,
+    fragments: Annotated[int | None, typer.Option(min=1, help="Of [outer], for streaming.")] = None,
+    delay_steps: Annotated[int | None, typer.Option(min=0, help="The delay of [outer], for streaming.")] = None,
+    phase_s: Annotated[float, typer.Option(min=0, help="[inner] seconds: phases by time, not by --steps.")] = 0.0,
+    baseline: Annotated[list[str] | None, typer.Option(help="Also measure hivemind's delayed averaging.")] = None,
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
+    report: Annotated[Path | None, typer.Option(help="File for a picture, HTML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train on shaped lines: the share of time in which peers train, and the peak rate. Linux, as root.
+
+    \b
+    Examples:
+      flockstep bench utilization --rate 16.7 --step-s 0.3 --report utilization.html
+      flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
+      flockstep bench utilization --step-s 0.1,0.1,0.1,7.5 --steps 900 --phase-s 90
+      flockstep bench utilization --params 10M --step-s real --steps 20 --baseline hivemind
+    """
+    from .utilization.options import utilization_options
+    from .utilization.utilization import run_utilization
+
+    options = utilization_options(
+        peers=peers,
+        params=params,
+        rate=rate or ["100"],
+        round_trip_ms=delay,
+        loss_percent=loss,
+        step_s=step_s,
+        steps=steps,
+        rounds=rounds,
+        modes=modes or [],
+        codecs=codecs or ["int4"],
+        fragments=fragments,
+        delay_steps=delay_steps,
+        phase_seconds=phase_s,
+        baseline=baseline or [],
+        baseline_python=baseline_python,
+        report=report,
+        as_json=as_json,
+    )
+    if not run_utilization(options, typer.echo, partial(typer.echo, err=True)):
+        raise typer.Exit(1)
+
+
+def simulate(
+    peers: Annotated[int, typer.Option(help="How many found the run.")] = 8,
+    rounds: Annotated[int, typer.Option(help="How many rounds they train.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Decides all that is left to chance.")] = 0,
+    bandwidth: Annotated[str, typer.Option(help="Each way: 20Mbit or 10Mbit..100Mbit.  [default: no limit]")] = "",
+    latency: Annotated[str, typer.Option(help="One way between two peers.")] = "20ms..100ms",
+    loss: Annotated[float, typer.Option(help="Chance of a packet to be sent again.")] = 0.0,
+    churn: Annotated[float, typer.Option(help="Joins, and as many leaves, to expect in a round.")] = 0.0,
+    partition: Annotated[list[str] | None, typer.Option(help="5+3@round=2..7; repeatable.")] = None,
+    stall: Annotated[float, typer.Option(help="Peers that fall silent, to expect in a round.")] = 0.0,
+    stall_time: Annotated[str, typer.Option(help="For how long.")] = "5s..20s",
+    at: Annotated[
+        list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=); repeatable.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as alie:2 or withholding:1; repeatable.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="Of the defence.  [default: gramguard; without tensors mean]")] = "",
+    tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
+    steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
+    min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
+    voters: Annotated[
+        str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (founders), work.")
+    ] = "founders",
+    when_stalled: Annotated[
+        str, typer.Option(help="Where too few voters are here: present (decide), or wait.")
+    ] = "present",
+    session: Annotated[float, typer.Option(help="Rounds that a peer stays on average.  [default: all]")] = 0.0,
+    orderly: Annotated[float, typer.Option(help="Share of those that leave in order; the others are killed.")] = 0.5,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="4@round=3: four at once; with ,for=60s they come back; repeatable.")
+    ] = None,
+    fragments: Annotated[int, typer.Option(help="Of the vector; more than 1: streaming mode.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try rounds on a network in memory, in virtual time: the same seed gives the same events.
+
+    \b
+    Examples:
+      flockstep simulate --peers 8 --loss 0.01 --churn 1
+      flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5..7
+      flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
+      flockstep simulate --peers 64 --rounds 50 --no-tensors --json
+      flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
+      flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01
+    """
+    from .attacks.gradients import Attackers
+    from .attacks.protocol import LIARS
+    from .simulate.options import RATES, SECONDS, Kill, Partition, SimulateOptions, Span, Strike
+    from .simulate.world import run_simulate
+
+    options = SimulateOptions(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        bandwidth=Span.parse(bandwidth, RATES, logarithmic=True) if bandwidth else None,
+        latency=Span.parse(latency, SECONDS),
+        loss=loss,
+        churn=churn,
+        stall=stall,
+        stall_time=Span.parse(stall_time, SECONDS),
+        partitions=tuple(Partition.parse(text, peers) for text in partition or ()),
+        strikes=tuple(Strike.parse(text, peers) for text in at or ()),
+        attacks=tuple(Attackers.parse(text, LIARS) for text in attack or ()),
+        rule=rule or ("gramguard" if tensors else "mean"),
+        tensors=tensors,
+        steps_time=Span.parse(steps_time, SECONDS),
+        min_peers=min_peers,
+        voters=voters,
+        when_stalled=when_stalled,
+        session=session,
+        orderly=orderly,
+        kills=tuple(Kill.parse(text, peers) for text in kill or ()),
+        fragments=fragments,
+        out=out,
+    )
+    if not run_simulate(options, typer.echo, as_json=as_json):
+        raise typer.Exit(1)

@@ -1,0 +1,228 @@
+"""The bench: its options, its arithmetic, and small measurements with real processes."""
+
+import ast
+import json
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flockstep
+import numpy as np
+import pytest
+from flockstep.peer.arrays import Floats
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.lab.bench import allreduce, worker
+from flockstep.scripts.lab.bench.allreduce import (
+    AllreduceOptions,
+    allreduce_options,
+    comparisons,
+    count,
+    listed,
+    run_allreduce,
+)
+from flockstep.scripts.lab.bench.group import PACKAGE, Group, peak_of
+from flockstep.scripts.lab.bench.measure import Case, Disturbance, RoundFigures, Row, measure_case, measure_summary
+from flockstep.scripts.lab.bench.worker import FILL_BLOCK, OPENING_SECONDS, block, compare, exact_mean, fill
+
+BENCH = Path(__file__).parents[5] / "scripts" / "lab" / "bench"
+CASE = Case("flockstep", "peer", sys.executable, "int4/int8", 4, 70_000)
+THREE = replace(CASE, peers=3)
+"""What is run: a peer is a process that imports for two seconds."""
+FIGURES = RoundFigures(
+    wall_s=1.0,
+    cpu_s=2.0,
+    bytes_per_peer=3e6,
+    peak_memory_bytes=4_000_000,
+    rel_l2=0.5,
+    bit_identical=True,
+    exact=None,
+    outcome="done",
+    reason="",
+    contributors=None,
+    attempts=1,
+)
+
+
+def options(**changes: Any) -> AllreduceOptions:
+    words: dict[str, Any] = {
+        "peers": ["4"],
+        "params": ["25M"],
+        "codec": ["int8"],
+        "rule": ["mean"],
+        "repeat": 1,
+        "baseline": [],
+        "baseline_python": "",
+        "kill_after": None,
+        "stop_after": None,
+        "as_json": True,
+    }
+    return allreduce_options(**{**words, **changes})
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("25M", 25_000_000), ("1e6", 1_000_000), ("4", 4), ("1.5k", 1500), ("2b", 2_000_000_000)]
+)
+def test_counts_as_people_write_them(word: str, number: int) -> None:
+    assert count(word) == number
+
+
+@pytest.mark.parametrize("word", ["", "M", "0", "-4", "1.5", "inf", "nan", "4 peers"])
+def test_what_is_not_a_count_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="is not a count"):
+        count(word)
+
+
+def test_an_option_may_be_repeated_or_be_a_list() -> None:
+    assert listed(["4, 8", "2", ""]) == ["4", "8", "2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kill_after": 1.0, "stop_after": 1.0}, "exclude each other"),
+        ({"codec": ["int8/int9"]}, "no codec 'int9'"),
+        ({"rule": ["median", "luck"]}, "no defence 'luck'"),
+        ({"baseline": ["horovod"]}, "no baseline 'horovod'"),
+        ({"baseline": ["hivemind/int4"]}, "no baseline 'hivemind/int4'"),
+        ({"peers": ["1,4"]}, "2 to 64 peers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        options(**changes)
+
+
+def test_every_size_is_measured_on_all_systems_side_by_side() -> None:
+    cases = list(options(peers=["4,8"], codec=["int8,int4"], baseline=["hivemind/fp16,gloo"]).cases())
+    systems = [(case.system, case.codec) for case in cases]
+    assert systems == 2 * [("flockstep", "int8"), ("flockstep", "int4"), ("hivemind", "fp16"), ("gloo", "fp32")]
+    assert [case.peers for case in cases] == [4] * 4 + [8] * 4
+    assert len(list(options(baseline=["hivemind"]).cases())) == 1 + 4
+    assert options(stop_after=0.5).disturbance == Disturbance(signal.SIGSTOP, 0.5)
+
+
+def test_a_baseline_that_is_not_installed_is_one_line_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(allreduce.NEEDS, "gloo", "no_such_package")
+    with pytest.raises(UsageError, match=f"no_such_package is not installed for {sys.executable}") as raised:
+        run_allreduce(options(baseline=["gloo"]), print)
+    assert "pip install" in raised.value.remedy
+    with pytest.raises(UsageError, match="cannot run /no/such/python"):
+        run_allreduce(options(baseline=["gloo"], baseline_python="/no/such/python"), print)
+
+
+def test_baselines_need_nothing_of_ours_but_numpy() -> None:
+    for name in ("worker", "hivemind", "gloo"):
+        nodes = ast.walk(ast.parse((BENCH / f"{name}.py").read_text(encoding="utf-8")))
+        ours = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+        assert {alias.name for node in ours if node.module is None for alias in node.names} <= {"worker"}
+        assert {node.module for node in ours} <= {None, "worker", "peer.arrays"}
+    floats = ast.walk(ast.parse((BENCH.parents[2] / "peer" / "arrays.py").read_text(encoding="utf-8")))
+    imported = [alias.name for node in floats if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.split(".")[0] for name in imported} <= {"numpy"}
+
+
+def vector(size: int, members: list[int]) -> Floats:
+    return np.resize(exact_mean(members), size).astype(np.float32)
+
+
+def test_workers_load_this_very_package() -> None:
+    assert PACKAGE.resolve() == Path(flockstep.__file__).resolve().parent == Path(worker.__file__).resolve().parents[3]
+
+
+def test_the_error_is_that_against_the_nearest_exact_mean() -> None:
+    size = FILL_BLOCK + 1000
+    mean = vector(size, [0, 2])
+    assert compare(mean, [[0, 2]])["rel_l2"] < 1e-6
+    assert compare(mean, [[0, 1, 2], [0, 2]]) == compare(mean, [[0, 2]])
+    assert compare(mean, [[0, 1, 2]])["rel_l2"] > 0.1
+    unweighted = ((block(0).astype(np.float64) + block(2)) / 2).astype(np.float32)
+    assert compare(unweighted, [[0, 2]])["rel_l2"] > 1e-3
+    mean[-1] += 1
+    off = compare(mean, [[0, 2]])
+    assert off["rel_l2"] > 1e-4
+    assert off["digest"] != compare(vector(size, [0, 2]), [[0, 2]])["digest"]
+
+
+def test_a_vector_is_its_seed_repeated() -> None:
+    filled = np.empty(FILL_BLOCK + 7, np.float32)
+    fill(filled, 3)
+    assert np.array_equal(filled[:FILL_BLOCK], block(3))
+    assert np.array_equal(filled[FILL_BLOCK:], block(3)[:7])
+    assert not np.array_equal(block(3), block(4))
+
+
+def test_peak_memory_is_what_others_do_not_hold_too() -> None:
+    status = "Name:\tpython\nVmHWM:\t  1000 kB\nVmRSS:\t   700 kB\n"
+    assert peak_of(status + "Rss:      700 kB\nPss:      450 kB\nPss_Anon: 300 kB\n") == 750 * 1024
+
+
+def test_outcomes_in_one_word_where_one_is_enough() -> None:
+    assert measure_summary(["done", "done"]) == "done"
+    assert measure_summary(["done", "hung", "done"]) == "done ×2, hung ×1"
+
+
+def test_a_row_gives_medians_and_is_identical_only_if_every_round_was() -> None:
+    rounds = [replace(FIGURES, wall_s=wall, peak_memory_bytes=None) for wall in (3.0, 1.0, 2.0)]
+    rounds[1] = replace(rounds[1], bit_identical=False, outcome="hung")
+    figures = Row(CASE, tuple(rounds)).as_json(None)
+    assert (figures["wall_s"], figures["peak_memory_bytes"], figures["bit_identical"]) == (2.0, None, False)
+    assert figures["outcome"] == "done, hung"
+    assert [one["outcome"] for one in figures["rounds"]] == ["done", "hung", "done"]
+    failed = Row(CASE, (), "no luck").as_json(None)
+    assert failed.keys() == figures.keys()
+    assert (failed["outcome"], failed["reason"], failed["wall_s"]) == ("failed", "no luck", None)
+
+
+def test_we_are_compared_with_the_best_codec_in_each_figure() -> None:
+    slow = Row(replace(CASE, system="hivemind", codec="fp16"), (replace(FIGURES, wall_s=4.0, cpu_s=1.0),))
+    busy = Row(replace(CASE, system="hivemind", codec="uniform8"), (replace(FIGURES, wall_s=2.0, cpu_s=8.0),))
+    larger = Row(replace(slow.case, params=1), (replace(FIGURES, wall_s=0.001),))
+    (line,) = comparisons([Row(CASE, (FIGURES,)), slow, busy, larger, Row(busy.case, (), "failed")])
+    assert "hivemind" in line
+    assert "wall s 0.50×, CPU s 2.00×, sent MB 1.00×, peak MB 1.00×" in line
+
+
+def test_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_path: Path) -> None:
+    row = measure_case(THREE, 2, None, tmp_path / "case")
+    assert row.failure == ""
+    assert [figures.outcome for figures in row.rounds] == ["done", "done"]
+    assert all(figures.bit_identical and figures.exact for figures in row.rounds)
+    assert {figures.contributors for figures in row.rounds} == {3}
+    assert 0.01 < (row.figure("rel_l2") or 0) < 0.3
+    assert (row.figure("bytes_per_peer") or 0) > CASE.params * 0.75
+    json.dumps(row.as_json(None))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_what_the_survivors_of_a_killed_peer_get_is_exact_too(tmp_path: Path) -> None:
+    killed = Disturbance(signal.SIGKILL, 0.0)
+    row = measure_case(THREE, 1, killed, tmp_path / "case")
+    (figures,) = row.rounds
+    assert (row.failure, figures.outcome) == ("", "done")
+    assert figures.bit_identical
+    assert figures.exact
+    assert "SIGKILL" in row.as_json(killed)["disturbance"]
+
+
+def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
+    row = measure_case(replace(CASE, program="bench_of_nobody", peers=2), 1, None, tmp_path / "case")
+    assert row.rounds == ()
+    assert "bench_of_nobody" in row.failure
+    assert "No module named" in row.failure
+
+
+def test_a_late_answer_is_not_taken_for_that_to_the_next_command(tmp_path: Path) -> None:
+    with Group(sys.executable, "bench.peer", [()], tmp_path) as group:
+        (worker,) = group.workers
+        worker.send({"op": "open", "params": 1, "codec": "int8", "peers": 1, "rule": "mean", "index": 0})
+        worker.send({"op": "fill"})
+        _, answer = worker.receive(time.monotonic() + OPENING_SECONDS)
+        assert answer == {}
+
+
+def test_an_error_in_a_worker_is_its_answer() -> None:
+    answer = worker.failed(ValueError("of two\n lines"))
+    assert answer == {"outcome": "failed", "reason": "ValueError: of two lines"}

@@ -1,0 +1,106 @@
+"""`bench outer`: its options, its lines and its table."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.lab.bench import outer
+from flockstep.scripts.lab.bench.outer import OuterOptions, baseline_of, run_outer
+from flockstep.scripts.lab.training.outer import OuterResult, OuterTraining
+
+RESULTS = {"parallel": 2.0, "blocking": 2.2, "streaming": 2.211}
+
+
+def pretended(training: OuterTraining) -> OuterResult:
+    loss = RESULTS[training.mode] if training.contribution != "int8" else math.inf
+    return OuterResult(loss + (0.1 if training.mode == "streaming" and training.seed else 0.0), 32768)
+
+
+def options(**changes: Any) -> OuterOptions:
+    given: dict[str, Any] = {"size": "tiny", "jobs": 1, "as_json": True}
+    return OuterOptions(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"modes": ["parallel"]}, {"codecs": ["int7"]}, {"codecs": ["int4/int7"]}, {"delays": ["12"]}),
+        *({"delays": ["x"]}, {"outer": ["0.9"]}, {"outer": ["3/0.5"]}, {"outer": ["a/b"]}, {"seeds": ["x"]}),
+        *({"fragments": 13}, {"size": "big"}, {"peers": ["0"]}, {"peers": ["x"]}, {"optimizer": "sgd"}),
+        *({"steps": 0}, {"rounds": 0}, {"feedbacks": ["x"]}, {"delays": ["-1"]}, {"modes": [","]}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_trains(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        options(**wrong).trainings()
+    assert caught.value.remedy
+
+
+def test_every_case_is_trained_once_after_its_baseline() -> None:
+    chosen = options(
+        feedbacks=["contributions,both"], delays=["0,1"], outer=["0.8/0.5,0.9/0.8"], peers=["2,4"], seeds=["0,1"]
+    )
+    trainings = chosen.trainings()
+    baselines = [one for one in trainings if one.mode == "parallel"]
+    assert {(one.peers, one.seed) for one in baselines} == {(n, s) for n in (2, 4) for s in (0, 1)}
+    # fp32 leaves nothing to feed back, so it is trained once; blocking has no delay.
+    per_setting = {"blocking": 1 + 2 * 2, "streaming": 2 * (1 + 2 * 2)}
+    for mode, number in per_setting.items():
+        assert sum(one.mode == mode for one in trainings) == number * 2 * 2 * 2
+    assert len(set(trainings)) == len(trainings)
+    assert not [one for one in options(baseline=False).trainings() if one.mode == "parallel"]
+    sizes = {one.size for one in options(steps=7, rounds=2, optimizer="muon").trainings()}
+    assert [(size.steps, size.rounds, size.optimizer) for size in sizes] == [(7, 2, "muon")]
+
+
+def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer, "train_outer", pretended)
+    written: list[str] = []
+    cases = options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8/5"], momentum=0.7)
+    run_outer(cases, written.append)
+    assert [json.loads(line) for line in written] == [
+        {
+            "mode": "streaming",
+            "codec": "lloyd2/int4",
+            "feedback": "contributions",
+            "bits": 6.3125,
+            "fragments": 4,
+            "delay": 1,
+            "steps": 12,
+            "rounds": 24,
+            "lr": 0.9,
+            "momentum": 0.8,
+            "momentum_warmup": 5,
+            "inner_momentum": 0.7,
+            "peers": 8,
+            "params": 32768,
+            "seed": 3,
+            "tokens": 8 * 24 * 12 * 4 * 32,
+            "loss": pytest.approx(2.311),
+            "baseline": "parallel adamw",
+            "baseline_loss": 2.0,
+        }
+    ]
+    written.clear()
+    run_outer(options(modes=["blocking"], codecs=["int8"], baseline=False), written.append)
+    assert [json.loads(line)[key] for line in written for key in ("loss", "baseline", "baseline_loss")] == [None] * 3
+
+
+def test_the_table_compares_with_blocking_and_with_data_parallel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outer, "train_outer", pretended)
+    run_outer(options(codecs=["fp32,lloyd2,int8"], seeds=["0,1"], as_json=False), lambda line: None)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "8 blocking, fp32 0.9/0.8/10 64 2.2000 +10.00 %" in rows
+    assert "8 streaming 4 1, lloyd2 0.9/0.8/10 4.125 2.2610 +2.77 % +13.05 %" in rows
+    assert any("int8" in row and "diverged" in row for row in rows)
+
+
+def test_the_baseline_is_that_of_the_same_batches() -> None:
+    case = options(seeds=["5"], peers=["3"], steps=6).trainings()[-1]
+    baseline = baseline_of(case)
+    assert (baseline.mode, baseline.seed, baseline.peers, baseline.size) == ("parallel", 5, 3, case.size)
+    assert baseline.tokens == case.tokens

@@ -1,0 +1,161 @@
+"""The training of `bench outer`: rounds, streaming by rebase, feedback, and data parallel."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flockstep.collectives.codec import CELL
+from flockstep.optim.outer import OuterSettings
+from flockstep.peer.arrays import Floats
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.lab.training.learner import domains_of
+from flockstep.scripts.lab.training.outer import (
+    OUTER_SIZES,
+    OuterSwarm,
+    OuterTraining,
+    ParallelSwarm,
+    spans_of,
+    train_outer,
+)
+
+SMALLEST = replace(
+    OUTER_SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 16, "context": 16}, length=16, steps=5, rounds=3
+)
+AVERAGE = OuterSettings(lr=1.0, momentum=0.0)
+
+
+def training(**changes: Any) -> OuterTraining:
+    given: dict[str, Any] = {"size": SMALLEST, "peers": 2}
+    return OuterTraining(**(given | changes))
+
+
+def trained(case: OuterTraining) -> OuterSwarm:
+    swarm = OuterSwarm(case)
+    swarm.run()
+    return swarm
+
+
+def alone(index: int = 0, peers: int = 1) -> Floats:
+    """What a peer's parameters become without anybody else."""
+    swarm = OuterSwarm(training(peers=peers))
+    peer = swarm.peers[index]
+    for step in range(SMALLEST.rounds * SMALLEST.steps):
+        peer.backward(peer.batch())
+        peer.step(step)
+    return swarm.weights_of(peer)
+
+
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 4), (2, 0), (3, 1), (5, 4)])
+def test_no_work_is_lost_whatever_the_delay(fragments: int, delay: int) -> None:
+    # Plain averaging with nobody else changes nothing: all of a lonely peer's work is in θ, and twice nowhere.
+    case = training(peers=1, mode="streaming", fragments=fragments, delay=delay, outer=AVERAGE)
+    swarm = trained(case)
+    np.testing.assert_allclose(swarm.theta, alone(), rtol=0, atol=1e-5)
+    assert not swarm.flights
+    assert np.array_equal(swarm.weights_of(swarm.peers[0]), swarm.theta)
+
+
+def test_one_fragment_without_a_delay_is_blocking() -> None:
+    outer = OuterSettings(lr=0.9, momentum=0.8)
+    blocking = trained(training(outer=outer))
+    assert np.array_equal(trained(training(mode="streaming", outer=outer)).theta, blocking.theta)
+    assert not np.array_equal(trained(training(mode="streaming", outer=outer, delay=2)).theta, blocking.theta)
+
+
+def test_a_blocking_round_is_the_mean_of_the_peers_and_a_nesterov_step() -> None:
+    one_round = replace(SMALLEST, rounds=1)
+    start = OuterSwarm(training(size=one_round)).theta
+    mean = trained(training(size=one_round, outer=AVERAGE)).theta
+    stepped = trained(training(size=one_round, outer=OuterSettings(lr=0.5, momentum=0.8))).theta
+    np.testing.assert_allclose(stepped - start, 0.5 * 1.8 * (mean - start), rtol=1e-4, atol=1e-7)
+    swarm = OuterSwarm(training(size=one_round))
+    ends = []
+    for peer in swarm.peers:
+        for step in range(one_round.steps):
+            peer.backward(peer.batch())
+            peer.step(step)
+        ends.append(swarm.weights_of(peer))
+    np.testing.assert_allclose(mean, np.mean(ends, axis=0), rtol=0, atol=1e-6)
+
+
+def test_each_fragment_has_its_turn_once_in_a_round() -> None:
+    swarm = OuterSwarm(training(mode="streaming", fragments=3))
+    turns = {step: list(swarm.due(step)) for step in range(1, 11)}
+    assert {step: turn for step, turn in turns.items() if turn} == {1: [1], 3: [2], 5: [0], 6: [1], 8: [2], 10: [0]}
+
+
+def test_fragments_are_equal_runs_of_cells() -> None:
+    spans = spans_of(10, 3)
+    assert [(span.start // CELL, span.stop // CELL) for span in spans] == [(0, 3), (3, 6), (6, 10)]
+
+
+def test_feedback_keeps_what_the_bytes_do_not_carry() -> None:
+    nobody, own, both = (
+        trained(training(contribution="lloyd2", result="lloyd2", feedback=name))
+        for name in ("none", "contributions", "both")
+    )
+    assert not nobody.residuals.any()
+    assert own.residuals.any(axis=1).all()
+    assert not own.rest.any()
+    assert both.rest.any()
+    assert len({swarm.theta.tobytes() for swarm in (nobody, own, both)}) == 3
+
+
+def test_outputs_with_the_owners_feedback_add_up_to_the_means() -> None:
+    swarm = OuterSwarm(training(result="lloyd2", feedback="both"))
+    random, size = np.random.default_rng(0), swarm.layout.size
+    means = random.standard_normal((20, size), np.float32) + np.float32(0.1)
+    rest: Floats = np.zeros(size, np.float32)
+    given = sum(swarm.averaged([swarm.codecs[0].encode(mean)], rest) for mean in means)
+    np.testing.assert_allclose(given + rest, means.sum(axis=0), rtol=0, atol=1e-4)
+
+
+def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:
+    case = training(mode="parallel", size=replace(SMALLEST, rounds=1, steps=1))
+    swarm = ParallelSwarm(case)
+    together = OuterSwarm(training(size=case.size)).peers
+    batch = torch.cat([peer.batch() for peer in together])
+    together[0].backward(batch)
+    together[0].step(0)
+    swarm.run()
+    for mine, theirs in zip(swarm.model.parameters(), together[0].model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_training_learns_and_is_the_same_twice() -> None:
+    case = training(mode="streaming", fragments=2, delay=1, contribution="int4", result="int4")
+    result = train_outer(case)
+    assert result == train_outer(case)
+    assert result.params == OuterSwarm(case).layout.size
+    untrained = math.log(256)
+    assert result.loss < untrained
+    assert train_outer(training(mode="parallel")).loss < untrained
+    assert case.tokens == 2 * 3 * 5 * 4 * 16
+    assert len(domains_of(case.peers)) == 2
+
+
+def test_what_has_diverged_has_an_loss_that_is_no_number() -> None:
+    swarm = OuterSwarm(training(contribution="int4"))
+    with torch.no_grad():
+        next(iter(swarm.peers[1].model.parameters())).fill_(math.nan)
+    swarm.run()
+    assert swarm.failed
+    assert all(parameter.isnan().all() for parameter in swarm.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"mode": "eager"}, {"feedback": "some"}, {"contribution": "int3"}, {"result": "int3"}, {"peers": 0}),
+        *({"peers": 65}, {"fragments": 2}, {"delay": 1}, {"mode": "streaming", "fragments": 6}),
+        *({"mode": "streaming", "fragments": 0}, {"mode": "streaming", "delay": 5}, {"mode": "streaming", "delay": -1}),
+        *({"size": replace(SMALLEST, rounds=0)}, {"size": replace(SMALLEST, steps=0)}),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        training(**wrong)
+    assert caught.value.remedy

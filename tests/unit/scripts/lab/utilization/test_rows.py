@@ -1,0 +1,130 @@
+"""The rows of `flockstep bench utilization`: JSON, table and picture."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from flockstep.scripts.lab.utilization.figures import Boundary, PeerFigures
+from flockstep.scripts.lab.utilization.measure import PeerTrace, UtilizationRow, patience, rates_of
+from flockstep.scripts.lab.utilization.options import UtilizationCase
+from flockstep.scripts.lab.utilization.report import training_times, utilization_page
+from flockstep.scripts.lab.utilization.utilization import utilization_notes, utilization_table
+from rich.console import Console
+
+CASE = UtilizationCase(
+    system="flockstep",
+    mode="blocking",
+    codec="int4",
+    peers=2,
+    params=25_000_000,
+    rate=100.0,
+    round_trip=0.06,
+    loss=0.0,
+    step_seconds=(1.0, 1.0),
+    steps=10,
+    rounds=2,
+    fragments=None,
+    delay_steps=None,
+    phase_seconds=0.0,
+    python="python",
+)
+ONE = PeerFigures(0.8, 2, 100.0, 80.0, 50_000_000, 40_000_000, 6e6, 5e6)
+OTHER = PeerFigures(0.6, 2, 100.0, 60.0, 30_000_000, 40_000_000, 3e6, 10e6)
+BOUNDARIES = (Boundary(100.0, 0.0, 1), Boundary(200.0, 80.0, 3))
+TRACE = PeerTrace(BOUNDARIES, ((95.0, 100.0), (140.0, 150.0), (190.0, 200.0)), ((110.0, 6e6), (120.0, 0.0)))
+ROW = UtilizationRow(
+    case=CASE, peers=(ONE, OTHER), traces=(TRACE, TRACE), certified=2, void=1, round_seconds={"gather": 0.5}
+)
+FAILED = UtilizationRow(case=replace(CASE, system="hivemind", mode="delayed"), failure="hivemind-0 ended: <no group>")
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "system": str,
+    "mode": str,
+    "codec": str,
+    "peers": int,
+    "params": int,
+    "rate_mbit": float,
+    "round_trip_ms": float,
+    "loss_percent": float,
+    "step_s": (list, str),
+    "steps": int,
+    "rounds": int,
+    "fragments": (int, type(None)),
+    "delay_steps": (int, type(None)),
+    "phase_s": float,
+    "utilization": (float, type(None)),
+    "utilization_of_peers": list,
+    "peak_rate_share": (float, type(None)),
+    "idle_s_per_round": (float, type(None)),
+    "stalled_s_per_round": (float, type(None)),
+    "line_s_per_round": (float, type(None)),
+    "round_s": dict,
+    "sent_bytes_of_peers": list,
+    "received_bytes_of_peers": list,
+    "rounds_certified": int,
+    "rounds_void": int,
+    "results_missed": int,
+    "reason": str,
+}
+
+
+@pytest.mark.parametrize("row", [ROW, FAILED])
+def test_a_row_is_one_json_object_with_these_fields(row: UtilizationRow) -> None:
+    text = json.dumps(row.as_json())
+    assert "\n" not in text
+    values = json.loads(text)
+    assert values.keys() == FIELDS.keys()
+    assert all(isinstance(values[name], kind) for name, kind in FIELDS.items())
+
+
+def test_the_figures_of_a_row() -> None:
+    assert ROW.utilization == pytest.approx(0.7)
+    assert ROW.peak_rate_share == pytest.approx(0.8)  # 10 MB/s received on 100 Mbit/s.
+    assert ROW.idle_seconds == pytest.approx(15.0)
+    assert ROW.stalled_seconds == pytest.approx(10.0)  # 20 s in two rounds; the first wait was before.
+    assert ROW.line_seconds == pytest.approx(1.8)  # 45 MB in two rounds.
+    assert ROW.as_json()["utilization"] == 0.7
+    assert FAILED.as_json()["utilization"] is None
+
+
+def test_a_table_tells_what_failed_and_why() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(utilization_table([ROW, FAILED]))
+    for line in utilization_notes([ROW, FAILED]):
+        console.print(line, markup=False)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 peers × 25M parameters, H = 10, steps of 1 s; round trip 60 ms" in text
+    assert re.search(r"blocking int4 +100 +70\.0% +60\.0% +80% +15\.00 +1\.80 +2 of 2 +1\b", text)
+    assert "hivemind delayed int4: hivemind-0 ended: <no group>" in text
+    assert "gather 0.50" in text
+
+
+def test_training_is_what_the_stalls_leave() -> None:
+    assert list(training_times(TRACE)) == [(100.0, 140.0), (150.0, 190.0)]
+    assert list(training_times(PeerTrace(BOUNDARIES, (), ()))) == [(100.0, 200.0)]
+    beyond = PeerTrace(BOUNDARIES, ((90.0, 110.0), (105.0, 120.0), (250.0, 260.0)), ())
+    assert list(training_times(beyond)) == [(120.0, 200.0)]
+
+
+def test_the_picture_shows_every_peer_and_escapes_what_it_says() -> None:
+    page = utilization_page([ROW, FAILED])
+    assert page.count('<rect class="bar') == 4
+    assert "70.0%" in page
+    assert "Peer 1: 60.0%." in page
+    assert "&lt;no group&gt;" in page
+    assert "<script" not in page
+    assert len(set(re.findall(r'<title id="(u\d+-title)"', page))) == 1
+
+
+def test_rates_are_those_of_whole_seconds() -> None:
+    counter = [(0.25 * quarter, 100.0 * min(quarter, 8)) for quarter in range(13)]
+    assert rates_of(counter) == [(0.5, 400.0), (1.5, 400.0), (2.5, 0.0)]
+    assert rates_of([]) == []
+
+
+def test_patience_grows_with_everything_that_takes_long() -> None:
+    assert patience(replace(CASE, step_seconds=(1.0, 75.0))) > patience(CASE)
+    assert patience(replace(CASE, rate=1.0)) > patience(CASE)
+    assert patience(replace(CASE, step_seconds=())) > patience(CASE)
