@@ -12,7 +12,7 @@ adds one after the other, as `add.accumulate` does by its definition. Nor are ex
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,9 @@ class Weighting:
 
     weights: Floats64
     """[p, n], for each part; a row's sum is 1, or the row is 0 if no contribution is valid. `gramguard` gives rows with
-    other sums, since it changes lengths; only `flag` gives negative weights, and rows with any sum."""
+    other sums, since it changes lengths."""
     flagged: Mapping[int, str]
     """The reason for each peer that was dropped or clipped, by its index in the roster."""
-    mixing: Floats64 | None = field(default=None)
-    """[n, n] for a coordinate-wise rule: row i holds the weights that replace contribution i by a mean of all."""
 
 
 class Rule(ABC):

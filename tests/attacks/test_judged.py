@@ -33,7 +33,7 @@ def run_rounds(
     run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed, charter=charter), seed=seed)
 
 
-@pytest.mark.parametrize("rule", ["gramguard", "median", "trimmed_mean", "krum", "geometric_median", "flag"])
+@pytest.mark.parametrize("rule", ["gramguard", "median", "krum"])
 def test_honest_peers_end_alike_and_nobody_is_accused(rule: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await all_at_once(swarm.sims, 3)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.robust.rules import rule_named
 from flockstep.peer import wire
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS
+from flockstep.scripts.lab.baselines.rules import rule_named
 from flockstep.scripts.lab.simulate.check import Checks
 from flockstep.scripts.lab.simulate.options import SimulateOptions
 from flockstep.scripts.lab.simulate.report import Report

@@ -62,6 +62,7 @@ PURE = {
     "collectives/picture/snapshot.py",
     "collectives/picture/votes.py",
     "collectives/robust/gramguard.py",
+    "collectives/robust/median.py",
     "collectives/robust/rule.py",
     "collectives/robust/rules.py",
     "collectives/robust/sketch.py",
@@ -164,9 +165,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/watch": (),
     "scripts/cli": ("demo", "doctor", "page", "runs", "volunteer", "watch"),
     "scripts/lab/attacks": (),
-    "scripts/lab/bench": ("attacks", "training"),
-    "scripts/lab/simulate": ("attacks",),
-    "scripts/lab/training": ("attacks",),
+    "scripts/lab/baselines": (),
+    "scripts/lab/bench": ("attacks", "baselines", "training"),
+    "scripts/lab/simulate": ("attacks", "baselines"),
+    "scripts/lab/training": ("attacks", "baselines"),
     "scripts/lab/utilization": ("bench",),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ....collectives.codec import codec_named
-from ....collectives.robust.rules import rule_named
 from ....peer.errors import UsageError
+from ..baselines.rules import rule_named
 from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
 from .measure import Case, Disturbance, Row, measure_case
 

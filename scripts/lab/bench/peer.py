@@ -17,7 +17,6 @@ from ....collectives.averager import Averager
 from ....collectives.chain.kept_outputs import Outputs
 from ....collectives.codec import CELL, FlatSum, codec_named, weighted_mean
 from ....collectives.contribution import Averaged, Contribution
-from ....collectives.robust.rules import rule_named
 from ....collectives.round.actions import OutcomeKind
 from ....collectives.spec import Spec
 from ....dht.rendezvous import open_client
@@ -28,6 +27,7 @@ from ....peer.config import PeerConfig
 from ....peer.identity import Identity
 from ....peer.node.node import Node
 from ....peer.telemetry import Event, Telemetry
+from ..baselines.rules import rule_named
 from . import worker
 from .worker import WorkerAnswer, WorkerLine
 

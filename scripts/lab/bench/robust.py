@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from ....collectives.robust.rules import rule_named
 from ....peer.errors import UsageError
 from ..attacks.gradients import Attackers
+from ..baselines.rules import rule_named
 from ..training.attacked import SIZES, Training, train_under_attack
 from ..training.pool import each_trained
 from .allreduce import listed

@@ -21,7 +21,6 @@ from ....collectives.chain.chain import ChainPosition
 from ....collectives.chain.fork_choice import Expected, position_in_body
 from ....collectives.codec import FlatSum
 from ....collectives.contribution import Averaged, Contribution, NextRoot
-from ....collectives.robust.rules import rule_named
 from ....collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
@@ -43,6 +42,7 @@ from ....peer.node.node import Node
 from ....peer.node.session import unpack_message
 from ....peer.telemetry import Telemetry
 from ....peer.wire import MAX_ROSTER
+from ..baselines.rules import rule_named
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
 

@@ -21,7 +21,6 @@ from typing import IO
 import trio
 
 from ....collectives.contribution import Averaged, Contribution
-from ....collectives.robust.rules import rule_named
 from ....collectives.round.actions import OutcomeKind
 from ....dht.directory.memory import MemoryBoard, MemoryDirectory
 from ....dht.published import validate_published
@@ -32,6 +31,7 @@ from ....peer.errors import LocalError, sole_error
 from ....peer.identity import Identity
 from ....peer.memory.network import MemoryNetwork, run_virtual
 from ....peer.telemetry import Event, Telemetry
+from ..baselines.rules import rule_named
 from .chaos import Chaos
 from .check import Checks
 from .harm import Cast, Harm

@@ -18,13 +18,13 @@ from ....collectives.codec import CELL, Codec, codec_named, feedback
 from ....collectives.partition import split
 from ....collectives.robust import sketch
 from ....collectives.robust.rule import Weighting
-from ....collectives.robust.rules import rule_named
 from ....optim.flat import FlatLayout
 from ....optim.outer import OuterSettings, outer_step
 from ....peer.arrays import Floats
 from ....peer.digest import keyed
 from ....peer.errors import LocalError
 from ..attacks.gradients import Attackers
+from ..baselines.rules import rule_named
 from .learner import Learner, TrainingSize, domains_of, heldout_loss
 
 SIZES = {

@@ -11,7 +11,7 @@ turn at once, use nothing that IEEE 754 leaves open.
 
 import numpy as np
 
-from .rule import Floats64, Rule, Weighting, normalized, total, valid
+from ....collectives.robust.rule import Floats64, Rule, Weighting, normalized, total, valid
 
 REWEIGHTINGS = 4
 """Weights barely change after these, and each costs a set of eigenvectors."""

@@ -1,0 +1,15 @@
+"""Every rule by its name: those of a run, and the baselines."""
+
+from ....collectives.robust import rules
+from ....collectives.robust.rule import Rule
+from .flag import Flag
+from .gram import CenteredClip, GeometricMedian, MultiKrum
+from .trimmed import NnmTrimmedMean, TrimmedMean
+
+_BASELINES = (TrimmedMean(), MultiKrum(), GeometricMedian(), CenteredClip(), NnmTrimmedMean(), Flag())
+RULES = {**rules.RULES, **{rule.name: rule for rule in _BASELINES}}
+
+
+def rule_named(name: str) -> Rule:
+    """Return a rule of a run or a baseline. Raises `UsageError`."""
+    return rules.rule_named(name, RULES)
