@@ -247,6 +247,10 @@ class Swarm:
         """Whether this process is rank 0 of the peer, which alone is connected to the run."""
         return self._ranks.first
 
+    def from_first(self, ask: Callable[[], str]) -> str:
+        """Run `ask` on rank 0, and return its answer on every rank; what it raises there is raised on every rank."""
+        return self._ranks.from_first(str, ask)
+
     @property
     def num_ranks(self) -> int:
         """How many processes (ranks) this peer has."""

@@ -98,8 +98,9 @@ def join_run(
             try:
                 if not config.data:
                     trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
-                if swarm.speaks and not mine:
-                    swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=agree(signed, is_new))
+                if not mine:
+                    how = swarm.from_first(lambda: agree(signed, is_new))  # No rank opens what its user refuses.
+                    swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=how)
             except NotAgreed as refused:
                 refused.revision = swarm.revision
                 raise

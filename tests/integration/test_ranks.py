@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from flockstep.dht.run.link import JoinLink
+from flockstep.scripts.agree import SOURCES_FILE
 from support.commands import Command
 
 RUN = """
@@ -97,3 +99,15 @@ def test_peers_of_several_ranks_hold_the_states_of_a_plain_one_and_end_when_a_ra
     assert [rank.process.returncode for rank in shards] == [130, 130]
     assert (tmp_path / "model.safetensors").stat().st_size > 4 * 200_000
     assert plain[0].process.poll() is None
+
+
+def test_no_rank_opens_data_that_its_user_has_not_agreed_to(publish: Callable[..., str], tmp_path: Path) -> None:
+    link, home = publish(RUN, "owner"), tmp_path / "refused"
+    folder = home / "runs" / JoinLink.parse(link).run_id
+    folder.mkdir(parents=True)
+    (folder / SOURCES_FILE).write_text(json.dumps(["text:other"]))  # What was agreed to; the run has another source.
+    first, second = two_ranks(link, home)
+    _, said = second.process.communicate(timeout=120)
+    first.process.kill()
+    first.process.communicate()
+    assert "rank 0 of this peer has ended: the run's owner has named other data" in said
