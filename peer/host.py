@@ -43,8 +43,9 @@ from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
-from .quota.origins import UNKNOWN, Allowance, Rates
+from .quota.origins import Allowance
 from .quota.refusals import Refusals
+from .quota.shares import Places, Shares
 from .strangers.streams import few_of_each
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
@@ -60,6 +61,12 @@ MAX_STREAMS_PER_CONNECTION = 128
 
 STREAMS_BURST_SECONDS = 64.0
 """Of the limit of streams a second: a newcomer's 128 lookups fit into the burst of a member four times."""
+
+STREAMS_OF_A_CONNECTION = 8
+"""Streams that strangers hold open, for each connection that their address or network may have: a peer asks on four or
+five, and one behind a relay has a circuit to each of 64 others."""
+OPEN_STREAMS = 2048
+"""Those of all strangers, some 25 kB each: two of each of the 900 peers at a bootstrap."""
 
 CLOSE_TIMEOUT = 0.8
 """Seconds for a graceful close on leaving."""
@@ -134,7 +141,9 @@ class Libp2pHost:
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
         limits = bootstrap.gate if bootstrap is not None else gate
-        self._streams = Rates(limits.streams_per_second, STREAMS_BURST_SECONDS)
+        self._streams = Shares(limits.streams_per_second, STREAMS_BURST_SECONDS)
+        most = (STREAMS_OF_A_CONNECTION * limits.per_address, STREAMS_OF_A_CONNECTION * limits.per_network)
+        self._open_streams = Places[trio.CancelScope](OPEN_STREAMS, *most)
         dialler = self._dialler
         dials = Dials(*map(self._guarded, (dialler.plainly, dialler.simultaneous_open, dialler.accepting)))
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
@@ -382,12 +391,33 @@ class Libp2pHost:
             self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
             await raw.reset()
             return
-        remote = raw.get_remote_address()
-        origin = self._gate.origins.of(remote[0]) if remote else UNKNOWN
-        if not self._is_needed(peer) and not self._streams.take(origin, trio.current_time()):
-            self._gate.refusals.add("stream", "too many a second from one address", origin, peer)
+        if self._is_needed(peer):
+            await self._negotiate(peer, raw)
+            return
+        origin = self._gate.origin_of(raw.swarm_conn)
+        if whose := self._streams.exceeded(origin, trio.current_time()):
+            self._gate.refusals.add("stream", f"too many a second from {whose}", origin, peer)
             await raw.swarm_conn.close()
             return
+        scope = trio.CancelScope()
+        whose, evicted = self._open_streams.enter(scope, origin)
+        if whose:
+            self._gate.refusals.add("stream", f"too many are open of {whose}", origin, peer)
+            await raw.reset()
+            return
+        if evicted is not None:
+            self._gate.refusals.add("stream", "the oldest of those that hold most gave way", origin, peer)
+            evicted.cancel()
+        try:
+            with scope:
+                await self._negotiate(peer, raw)
+        finally:
+            self._open_streams.leave(scope)
+        if scope.cancelled_caught:
+            await raw.reset()
+
+    async def _negotiate(self, peer: PeerId, raw: Any) -> None:
+        """Agree on a protocol, and serve it."""
         try:
             await self.host._swarm_stream_handler(raw)
         except Exception as error:  # noqa: BLE001  The boundary of one peer.

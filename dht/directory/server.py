@@ -26,7 +26,8 @@ from multiaddr import Multiaddr
 from ...peer.address import valid_address
 from ...peer.bootstrap.server import BootstrapServer
 from ...peer.errors import LocalError, RemoteError, StreamClosed
-from ...peer.quota.origins import UNKNOWN, Origin, Rates
+from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
+from ...peer.quota.shares import Places, Shares
 from ...peer.transport import Address, Host, PeerId, SocketStream, Stream
 from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
@@ -39,14 +40,18 @@ from .store_file import StoreFile
 MAX_QUESTION_BYTES = MAX_RECORD_BYTES + (8 << 10)
 """The limit of a message: one record, a key and some addresses."""
 
-MAX_SERVER_STREAMS = 256
+MAX_SERVER_STREAMS, MAX_STREAMS_PER_NETWORK, MAX_STREAMS_PER_ADDRESS = 256, 128, 64
 MAX_STREAMS_PER_PEER = 8
 STREAM_SECONDS = 30.0
-"""Open streams, those of one peer, and the longest that one stays open: silent strangers cannot use them up."""
+"""Open streams: in all, of one network, one address and one peer, and the longest that one stays open. For a newcomer the
+oldest one gives way of those who have most: silent strangers, a hundred of whom have one address, cannot use them up."""
 
 QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS = 32.0, 32.0
 """Questions of one address: one looks at all known servers, and its answer is up to 700 times as long. A newcomer asks for
 a run's manifest, its members, and a record of each: 130."""
+
+ALL_RECORDS = 16
+"""Records a second of all, in those of one address: 900 members publish three each in half a minute."""
 
 EXPIRY_PERIOD = 60.0
 """Seconds between removals of expired entries."""
@@ -88,10 +93,10 @@ class DirectoryServer:
         self._refusals = bootstrap.refusals
         self._validate = validate
         self._file = file
-        self._rates = Rates(bootstrap.limits.record_rate)
-        self._questions = Rates(QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS)
+        self._rates = Shares(bootstrap.limits.record_rate, BURST_SECONDS, all_share=ALL_RECORDS)
+        self._questions = Shares(QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS)
         self._nursery: trio.Nursery | None = None
-        self._streams = 0
+        self._streams = Places[trio.CancelScope](MAX_SERVER_STREAMS, MAX_STREAMS_PER_ADDRESS, MAX_STREAMS_PER_NETWORK)
         self._streams_of: Counter[PeerId] = Counter()
         self._tried: dict[PeerId, float] = {}
         self._probes = trio.CapacityLimiter(MAX_PROBES)
@@ -121,15 +126,19 @@ class DirectoryServer:
         if self._nursery is None:
             await stream.reset()
             return
-        if self._streams >= MAX_SERVER_STREAMS or self._streams_of[peer] >= MAX_STREAMS_PER_PEER:
-            self._refusals.add("directory", "too many open streams", origin, peer)
+        scope = trio.move_on_after(STREAM_SECONDS)
+        is_full = self._streams_of[peer] >= MAX_STREAMS_PER_PEER
+        whose, evicted = ("one peer", None) if is_full else self._streams.enter(scope, origin)
+        if whose:
+            self._refusals.add("directory", f"too many streams are open of {whose}", origin, peer)
             await stream.reset()
             return
+        if evicted is not None:
+            evicted.cancel()
         self._consider(peer, ip, self._nursery)
-        self._streams += 1
         self._streams_of[peer] += 1
         try:
-            with trio.move_on_after(STREAM_SECONDS) as scope:
+            with scope:
                 reader = MessageReader(stream, MAX_QUESTION_BYTES)
                 while question := await reader.next():
                     if (answer := self._answer(question, peer, origin, ip)) is None:
@@ -144,7 +153,7 @@ class DirectoryServer:
         except StreamClosed:
             await stream.reset()
         finally:
-            self._streams -= 1
+            self._streams.leave(scope)
             self._streams_of[peer] -= 1
             if not self._streams_of[peer]:
                 del self._streams_of[peer]
@@ -153,15 +162,15 @@ class DirectoryServer:
         """Answer one request; None if it is refused."""
         key, now = bytes(question.key), time.time()
         answer = Message(type=question.type, key=key)
-        if not self._questions.take(origin, trio.current_time()):
-            self._refusals.add("directory", "too many questions a second from one address", origin, peer)
+        if whose := self._questions.exceeded(origin, trio.current_time()):
+            self._refusals.add("directory", f"too many questions a second from {whose}", origin, peer)
             return None
         if question.type == Message.PING:
             return answer
         refusal = "" if 0 < len(key) <= MAX_KEY_BYTES else "a key of no or of too many bytes"
         if question.type in (Message.PUT_VALUE, Message.ADD_PROVIDER):
-            if not refusal and not self._rates.take(origin, trio.current_time()):
-                refusal = "too many records a second from one address"
+            if not refusal and (whose := self._rates.exceeded(origin, trio.current_time())):
+                refusal = f"too many records a second from {whose}"
             refusal = refusal or self._take_in(question, peer, ip, now)
         if refusal:
             self._refusals.add("record", refusal, origin, peer)

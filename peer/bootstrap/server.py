@@ -21,7 +21,11 @@ class BootstrapServer:
         """The other bootstraps, whose connections may be idle."""
         self.refusals = Refusals(telemetry, trio.current_time, "bootstrap.refused")
         self.relay = RelayServer(host, limits, self.refusals)
-        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed)
+        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed, self._is_friend)
+
+    def _is_friend(self, peer: PeerId) -> bool:
+        """Return True if frames of a peer are not limited by its network: anybody may have a reservation for the asking."""
+        return peer in self.friends
 
     def _is_needed(self, peer: PeerId) -> bool:
-        return peer in self.friends or self.relay.serves(peer)
+        return self._is_friend(peer) or self.relay.serves(peer)

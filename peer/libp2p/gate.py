@@ -16,8 +16,9 @@ Theory of operation. A socket is counted from its accept to its end, so that fil
   Bitcoin Core does (`SelectNodeToEvict`). So whoever opens many connections loses its own first.
 
 Relayed connections take no socket here. They have a limit of their own, under the same rule of eviction. What a connection
-inside of another may send it takes from what the outer one has: streams, messages and bytes count for the relay's address,
-and frames for the relay. So circuits in one socket multiply nothing; only needed peers have budgets of their own.
+inside of another may send it takes from what the outer one has: messages and bytes count for the relay's address, streams
+and frames for the relay as if it were a network, in which each peer has an equal part (`quota.shares`). So circuits in one
+socket multiply nothing; only needed peers have budgets of their own.
 """
 
 from collections import Counter
@@ -34,6 +35,7 @@ from libp2p.rcmgr import Direction
 from ..quota.limits import GateLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
+from ..quota.shares import Shares
 from ..strangers.frames import FRAMES_BURST_SECONDS, FRAMES_PER_SECOND, Spend
 from ..transport import PeerId
 from .dial import tcp_stream
@@ -48,8 +50,8 @@ out who connects too fast: shorter than the timeout of a dial."""
 
 CONNECT_BURST_SECONDS = 32.0
 """Of the limit of connections a second: 64, a full roster behind one NAT that starts at once."""
-NETWORK_CONNECTS = 4
-"""Those of one network, in those of one address."""
+ALL_CONNECTS = 16
+"""Connections a second of all networks, in those of one address: 32, a sixth of a core."""
 
 MAX_CLOSING = 32
 """Connections allowed beyond the limit, while the evicted ones are being closed."""
@@ -59,18 +61,31 @@ MAX_RELAYED = 64
 
 
 class Gate:
-    """One host's gate. `is_needed` returns True for peers whose connections may be idle and are never evicted."""
+    """One host's gate.
 
-    def __init__(self, limits: GateLimits, refusals: Refusals, swarm: Any, is_needed: Callable[[PeerId], bool]) -> None:
+    `is_needed` returns True for peers whose connections may be idle and are never evicted; `is_trusted` for those of them
+    whose frames do not count for their network, all of them unless it is given.
+    """
+
+    def __init__(
+        self,
+        limits: GateLimits,
+        refusals: Refusals,
+        swarm: Any,
+        is_needed: Callable[[PeerId], bool],
+        is_trusted: Callable[[PeerId], bool] | None = None,
+    ) -> None:
         self.origins = Origins(limits.exempt)
         self.tally = Tally(limits.connections, limits.per_address, limits.per_network)
         self.refusals = refusals
         rate = limits.connects_per_second
-        self._rates = Rates(rate, CONNECT_BURST_SECONDS), Rates(NETWORK_CONNECTS * rate, CONNECT_BURST_SECONDS)
-        self._frames = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
+        self._connects = Shares(rate, CONNECT_BURST_SECONDS, all_share=ALL_CONNECTS)
+        self._frames = Shares(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
+        self._frames_of_trusted = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
         self._limits = limits
         self._swarm = swarm
         self._is_needed = is_needed
+        self._is_trusted = is_trusted or is_needed
         self._accepted: dict[Any, Origin] = {}
         """The open sockets, the oldest first."""
         self._handshakes: dict[Any, Origin] = {}
@@ -113,9 +128,17 @@ class Gate:
         self.refusals.add("connection", "all relayed places are taken")
         return False
 
+    def origin_of(self, connection: Any) -> Origin:
+        """Return the origin whose limits the streams of a connection count for."""
+        below: Any = tcp_stream(connection)
+        if (outer := getattr(below, "muxed_conn", None)) is not None:
+            return over_relay(str(outer.peer_id), _peer_of(connection))
+        remote = below.get_remote_address()
+        return self.origins.of(remote[0]) if remote else UNKNOWN
+
     def circuit_budget(self, relay: PeerId) -> Spend:
         """Return the frame budget that all circuits of a relay share, but for those of needed peers."""
-        return partial(self._spend_frames, Origin(f"relay {relay}", UNKNOWN.network, exempt=False))
+        return lambda peer, frames: self._spend_frames(over_relay(relay, peer), peer, frames)
 
     async def watch(self) -> None:
         """Close connections that exceed the idle timeout, until cancelled."""
@@ -134,14 +157,11 @@ class Gate:
 
     def _is_too_fast(self, ip: str) -> bool:
         """Return True for one connection too many a second; its address or network is kept out until the next look."""
-        origin, (of_address, of_network) = self.origins.of(ip), self._rates
-        if not of_address.take(origin, trio.current_time()):
-            reason, where = "too many a second from one address", origin.address
-        elif not of_network.take(replace(origin, address=origin.network), trio.current_time()):
-            reason, where = "too many a second from one network", origin.network
-        else:
+        origin = self.origins.of(ip)
+        if not (whose := self._connects.exceeded(origin, trio.current_time())):
             return False
-        self.refusals.add("connection", reason, origin)
+        where = origin.address if whose == "one address" else origin.network
+        self.refusals.add("connection", f"too many a second from {whose}", origin)
         if where not in self._kept_out:
             self._kept_out[where] = None
             self._tell_kernel()
@@ -171,7 +191,8 @@ class Gate:
     def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:
         """Take frames from the budget of an origin, or from a needed peer's own, which its neighbours do not use up."""
         payer = replace(origin, address=peer) if self._is_needed(peer) else origin
-        return self._frames.spend(payer, trio.current_time(), frames)
+        budget = self._frames_of_trusted if self._is_trusted(peer) else self._frames
+        return budget.spend(payer, trio.current_time(), frames)
 
     async def _keep_few_handshakes(self) -> None:
         self._handshakes = {stream: origin for stream, origin in self._handshakes.items() if not stream.upgraded}
@@ -225,6 +246,11 @@ class Gate:
 
     def _is_idle(self, connection: Any) -> bool:
         return not connection.get_streams() and not self._is_needed(_peer_of(connection))
+
+
+def over_relay(relay: PeerId, peer: PeerId) -> Origin:
+    """Return the origin of a peer behind a relay, whose peers count as those of one network."""
+    return Origin(peer, f"relay {relay}", exempt=False)
 
 
 def _peer_of(connection: Any) -> PeerId:

@@ -4,4 +4,5 @@
     origins        The origins of peers, an IP address and its network, and counts and rates for each. Pure.
     packet_filter  A program for the kernel of Linux (classic BPF, socket(7)) that drops the packets of some networks. Pure.
     refusals       The refusals of a host: counted for the metrics, and emitted as one event a period.
+    shares         Fair shares of a limit among addresses and networks: whoever takes most loses first. Pure.
 """

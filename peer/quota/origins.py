@@ -32,6 +32,9 @@ class Allowance:
         return is_taken
 
 
+ROUNDING = 1e-6
+"""Seconds by which sums of floats may exceed a limit: a burst of three is three, though 3 · (1/0.3) is more than 10."""
+
 BURST_SECONDS = 4.0
 """The burst, in seconds of a rate: a member publishes its record, its provider record and a head at once."""
 
@@ -132,13 +135,13 @@ class Rates:
         self._dry_at: dict[str, float] = {}
         """When the bucket of each address will be empty: the time until then is its level."""
 
-    def take(self, origin: Origin, now: float) -> bool:
-        """Count one; return True if it is within the rate."""
+    def take(self, origin: Origin, now: float, amount: float = 1.0) -> bool:
+        """Count one, or so many; return True if they are within the rate."""
         if origin.exempt:
             return True
-        dry_at = max(now, self._dry_at.pop(origin.address, now)) + 1 / self._rate
-        within = dry_at - now <= self._burst_seconds
-        self._dry_at[origin.address] = dry_at if within else dry_at - 1 / self._rate
+        dry_at = max(now, self._dry_at.pop(origin.address, now)) + amount / self._rate
+        within = dry_at - now <= self._burst_seconds + ROUNDING
+        self._dry_at[origin.address] = dry_at if within else dry_at - amount / self._rate
         if len(self._dry_at) > MAX_REMEMBERED:
             del self._dry_at[next(iter(self._dry_at))]
         return within

@@ -1,11 +1,11 @@
 """Identify messages: their length, what is kept of them, and for how long.
 
-Theory of operation. Each host asks every peer that connects for its identify message, and takes those that are pushed
-(`/ipfs/id/push/1.0.0`). py-libp2p 0.8.1 reads 1 MiB, makes up to half a million names of protocols of it, verifies a
-signed record of the same addresses, and keeps all of that for good: 6 MB for each key that was here for a moment, and keys
-cost nothing. Of us only a directory server reads any of it, the addresses at which a connected peer listens (`kademlia`).
-So a message has `MAX_IDENTIFY_BYTES`, a few addresses and protocols of it are kept, and they go with the peer's last
-connection.
+Theory of operation. Each host asks every peer that connects for its identify message; none takes those that are pushed
+(`/ipfs/id/push/1.0.0`, see `libp2p.settings`). py-libp2p 0.8.1 reads 1 MiB, makes up to half a million names of protocols
+of it, verifies a signed record of the same addresses, and keeps all of that for good: 6 MB for each key that was here for a
+moment, and keys cost nothing. Of us only a directory server reads any of it, the addresses at which a connected peer listens
+(`kademlia`). So a message has `MAX_IDENTIFY_BYTES`, a few addresses and protocols of it are kept, and they go with the
+peer's last connection.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 import libp2p.host.basic_host
-import libp2p.identity.identify_push.identify_push
 import libp2p.network.swarm
 from libp2p.peer.peerstore import PeerStoreError
 
 # A type checker forbids an assignment to a module or a class, which is what `limit_identify` does.
 _basic_host: Any = libp2p.host.basic_host
-_push: Any = libp2p.identity.identify_push.identify_push
 _swarm: Any = libp2p.network.swarm.Swarm
 
 MAX_IDENTIFY_BYTES = 8 << 10
@@ -35,10 +33,9 @@ Update = Callable[[Any, Any, Any], Awaitable[None]]
 
 def limit_identify() -> None:
     """Put these limits into the library, once per process."""
-    for module in (_basic_host, _push):
-        read = module.read_length_prefixed_protobuf
-        module.read_length_prefixed_protobuf = partial(read, max_length=MAX_IDENTIFY_BYTES)
-        module.update_peerstore_from_identify = _keeping_little(module.update_peerstore_from_identify)
+    read = _basic_host.read_length_prefixed_protobuf
+    _basic_host.read_length_prefixed_protobuf = partial(read, max_length=MAX_IDENTIFY_BYTES)
+    _basic_host.update_peerstore_from_identify = _keeping_little(_basic_host.update_peerstore_from_identify)
     _swarm.remove_conn = _forgetting(_swarm.remove_conn)
 
 

@@ -31,7 +31,7 @@ LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 
 
 def test_a_run_stays_findable_and_memory_bounded_under_attack(tmp_path: Path) -> None:
-    door = Door(tmp_path / "door", *NOT_EXEMPT, "--providers-per-network", "5", "--handshakes", "16", "--record-rate", "0.5")
+    door = Door(tmp_path / "door", *NOT_EXEMPT, "--providers-per-network", "5", "--handshakes", "16", "--record-rate", "4")
     link = JoinLink.parse(publish_run(TOML, (door.address,), tmp_path / "owner"))
 
     async def main() -> None:

@@ -19,6 +19,7 @@ from flockstep.peer.libp2p import gate
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.quota.origins import Origin, Rates
+from flockstep.peer.quota.shares import Shares
 from flockstep.peer.strangers.frames import TURN, carrier
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
@@ -266,14 +267,22 @@ def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_thei
     monkeypatch: pytest.MonkeyPatch, num_circuits: int
 ) -> None:
     spent: Counter[str] = Counter()
+    strangers: set[str] = set()
 
-    def spend(self: Rates, origin: Origin, now: float, amount: float) -> float:
+    def spend_alone(self: Rates, origin: Origin, now: float, amount: float) -> float:
         spent[origin.address] += round(amount)
+        return 0.0
+
+    def spend_shared(self: Shares, origin: Origin, now: float, amount: float) -> float:
+        spent[origin.network] += round(amount)
+        assert origin.address in strangers or not origin.network.startswith("relay ")
         return 0.0
 
     async def main() -> None:
         async with through_relays(1 + num_circuits + 1) as (relay, target, *others):
-            monkeypatch.setattr(Rates, "spend", spend)
+            strangers.update(host.peer_id for host in others[1:])
+            monkeypatch.setattr(Rates, "spend", spend_alone)
+            monkeypatch.setattr(Shares, "spend", spend_shared)
             await target._relays.reserve(relay.peer_id)
             target.prefer(frozenset({others[0].peer_id}).__contains__)
             for host in others:
