@@ -18,7 +18,9 @@ import trio
 
 from ..errors import NetworkError, StreamClosed
 from ..libp2p.stream import Libp2pStream
-from ..quota.origins import Allowance
+from ..quota.origins import Origins
+from ..quota.shares import Shares
+from ..quota.turns import Turns
 from ..transport import Address, PeerId, Stream
 from ..wire.framing import FrameBuffer, frame
 from ..wire.schema import Between, Size, decode, encode
@@ -32,12 +34,14 @@ DIALBACK_DIAL_TIMEOUT = 3.0
 
 DIAL_PERIOD = 10.0
 DIALS_PER_PERIOD = 10
-"""The rate limit of dials to one IP address: enough for the peers of one home, and useless for amplification."""
+"""The rate limit of dials to one address: enough for the peers of one home, and useless for amplification."""
+ALL_DIALS = 32
+"""Dials of all, in those of one address: 32 a second, each a handshake of 5 ms."""
 
 QUESTIONS_PER_PERIOD = 200
-"""Of one IP address, also those that ask for no dial: a thousand peers behind one carrier's router ask fewer."""
+"""Of one address, also those that ask for no dial: a thousand peers behind one carrier's router ask fewer."""
 
-MAX_DIALS = 16
+MAX_DIALS, MAX_DIALS_OF_NETWORK, MAX_DIALS_OF_ADDRESS = 16, 8, 4
 """Concurrent dials; further requests wait."""
 
 MAX_TIME = 1e11
@@ -71,9 +75,10 @@ class Dialback:
     def __init__(self, probe: Probe, clock: Callable[[], float] = time.time) -> None:
         self._probe = probe
         self._clock = clock
-        self._dials = trio.CapacityLimiter(MAX_DIALS)
-        self._questions = Allowance(QUESTIONS_PER_PERIOD, DIAL_PERIOD)
-        self._allowance = Allowance(DIALS_PER_PERIOD, DIAL_PERIOD)
+        self._origins = Origins(())
+        self._turns = Turns(MAX_DIALS, MAX_DIALS_OF_ADDRESS, MAX_DIALS_OF_NETWORK)
+        self._questions = Shares(QUESTIONS_PER_PERIOD / DIAL_PERIOD, DIAL_PERIOD)
+        self._dials = Shares(DIALS_PER_PERIOD / DIAL_PERIOD, DIAL_PERIOD, all_share=ALL_DIALS)
 
     async def serve(self, stream: Stream) -> None:
         """Answer the questions of one stream until it ends."""
@@ -87,13 +92,15 @@ class Dialback:
 
     async def _answer(self, stream: Libp2pStream, port: int) -> DialbackAnswer:
         ip, seen_port = stream.remote_socket()
-        if not self._questions.take(ip, trio.current_time()):
-            raise NetworkError(f"its address asks more than {QUESTIONS_PER_PERIOD} questions in {DIAL_PERIOD:g} s")
+        origin, now = self._origins.of(ip), trio.current_time()
+        if whose := self._questions.exceeded(origin, now):
+            most = f"{QUESTIONS_PER_PERIOD} of an address in {DIAL_PERIOD:g} s"
+            raise NetworkError(f"too many questions from {whose}: more than {most}, or an equal part of the others'")
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
-        if not port or not self._allowance.take(ip, trio.current_time()):
+        if not port or self._dials.exceeded(origin, now):
             return DialbackAnswer(seen, False, "", self._clock())
-        async with self._dials:
+        async with self._turns.turn(origin):
             cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIALBACK_DIAL_TIMEOUT)
         return DialbackAnswer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
 

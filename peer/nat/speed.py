@@ -12,7 +12,9 @@ import trio
 
 from ..errors import NetworkError, StreamClosed
 from ..libp2p.stream import Libp2pStream
-from ..quota.origins import Allowance
+from ..quota.origins import Origin, Origins
+from ..quota.shares import Shares
+from ..quota.turns import Turns
 from ..transport import Stream
 from ..wire.framing import FrameBuffer, frame
 from ..wire.schema import Between, decode, encode
@@ -28,12 +30,14 @@ ANSWERING_SECONDS = 0.5
 
 ALLOWANCE_BYTES = 64 << 20
 ALLOWANCE_PERIOD = 600.0
-"""The rate limit of one IP address: six measurements both ways in ten minutes, 0.9 Mbit/s on average."""
+"""The rate limit of one address: six measurements both ways in ten minutes, 0.9 Mbit/s on average."""
+ALL_ALLOWANCES = 32
+"""That of all, in those of one address: 29 Mbit/s on average."""
 
 LEAST_COST = FIRST_PIECE
 """What a question takes of it, however short its piece: 1,024 questions in ten minutes, where a measurement has four."""
 
-MAX_MEASUREMENTS = 4
+MAX_MEASUREMENTS, MAX_MEASUREMENTS_OF_NETWORK, MAX_MEASUREMENTS_OF_ADDRESS = 4, 2, 1
 """Concurrent pieces; further ones wait."""
 
 PIECE_SECONDS = 20.0
@@ -61,8 +65,9 @@ class RateServer:
     """The server side, at a bootstrap."""
 
     def __init__(self) -> None:
-        self._places = trio.CapacityLimiter(MAX_MEASUREMENTS)
-        self._allowance = Allowance(ALLOWANCE_BYTES, ALLOWANCE_PERIOD)
+        self._origins = Origins(())
+        self._turns = Turns(MAX_MEASUREMENTS, MAX_MEASUREMENTS_OF_ADDRESS, MAX_MEASUREMENTS_OF_NETWORK)
+        self._allowance = Shares(ALLOWANCE_BYTES / ALLOWANCE_PERIOD, ALLOWANCE_PERIOD, all_share=ALL_ALLOWANCES)
 
     async def serve(self, stream: Stream) -> None:
         """Serve pieces until the stream ends."""
@@ -72,14 +77,15 @@ class RateServer:
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
                 piece = decode(Piece, payload, max_bytes=MAX_SPEED_MESSAGE_BYTES)
-                async with self._places:
-                    if not await self._flow(stream, piece):
+                origin = self._origins.of(stream.remote_socket()[0])
+                async with self._turns.turn(origin):
+                    if not await self._flow(stream, origin, piece):
                         return  # Who was refused asks no more on this stream.
 
-    async def _flow(self, stream: Libp2pStream, piece: Piece) -> bool:
+    async def _flow(self, stream: Libp2pStream, origin: Origin, piece: Piece) -> bool:
         """Move a piece if its address may; returns whether it may."""
         cost = max(piece.size, LEAST_COST)
-        allowed = self._allowance.take(stream.remote_socket()[0], trio.current_time(), cost)
+        allowed = not self._allowance.exceeded(origin, trio.current_time(), cost)
         with trio.move_on_after(PIECE_SECONDS) as scope:
             await stream.send_all(frame(encode(PieceAnswer(allowed))))
             if allowed and piece.up:

@@ -5,4 +5,5 @@
     packet_filter  A program for the kernel of Linux (classic BPF, socket(7)) that drops the packets of some networks. Pure.
     refusals       The refusals of a host: counted for the metrics, and emitted as one event a period.
     shares         Fair shares of a limit among addresses and networks: whoever takes most loses first. Pure.
+    turns          Turns for costly work: those of one address or network wait for each other, others not for them.
 """
