@@ -62,6 +62,10 @@ MAX_STREAMS_PER_CONNECTION = 128
 STREAMS_BURST_SECONDS = 64.0
 """Of the limit of streams a second: a newcomer's 128 lookups fit into the burst of a member four times."""
 
+NETWORK_STREAMS = 2
+"""Streams a second of a network, in those of one address: at a bootstrap 64, which at 2 to 4 ms for whatever is asked on
+one are a fifth of a core."""
+
 STREAMS_OF_A_CONNECTION = 8
 """Streams that strangers hold open, for each connection that their address or network may have: a peer asks on four or
 five, and one behind a relay has a circuit to each of 64 others."""
@@ -141,7 +145,7 @@ class Libp2pHost:
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
         limits = bootstrap.gate if bootstrap is not None else gate
-        self._streams = Shares(limits.streams_per_second, STREAMS_BURST_SECONDS)
+        self._streams = Shares(limits.streams_per_second, STREAMS_BURST_SECONDS, network_share=NETWORK_STREAMS)
         most = (STREAMS_OF_A_CONNECTION * limits.per_address, STREAMS_OF_A_CONNECTION * limits.per_network)
         self._open_streams = Places[trio.CancelScope](OPEN_STREAMS, *most)
         dialler = self._dialler

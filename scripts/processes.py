@@ -59,6 +59,11 @@ class Process:
             )
 
     @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._popen.pid
+
+    @property
     def code(self) -> int | None:
         """The exit code; None while it runs."""
         return self._popen.poll()

@@ -3,7 +3,7 @@
 Theory of operation. A peer that others cannot dial asks for a *reservation* (RESERVE) on its own connection. It holds
 for an hour, as long as the connection lives. A peer that wants to reach it asks for a *circuit* (CONNECT): the relay
 opens a stream to the target (STOP), and then forwards bytes between the two streams, in pieces, under two token
-buckets, one of the circuit and one of all circuits. A refusal is answered by a status, and is an event:
+buckets, one of the circuits from one address and one of all circuits. A refusal is answered by a status, and is an event:
 
     RESOURCE_LIMIT_EXCEEDED   all places, or all circuits of the peer or of the address, are taken
     RESERVATION_REFUSED       too many reservations from one address or one network
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import trio
 from google.protobuf.message import DecodeError
@@ -97,6 +98,7 @@ class RelayServer:
         self._refusals = refusals
         self._origins = Origins(limits.exempt)
         self._throttle = Throttle(limits.relay_rate)
+        self._throttles: WeakValueDictionary[str, Throttle] = WeakValueDictionary()
         self._places: dict[PeerId, _Place] = {}
         self._reserved = Tally(limits.reservations, limits.reservations_per_address, limits.reservations_per_network)
         self._circuits = Tally(limits.circuits, limits.circuits_per_address, limits.circuits)
@@ -214,7 +216,7 @@ class RelayServer:
 
     async def _carry(self, one: Any, other: Any, peer: PeerId, origin: Origin) -> None:
         """Forward both directions, until either ends or the circuit's byte limit is reached; then end both."""
-        throttle = Throttle(self._limits.circuit_rate)
+        throttle = self._throttle_of(origin)
         left = self._limits.circuit_bytes
 
         async def carry(source: Any, target: Any) -> None:
@@ -239,6 +241,11 @@ class RelayServer:
             nursery.start_soon(carry, other, one)
         if left <= 0:
             self._refusals.add("relay", "the circuit has reached its byte limit", origin, peer)
+
+    def _throttle_of(self, origin: Origin) -> Throttle:
+        """Return what limits a new circuit: one circuit's rate, which all circuits from one address have together."""
+        fresh = Throttle(self._limits.circuit_rate)
+        return fresh if origin.exempt else self._throttles.setdefault(origin.address, fresh)
 
     def _drop_expired(self) -> None:
         now, connected = trio.current_time(), self._host.get_network().connections

@@ -101,7 +101,7 @@ class BootstrapLimits:
 
     circuits_per_address: Annotated[int, Limit("Relayed connections from one IP address")] = 128
 
-    circuit_rate: Annotated[float, Limit("Bytes/s of one relayed connection, both directions together")] = 12.5e6
+    circuit_rate: Annotated[float, Limit("Bytes/s of relayed connections from one IP address, both directions")] = 12.5e6
     """100 Mbit/s, more than most homes send."""
 
     circuit_bytes: Annotated[int, Limit("Bytes of one relayed connection until it ends; its peers dial again")] = 1 << 36

@@ -74,8 +74,10 @@ class FairBucket:
 class Shares:
     """Rate limits of an address (`rate` a second, `burst_seconds` of it at once), of its network and of all networks."""
 
-    def __init__(self, rate: float, burst_seconds: float, *, all_share: float = ALL_SHARE) -> None:
-        self._rate = rate
+    def __init__(
+        self, rate: float, burst_seconds: float, *, network_share: float = NETWORK_SHARE, all_share: float = ALL_SHARE
+    ) -> None:
+        self._network_rate = network_share * rate
         self._burst = rate * burst_seconds
         self._addresses = Rates(rate, burst_seconds)
         self._networks: OrderedDict[str, FairBucket] = OrderedDict()
@@ -102,7 +104,7 @@ class Shares:
         )
 
     def _network(self, origin: Origin) -> FairBucket:
-        bucket = self._networks.pop(origin.network, None) or FairBucket(NETWORK_SHARE * self._rate, self._burst)
+        bucket = self._networks.pop(origin.network, None) or FairBucket(self._network_rate, self._burst)
         self._networks[origin.network] = bucket
         if len(self._networks) > MAX_REMEMBERED:
             self._networks.popitem(last=False)
@@ -142,7 +144,8 @@ class Places(Generic[Holder]):
                 return "all networks", None
         oldest = None
         if crowded is not None:
-            oldest = next(iter(max(crowded.values(), key=len)))
+            holders: dict[Holder, None] = max(crowded.values(), key=len)
+            oldest = next(iter(holders))
             self.leave(oldest)
         self._origins[holder] = origin
         self._held.setdefault(origin.network, {}).setdefault(origin.address, {})[holder] = None

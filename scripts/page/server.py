@@ -32,6 +32,7 @@ from ...peer.errors import LocalError
 from ...peer.metrics import split_host_port
 from ...peer.quota.origins import UNKNOWN, Origin, Origins, Tally
 from ...peer.quota.refusals import Refusals
+from ...peer.quota.shares import Shares
 from ...peer.telemetry import Telemetry
 from .assets import Asset, load_assets
 from .delta import JsonValue
@@ -48,6 +49,9 @@ MAX_CONNECTIONS_OF_ADDRESS = MAX_VIEWERS_OF_ADDRESS + 20
 MAX_CONNECTIONS_OF_NETWORK = MAX_VIEWERS_OF_NETWORK + 60
 """Connections: the rest is for the page itself and its files. Others are closed at once: each takes an open file, of which
 the bootstrap's own connections need theirs."""
+REQUESTS_PER_SECOND, REQUESTS_BURST_SECONDS = 16.0, 16.0
+"""Requests and connections of one address: some 2 ms of the bootstrap's core each, and a page has a dozen. What is beyond
+waits, for as long as a connection has to send one."""
 BACKLOG = 64
 """Connections that wait to be accepted; asyncio accepts as many at once."""
 PAGE_FILES = MAX_CONNECTIONS + BACKLOG
@@ -348,6 +352,7 @@ class PageGuard:
         self._app, self._refusals = app, refusals
         self.connections = Tally(MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_CONNECTIONS_OF_NETWORK)
         """Open connections by where they come from."""
+        self._connects, self._requests = [Shares(REQUESTS_PER_SECOND, REQUESTS_BURST_SECONDS) for _ in range(2)]
         self._names = {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -359,14 +364,24 @@ class PageGuard:
             await send(message)
 
         answer: ASGIApp = self._app
-        if refusal := self._why_not(scope):
+        origin = _origin_of(scope.get("client"))
+        refusal = self._why_not(scope)
+        if wait := self._requests.spend(origin, time.monotonic(), 1.0):
+            await asyncio.sleep(min(wait, REQUEST_SECONDS))
+            if wait > REQUEST_SECONDS:
+                reason = "too many requests: try again in a minute"
+                refusal = reason, Response(reason, 429, {"connection": "close"}, "text/plain")
+        if refusal:
             reason, answer = refusal
-            self._refusals.add("request", reason, _origin_of(scope.get("client")))
+            self._refusals.add("request", reason, origin)
         await answer(scope, receive, send_guarded)
 
     def admits(self, origin: Origin) -> bool:
         """Return True if there is room for one more connection from there."""
-        if reason := self.connections.refusal(origin):
+        reason = self.connections.refusal(origin)
+        if not reason and (whose := self._connects.exceeded(origin, time.monotonic())):
+            reason = f"too many a second from {whose}"
+        if reason:
             self._refusals.add("connect", reason, origin)
         return not reason
 

@@ -213,3 +213,18 @@ def test_nobody_takes_identify_messages_that_are_pushed() -> None:
                 await guest.open_stream(host.peer_id, ID_PUSH)
 
     over_sockets(main)
+
+
+def test_all_circuits_from_one_address_have_the_rate_of_one() -> None:
+    async def main() -> None:
+        limits = BootstrapLimits(exempt=("127.0.0.0/8",))
+        async with open_host(Identity.generate(), HERE, Telemetry(), bootstrap=limits) as host:
+            assert host.bootstrap_server is not None
+            relay, origins = host.bootstrap_server.relay, host._gate.origins
+            first, second, other, local = map(origins.of, ("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "127.0.0.1"))
+            held = relay._throttle_of(first)
+            assert relay._throttle_of(second) is held
+            assert relay._throttle_of(other) is not held
+            assert relay._throttle_of(local) is not relay._throttle_of(local)
+
+    over_sockets(main)

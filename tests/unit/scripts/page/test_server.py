@@ -205,6 +205,31 @@ def test_connections_that_send_nothing_take_a_bounded_number_of_files(
     assert {event["reason"] for event in refused} == {"all places are taken", "too many from one address"}
 
 
+def test_requests_and_connections_of_an_address_have_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for one page after the other took the whole core of a bootstrap."""
+    monkeypatch.setattr(servers, "ORIGINS", Origins(()))
+    monkeypatch.setattr(servers, "REQUESTS_PER_SECOND", 0.001)
+    monkeypatch.setattr(servers, "REQUESTS_BURST_SECONDS", 3000.0)
+    monkeypatch.setattr(servers, "REQUEST_SECONDS", 1.0)
+    with serving(tmp_path / "events.jsonl") as page:
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+        answers: list[int] = []
+        for _ in range(4):
+            connection.request("GET", "/picture.json")
+            answer = connection.getresponse()
+            answer.read()
+            answers.append(answer.status)
+        assert answers == [200, 200, 200, 429]
+        connection.close()
+        others = [socket.create_connection(("127.0.0.1", page.port), timeout=SECONDS) for _ in range(3)]
+        assert [is_open(other) for other in others] == [True, True, False]
+        for other in others:
+            other.close()
+    refused = [event for _, event in read_events(tmp_path / "events.jsonl") if event["event"] == "page.refused"]
+    reasons = {event["reason"] for event in refused}
+    assert reasons == {"too many requests: try again in a minute", "too many a second from one address"}
+
+
 def test_a_viewer_that_takes_nothing_is_cut_off_with_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "SEND_SECONDS", 0.2)
     with serving(tmp_path / "events.jsonl") as page:
