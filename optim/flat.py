@@ -235,8 +235,8 @@ def frozen_fingerprint(model: nn.Module) -> bytes:
         hashes.append(f"{name} {tuple(parameter.shape)}".encode())
         for start in range(0, values.numel(), HASHED_AT_ONCE):
             piece = values[start : start + HASHED_AT_ONCE]
-            piece = (piece.float() if piece.is_floating_point() else piece).to("cpu").contiguous()
-            hashes.append(keyed("frozen values", piece.view(torch.uint8).numpy().tobytes()))
+            piece = (piece.float() if piece.is_floating_point() else piece).to("cpu")
+            hashes.append(keyed("frozen values", piece.numpy().tobytes()))
     return keyed("frozen", *hashes) if hashes else bytes(DIGEST_BYTES)
 
 

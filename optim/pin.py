@@ -1,6 +1,7 @@
-"""The layout of a manifest's model, printed by a process of its own: `run create` goes on as a keeper, without torch.
+"""What `run create` asks of a manifest's model and data, by a process of its own: it goes on as a keeper, without torch.
 
     echo '["gpt", {"size": "0.2m"}, 0, ""]' | python -P -m flockstep.optim.pin     # name, options, seed, folder of modules
+    echo '["json:rows.jsonl"]' | python -P -m flockstep.optim.pin                  # a source of data
 """
 
 import json
@@ -10,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ..dht.run.manifest import OWN
 from ..peer.errors import LocalError
+from ..peer.plain import plain_text
 
 PIN_SECONDS = 600.0
 """A hang's limit: weights of a hub may have to be downloaded."""
@@ -23,15 +26,39 @@ def layout_of_model(name: str, options: Mapping[str, Any], seed: int, folder: st
     """
     if "torch" in sys.modules:
         return _pin(name, options, seed, folder)
-    command = [sys.executable, "-P", "-m", __name__]
-    question = json.dumps([name, dict(options), seed, folder])
+    return _asked(f"the model {name} was not built", [name, dict(options), seed, folder])
+
+
+def warning_of_data(source: str) -> str:
+    """Return what is wrong with a source of data, as it is on this computer, in a line; empty if nothing is."""
+    if source == OWN or source.startswith(("text:{stdlib}", "tokens:")):
+        return ""
+    if "torch" in sys.modules:
+        return _warning(source)
     try:
-        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=PIN_SECONDS, check=False)
+        return _asked(f"{source} was not read", [source])
+    except LocalError as error:
+        return str(error)
+
+
+def _asked(failure: str, question: list[Any]) -> str:
+    """Return the last line that the process prints for a question. Raises `LocalError`."""
+    command = [sys.executable, "-P", "-m", __name__]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=PIN_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise LocalError(f"the model {name} was not built in {PIN_SECONDS:g} s") from error
+        raise LocalError(f"{failure} in {PIN_SECONDS:g} s") from error
     if done.returncode:
         raise LocalError((done.stderr.strip().splitlines() or ["it ended without a reason"])[-1])
     return done.stdout.splitlines()[-1].strip()  # A module may print something while it is imported.
+
+
+def _warning(source: str) -> str:
+    from .data.sources import warning_of
+
+    return plain_text(warning_of(source))
 
 
 def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> str:
@@ -57,6 +84,7 @@ if __name__ == "__main__":
     from ..peer.errors import FlockstepError
 
     try:
-        sys.stdout.write(_pin(*json.load(sys.stdin)) + "\n")
+        asked = json.load(sys.stdin)
+        sys.stdout.write((_pin(*asked) if len(asked) > 1 else _warning(*asked)) + "\n")
     except FlockstepError as error:
         sys.exit(f"{error}")

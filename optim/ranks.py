@@ -145,7 +145,7 @@ def _form(batch: Any, tensors: list[Tensor]) -> Any:
     """Return the structure of a batch as JSON, and append its tensors to `tensors`."""
     match batch:
         case Tensor():
-            tensors.append(batch.detach().to("cpu").contiguous())
+            tensors.append(batch.detach().to("cpu").clone(memory_format=torch.contiguous_format))
             return {"tensor": [str(batch.dtype).removeprefix("torch."), list(batch.shape)]}
         case dict():
             return {"dict": {key: _form(value, tensors) for key, value in batch.items()}}

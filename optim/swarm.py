@@ -22,7 +22,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -262,15 +262,24 @@ class Swarm:
         return self._status.finished or (self._ranks.size == 1 and self._stop.is_set())
 
     def share_of(
-        self, dataset: Any, *, batch_size: int, workers: int = 0, instead: bool = False
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        workers: int = 0,
+        instead: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
-        """Yield my share of a dataset without end, as batches of samples collated as torch's DataLoader does.
+        """Yield my share of a dataset until a stop, as batches of samples collated as torch's DataLoader does.
+
+        `collate_fn` makes a batch of a list of samples, as a DataLoader's does.
 
         Peers with the same data split it among themselves by leases: as long as no peer dies, no sample comes twice in an
         epoch (`data.leases`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or any iterable that
         can be iterated again: then each peer skips what the others take. Each rank gets an equal piece of every batch.
         Of several datasets the first is split; `instead`: this one takes its place.
-        Raises `UsageError` for a dataset that is empty or can be read only once, and for a batch that ranks cannot split.
+        Raises `UsageError` for a dataset that is empty or can be read only once, for a DataLoader, for samples that make no
+        batch, and for a batch that ranks cannot split.
         """
         if batch_size % self._ranks.size:
             raise UsageError(
@@ -280,7 +289,9 @@ class Swarm:
         first = self._ranks.first
         batches: Iterator[Any] = iter(())
         if first:
-            batches = self._first.batches(dataset, batch_size=batch_size, workers=workers, instead=instead)
+            batches = self._first.batches(
+                dataset, batch_size=batch_size, workers=workers, instead=instead, collate_fn=collate_fn
+            )
         for batch in self._ranks.deal(batches):
             self._batch_tokens += tokens_in(batch)
             yield batch
@@ -494,10 +505,8 @@ def _check_arithmetic() -> None:
 def tokens_in(batch: Any) -> int:
     """Count the targets of a batch of token sequences, or the samples of any other batch."""
     first = batch
-    while isinstance(first, (tuple, list)):
-        first = first[0]
-    if isinstance(first, dict):
-        first = next(iter(first.values()))
+    while isinstance(first, (tuple, list, Mapping)):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
     if not isinstance(first, Tensor) or first.ndim == 0:
         return 1
     if first.ndim == 2 and not first.is_floating_point():

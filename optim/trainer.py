@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..dht.run.manifest import SignedManifest
+from ..dht.run.manifest import Data, SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed, UsageError
 from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
+from .data.rows import Skip, Skips
 from .data.sources import TokenSource, open_data
 from .data.streams import TokenStream
 from .data.tokenizer import find_tokenizer
@@ -105,7 +106,7 @@ def join_run(
                 refused.revision = swarm.revision
                 raise
             with following(swarm):
-                return open_data(data, config, mine=mine)
+                return open_reported(data, config, swarm.telemetry, mine=mine)
 
         def reopen() -> TokenSource | TokenStream:
             source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
@@ -146,6 +147,19 @@ def join_run(
                 if swarm.speaks:
                     save_tensors(tensors, save, round=str(swarm.round), state_root=swarm.root)
         return Summary(swarm.round, swarm.root, swarm.reason, save)
+
+
+def open_reported(data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool) -> TokenSource | TokenStream:
+    """Open data of which each skipped row is an event, now and in training. Raises `UsageError`."""
+
+    def report(skip: Skip) -> None:
+        telemetry.emit("data.skipped", step="read the data", reason=skip.reason, name=skip.file, row=skip.row)
+
+    skips = Skips(report)
+    source = open_data(data, config, mine=mine, skips=skips)
+    if skips.warning:
+        telemetry.emit("data.sparse", step="open the data", reason=skips.warning)
+    return source
 
 
 @contextlib.contextmanager
@@ -275,8 +289,9 @@ def train(
             batches = swarm.share_of(source, batch_size=batch_size, instead=True)
         if (now.data, now.eval) != (before.data, before.eval):
             may_evaluate(swarm, source, device, config)
-        batch = next(batches)
-        check_vocabulary(batch, swarm.model)
+        batch = next(batches, None)
+        if batch is None:  # A stop while data was waited for.
+            return
         tokens = batch.to(device, non_blocking=True)
         try:
             try:
@@ -340,23 +355,17 @@ def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
 
 
 def check_tokenizer(model: nn.Module, source: TokenSource | TokenStream) -> None:
-    """Raise `UsageError` for a tokenizer with more tokens than the model knows."""
+    """Raise `UsageError` for data with tokens that the model does not know: a GPU would only report a failed assertion."""
     size = vocabulary_of(model)
-    if size is not None and source.vocab_size is not None and source.vocab_size > size:
+    if size is None:
+        return
+    if source.vocab_size is not None and source.vocab_size > size:
         raise UsageError(
             f"the tokenizer of {source.name} has {source.vocab_size} tokens, the model knows {size}",
             remedy="give the model a larger vocab_size",
         )
-
-
-def check_vocabulary(batch: torch.Tensor, model: nn.Module) -> None:
-    """Raise `UsageError` for a token that the model does not know: a GPU would only report a failed assertion."""
-    size, largest = vocabulary_of(model), int(batch.max())
-    if size is not None and largest >= size:
-        raise UsageError(
-            f"the data holds token {largest}, the model knows {size}",
-            remedy="check the dtype and the tokenizer of the data",
-        )
+    if isinstance(source, TokenSource) and source.vocab_size is None:
+        source.limit_tokens(size)
 
 
 def inner_of(model: nn.Module, signed: SignedManifest) -> list[torch.optim.Optimizer]:

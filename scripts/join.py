@@ -337,6 +337,8 @@ LINES = {
     "relay.none": "{reason} — {remedy}",
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",
+    "data.sparse": "{reason}",
+    "data.awaited": "waits for data: {reason}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; peers that train in it now: {peers}",

@@ -8,6 +8,7 @@
     leases      Leases: which units of the data are mine to train now, so that peers neither do the same work twice
                 nor leave any out.
     pages       Texts of a parquet file of a stranger, in bounded memory.
+    rows        Rows of JSON files of a stranger, in bounded memory; and a count of the rows that are skipped.
     sources     Data sources by name, cut into sequences, and a held-out twentieth that nobody trains on.
     streams     Documents that are streamed: parquet and JSON files, here or on the Hugging Face hub, packed into
                 sequences.

@@ -128,7 +128,12 @@ class Repeated(Units):
         return self._next()
 
     def _next(self) -> Any:
-        for item in self._iterator:
+        try:
+            item = next(self._iterator, _NOTHING)
+        except BaseException:  # An iterator that has raised is over, and the data is not.
+            self._iterator, self._at = iter(self._iterable), self._begun
+            raise
+        if item is not _NOTHING:
             self._at += 1
             return item
         self._length = self._at - self._begun

@@ -41,8 +41,10 @@ MAX_READ_BYTES = 64 << 20
 TIMEOUT = 30.0
 TRIES = 5
 """With 1, 2, 4 and 8 s between them: a short outage of the network ends no training."""
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+"""Answers that say nothing of the file: the same question may be answered later (RFC 9110, RFC 6585)."""
 BUFFER_BYTES = 4 << 20
-ENDINGS = {"parquet": (".parquet",), "json": (".json", ".jsonl", ".json.gz", ".jsonl.gz")}
+ENDINGS = {"parquet": (".parquet",), "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")}
 """Of the files that are data, by the reader that they need."""
 SPLITS = {
     "train": ("train", "training"),
@@ -105,7 +107,7 @@ class Hub:
         headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
         data = self._get(url, headers, length, wanted=206)
         if len(data) != length:
-            raise OSError(f"{url} ends after {start + len(data)} bytes, before those that the hub lists")
+            raise ConnectionError(f"{url} ends after {start + len(data)} bytes, before those that the hub lists")
         return data
 
     def _listing(self, kind: str, repository: str, revision: str) -> dict[str, Any]:
@@ -129,9 +131,9 @@ class Hub:
         for left in reversed(range(TRIES)):
             try:
                 return self._get_once(url, headers, most, wanted)
-            except self._error as error:
+            except (self._error, ConnectionError) as error:
                 if not left:
-                    raise OSError(f"{urlsplit(url).hostname} is not reached: {error}") from error
+                    raise ConnectionError(f"{urlsplit(url).hostname} is not reached: {error}") from error
             except ValueError as error:
                 raise OSError(f"the hub leads to no address: {error}") from error
             time.sleep(2.0 ** (TRIES - 2 - left))
@@ -145,6 +147,8 @@ class Hub:
                 if response.is_redirect:
                     url = urljoin(url, response.headers.get("location", ""))
                     continue
+                if response.status_code in BUSY:
+                    raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
                 if response.status_code != wanted:
                     raise OSError(f"{url}: {response.status_code} {response.reason_phrase}")
                 return _up_to(response, most)

@@ -14,7 +14,10 @@ it differently (a field twice, a number of more bits than its type has) it is re
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, BinaryIO
+
+from .rows import Flaw
 
 MAX_PAGE_BYTES = 512 << 20
 """The usual writers look at the length of a page every 1,024 rows: this is enough for rows of 500 kB, which books are."""
@@ -50,16 +53,18 @@ def _parsing() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def num_groups(opened: BinaryIO) -> int:
-    """Return the number of row groups. Raises `OSError` and `ValueError`."""
+def group_starts(opened: BinaryIO) -> list[int]:
+    """Return how many rows stand before each row group. Raises `OSError` and `ValueError`."""
     from pyarrow import parquet
 
     with _parsing():
-        return int(parquet.read_metadata(_Guarded(opened)).num_row_groups)
+        metadata = parquet.read_metadata(_Guarded(opened))
+        sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    return list(accumulate(sizes[:-1], initial=0)) if sizes else []
 
 
-def texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Iterator[str | None]:
-    """Yield the texts of at most `most` bytes of a row group, or of all of them; None for a row without one.
+def texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Iterator[str | Flaw | None]:
+    """Yield the texts of a row group, or of all of them: a `Flaw` for one of more than `most` bytes, None for a null.
 
     Raises `NotText`, and `OSError` and `ValueError` for a file that is not what it says.
     """
@@ -67,7 +72,7 @@ def texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Iterat
         yield from _texts(opened, column, group, most)
 
 
-def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Iterator[str | None]:
+def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Iterator[str | Flaw | None]:
     from pyarrow import parquet
 
     file = _Guarded(opened)
@@ -87,8 +92,12 @@ def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Itera
                 text = scalar.value if hasattr(scalar, "dictionary") else scalar
                 data = text.as_buffer() if text is not None and text.is_valid else None
                 if data is not None and data.size > most:
-                    raise ValueError(f"a text of it has {data.size >> 20} MiB, more than {most >> 20}")
-                yield None if data is None else str(memoryview(data), "utf-8")
+                    yield Flaw(f"has a text of {data.size >> 20} MiB, more than {most >> 20}")
+                    continue
+                try:
+                    yield None if data is None else str(memoryview(data), "utf-8")
+                except UnicodeDecodeError as error:
+                    yield Flaw(f"is no UTF-8: {error.reason} at byte {error.start}")
 
 
 def _is_text(kind: Any) -> bool:

@@ -9,6 +9,8 @@ Sequence i is `tokens[i·L : i·L + L + 1]`: L inputs and, shifted by one, L tar
 sequences is held out: spread over the whole text, and the same on every peer with the same data.
 """
 
+import shlex
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,6 +27,8 @@ from ...peer.digest import RunningDigest, keyed
 from ...peer.disk import disk_errors, draft_of, user_path
 from ...peer.errors import UsageError
 from ..consent import hide_secrets, trusts_data
+from .hub import ENDINGS
+from .rows import Skips
 from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
 from .text import MAX_TEXT_BYTES, texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
@@ -49,7 +53,13 @@ class TokenSource:
     """A map-style dataset of training sequences, each int64 (sequence_length + 1,), and beside it the held-out ones."""
 
     def __init__(
-        self, tokens: Tokens, sequence_length: int, *, name: str, vocab_size: int | None = None
+        self,
+        tokens: Tokens,
+        sequence_length: int,
+        *,
+        name: str,
+        vocab_size: int | None = None,
+        skips: Skips | None = None,
     ) -> None:
         num_sequences = (len(tokens) - 1) // sequence_length
         if num_sequences < HELD_OUT_EVERY:
@@ -64,6 +74,8 @@ class TokenSource:
         self._block = min(BLOCK_SEQUENCES, max(1, num_sequences // (5 * HELD_OUT_EVERY)))
         blocks = np.arange(num_sequences // self._block)
         self._tokens = tokens
+        self._skips = skips or Skips()
+        self._limit = 1 << 32
         self._held_out = blocks[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
         self._training = np.setdiff1d(blocks, self._held_out)
 
@@ -93,10 +105,29 @@ class TokenSource:
         about = (len(self._tokens), self.sequence_length)
         return keyed("token source", repr(about).encode(), *probes)[:SOURCE_BYTES]
 
+    def limit_tokens(self, size: int) -> None:
+        """Put the nearest sequence of tokens below `size` in the place of each other one, from now on.
+
+        Raises `UsageError` where one of some that are spread over all data has others: that is no damage.
+        """
+        for index in range(PROBES):
+            largest = int(self[index * len(self) // PROBES].max())
+            if largest >= size:
+                raise UsageError(
+                    f"{self.name} holds token {largest}, the model knows {size}",
+                    remedy="check the dtype and the tokenizer of the data",
+                )
+        self._limit = size
+
     def _sequence(self, blocks: npt.NDArray[np.int64], index: int) -> Tensor:
-        block, index = divmod(index, self._block)
-        start = (int(blocks[block]) * self._block + index) * self.sequence_length
-        return torch.from_numpy(self._tokens[start : start + self.sequence_length + 1].astype(np.int64))
+        for place in (*range(index, min(index + PROBES, len(blocks) * self._block)), 0):
+            block, offset = divmod(place, self._block)
+            start = (int(blocks[block]) * self._block + offset) * self.sequence_length
+            tokens = self._tokens[start : start + self.sequence_length + 1].astype(np.int64)
+            if (largest := int(tokens.max())) < self._limit:
+                break
+            self._skips.add(self.name, start // self.sequence_length + 1, f"holds token {largest}, of {self._limit}")
+        return torch.from_numpy(np.minimum(tokens, self._limit - 1))
 
 
 def heldout_batches(source: TokenSource | TokenStream, *, batch_size: int, num_batches: int) -> Iterator[Tensor]:
@@ -116,10 +147,12 @@ def heldout_batches(source: TokenSource | TokenStream, *, batch_size: int, num_b
             yield torch.stack(sequences[start : start + batch_size])
 
 
-def open_data(data: Data, config: PeerConfig, *, mine: bool = False) -> TokenSource | TokenStream:
+def open_data(
+    data: Data, config: PeerConfig, *, mine: bool = False, skips: Skips | None = None
+) -> TokenSource | TokenStream:
     """What a volunteer trains on: the manifest's data, if they may be opened (`consent`), or their own. Raises `UsageError`.
 
-    `mine` is whether this peer has signed the manifest.
+    `mine` is whether this peer has signed the manifest; `skips` takes what of the data is skipped.
     """
     trusted = bool(config.data) or trusts_data(data.source, config, mine=mine)
     if not trusted:
@@ -130,11 +163,35 @@ def open_data(data: Data, config: PeerConfig, *, mine: bool = False) -> TokenSou
         sequence_length=data.sequence_length,
         tokenizer=find_tokenizer(data, config),
         cache=config.home / "cache",
+        skips=skips,
     )
 
 
+def warning_of(source: str) -> str:
+    """Return what is wrong with a source that its run's owner names, in a line; empty if nothing is, or it is not here."""
+    kind, _, place = source.partition(":")
+    skips = Skips()
+    try:
+        if kind in STREAMS:
+            open_stream(kind, place, tokenizer=BYTES, sequence_length=1, skips=skips)
+        elif kind == "text":
+            deque(texts(place, skips), maxlen=0)
+            _warn(source, skips)
+        else:
+            raise _unknown(source)
+    except UsageError as error:
+        return f"{error}; {error.remedy}" if error.remedy else str(error)
+    return skips.warning
+
+
 def open_source(
-    source: str, *, sequence_length: int, tokenizer: Tokenizer = BYTES, cache: Path | None = None, trusted: bool = True
+    source: str,
+    *,
+    sequence_length: int,
+    tokenizer: Tokenizer = BYTES,
+    cache: Path | None = None,
+    trusted: bool = True,
+    skips: Skips | None = None,
 ) -> TokenSource | TokenStream:
     """The source of that name. Raises `UsageError` where it is missing, empty or no text.
 
@@ -144,37 +201,41 @@ def open_source(
     if sequence_length < 1:
         raise UsageError(f"sequence length {sequence_length} is not positive")
     kind, _, place = source.partition(":")
+    skips = skips or Skips()
     if kind in STREAMS:
-        return open_stream(kind, place, tokenizer=tokenizer, sequence_length=sequence_length, trusted=trusted)
+        return open_stream(
+            kind, place, tokenizer=tokenizer, sequence_length=sequence_length, trusted=trusted, skips=skips
+        )
     if kind == "tokens":
-        return TokenSource(_map_tokens(place), sequence_length, name=source)
+        return TokenSource(_map_tokens(place), sequence_length, name=source, skips=skips)
     if kind != "text":
-        raise UsageError(f"there is no data source {source!r}", remedy=f"write text:{source} or tokens:{source}")
+        raise _unknown(source)
     if tokenizer is BYTES:
-        tokens = _text_bytes(source, place)
+        tokens = _text_bytes(source, place, skips)
     else:
-        tokens = _text_tokens(source, place, tokenizer, cache or default_home() / "cache")
+        tokens = _text_tokens(source, place, tokenizer, cache or default_home() / "cache", skips)
+    _warn(source, skips)
     return TokenSource(tokens, sequence_length, name=source, vocab_size=tokenizer.vocab_size)
 
 
-def _text_bytes(source: str, place: str) -> Tokens:
+def _text_bytes(source: str, place: str, skips: Skips) -> Tokens:
     """All text, each file closed by a zero byte, which no text contains."""
     text = bytearray()
-    for content in texts(place):
+    for content in texts(place, skips):
         text += content + b"\0"
         if len(text) > MAX_TEXT_BYTES:
             raise UsageError(
                 f"{source} holds more than 2 GiB of text", remedy="use a tokens: file, which is not loaded"
             )
     if not text:
-        raise _no_text(source)
+        raise _no_text(source, skips)
     return np.frombuffer(text, np.uint8)
 
 
-def _text_tokens(source: str, place: str, tokenizer: Tokenizer, cache: Path) -> Tokens:
+def _text_tokens(source: str, place: str, tokenizer: Tokenizer, cache: Path, skips: Skips) -> Tokens:
     """The tokens of all text, mapped from a file in `cache` that is written if it is not there yet."""
     hasher = RunningDigest()
-    for content in texts(place):
+    for content in texts(place, skips):
         hasher.add(len(content).to_bytes(8, "little") + content)
     path = cache / f"{keyed('token cache', hasher.value(), tokenizer.digest).hex()}.u32"
     with disk_errors(f"keep the tokens of {source} in {cache}"):
@@ -185,14 +246,14 @@ def _text_tokens(source: str, place: str, tokenizer: Tokenizer, cache: Path) -> 
                 while some := list(islice(pieces, PIECES)):
                     file.writelines(tokens.astype("<u4").tobytes() for tokens in tokenizer.encode(some))
         if not path.stat().st_size:
-            raise _no_text(source)
+            raise _no_text(source, skips)
         tokens: Tokens = np.memmap(path, "<u4", mode="r")
     return tokens
 
 
 def _pieces(place: str) -> Iterator[str]:
     """All text in pieces that end with a line where they can."""
-    for content in texts(place):
+    for content in texts(place, Skips()):
         text, start = content.decode(), 0
         while start < len(text):
             end = start + TEXT_PIECE_BYTES
@@ -202,8 +263,45 @@ def _pieces(place: str) -> Iterator[str]:
             start = end
 
 
-def _no_text(source: str) -> UsageError:
-    return UsageError(f"{source} holds no text", remedy="name a file of UTF-8 text, or a folder that has some")
+def _no_text(source: str, skips: Skips) -> UsageError:
+    if skips.first is not None:
+        return UsageError(f"{source} holds no text: {skips.first}", remedy=skips.first.remedy)
+    place = source.partition(":")[2]
+    found = _kind_by_name(place) or next(filter(None, map(_kind_by_name, _names_in(place))), "")
+    remedy = f"write {found}:{place}" if found else "name a file of UTF-8 text, or a folder that has some"
+    return UsageError(f"{source} holds no text", remedy=remedy)
+
+
+def _warn(source: str, skips: Skips) -> None:
+    """Warn of text that is skipped for its encoding: nobody means to leave it out."""
+    if skips.first is not None:
+        num_files = f"{skips.count} files are" if skips.count > 1 else "a file is"
+        skips.warning = f"{source}: {num_files} skipped, such as {skips.first}; {skips.first.remedy}"
+
+
+def _unknown(source: str) -> UsageError:
+    """Return the error for a source of no known kind, with a remedy that works for its file."""
+    kind, _, place = source.rpartition(":")
+    path = shlex.quote(place)
+    if kind in ("csv", "tsv") or place.endswith((".csv", ".tsv")):
+        tabs = ", parse_options=c.ParseOptions(delimiter=chr(9))" if "tsv" in (kind, place[-3:]) else ""
+        code = f"p.write_table(c.read_csv(sys.argv[1]{tabs}), sys.argv[2])"
+        code = f"import sys, pyarrow.csv as c, pyarrow.parquet as p; {code}"
+        remedy = f'convert it: python -c "{code}" {path} NEW.parquet, and write parquet:NEW.parquet?column=COLUMN'
+    else:
+        remedy = f"write {_kind_by_name(place) or 'text'}:{place}"
+    return UsageError(f"there is no data source {source!r}", remedy=remedy)
+
+
+def _kind_by_name(name: str) -> str:
+    """Return the kind of source that reads a file, by how its name ends; empty if none does by its name alone."""
+    kinds = {**ENDINGS, "tokens": (".u16", ".u32")}
+    return next((kind for kind, endings in kinds.items() if name.lower().endswith(endings)), "")
+
+
+def _names_in(place: str) -> list[str]:
+    folder = user_path(place)
+    return sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
 
 
 def _map_tokens(place: str) -> Tokens:

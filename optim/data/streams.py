@@ -11,9 +11,8 @@ more than its share; where they are few, it is a block of documents, and a peer 
 document, chosen by the hash of its text, is held out, so that it is the same ones everywhere, whatever their order is.
 """
 
+import contextlib
 import gzip
-import io
-import json
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,26 +20,29 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import parse_qsl
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...peer.digest import digest
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
-from ...peer.plain import shortened
 from ..consent import HUB_DATASET
 from .datasets import Repeated, Units, source_of
 from .hub import ENDINGS, chosen, hub_files, newest_commit
-from .pages import NotText, num_groups, texts
+from .pages import NotText, group_starts, texts
+from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherEncoding, Skips, json_rows
 from .text import files_of
 from .tokenizer import Tokenizer
 from .units import MAX_UNITS, drawn
 
 STREAMS = ("hf", "parquet", "json")
+
+Tokens = npt.NDArray[np.int64]
 
 HELD_OUT_EVERY = 20
 """Every 20th block or document, 5 %, is for evaluation only."""
@@ -60,31 +62,14 @@ PIECE = 1 << 20
 MIXED = 256
 """Sequences that are shuffled together, so that those of a batch are not all of one document."""
 
-
-MAX_DOCUMENT_BYTES = 16 << 20
-"""The longest text, line of JSON, or item of a list: of empty objects, Python makes thirty times as many bytes."""
-
-MARK = (b"\xef", b"\xbb", b"\xbf")
-"""What some editors begin a file with."""
-
-MAX_GAP = 1 << 12
-"""Spaces before the first row."""
-
-GAP = " \t\r\n,"
-"""What may stand between two items of a list."""
-
-BUFFER = 1 << 20
-"""Characters of a list of JSON that are read together."""
-
 LOOKED = 1000
-"""The first rows, in which a column of text must have one."""
+"""Rows that are looked at before training, one of which must have text."""
+
+LOOKED_FILES = 32
+"""Files or row groups on this computer of which the first rows are looked at; of the hub's, the first ones."""
 
 MAX_BARE_ROWS = 1 << 20
 """Rows after one another that may be without text: a file of line breaks is packed a thousandfold."""
-
-
-MAX_REASON = 500
-"""Characters of what is wrong: a file may have a million columns."""
 
 
 class File(Protocol):
@@ -114,141 +99,147 @@ class LocalFile:
         return self.path.open("rb")
 
 
-class Documents:
-    """The texts of files, in pieces: the files, or where these are few the row groups of parquet files."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file, or a row group of a parquet file."""
 
-    def __init__(self, kind: str, files: Sequence[File], column: str) -> None:
+    file: File
+    group: int | None = None
+    first: int = 0
+    """Rows of the file before this group."""
+
+
+class Documents:
+    """The texts of files, in pieces: the files, or where these are few the row groups of parquet files.
+
+    A row without text is skipped, and so is what cannot be read of a file: `skips` names it. So one row of a stranger's
+    data ends no training.
+    """
+
+    def __init__(self, kind: str, files: Sequence[File], column: str, skips: Skips) -> None:
         self._kind = kind
         self._column = column
-        self._columns: list[str] = []
-        """What was seen instead of it."""
-        self.pieces: list[tuple[File, int | None]] = [(file, None) for file in files]
+        self.skips = skips
+        self.pieces = [Piece(file) for file in files]
         if kind == "parquet" and len(files) < LEAST_PIECES:
-            groups = [(file, group) for file in files for group in range(self._num_groups(file))]
-            self.pieces = [*groups]
+            self.pieces = [piece for file in files for piece in self._groups(file)]
 
     def __iter__(self) -> Iterator[str]:
         """All texts."""
         return chain.from_iterable(map(self.read, range(len(self.pieces))))
 
     def read(self, piece: int) -> Iterator[str]:
-        """The texts of a piece. Raises `UsageError` for what is no file of that kind, `OSError` for one that is not read."""
-        file, group = self.pieces[piece]
+        """Yield the texts of a piece. Raises `OSError` where the files cannot be reached now."""
         bare = 0
-        for text in self._rows(file, group):
-            bare = 0 if text and isinstance(text, str) else bare + 1
-            if not bare:
+        for text in self._texts(self.pieces[piece]):
+            if text:
+                bare = 0
                 yield text
-            elif bare > MAX_BARE_ROWS:
-                raise UsageError(f"{file.name}: {bare:,} rows after one another have no text", remedy="name other data")
+                continue
+            bare += 1
+            if bare > MAX_BARE_ROWS:
+                self.skips.add(self.pieces[piece].file.name, 0, f"{bare:,} rows after one another have no text")
+                return
 
     def check(self, name: str) -> None:
-        """Raise `UsageError` where none of the first rows has text."""
-        looked = 0
-        for text in islice(chain.from_iterable(self._rows(file, group) for file, group in self.pieces), LOOKED):
-            if isinstance(text, str):
-                return
-            looked += 1
-        if not looked:
-            raise UsageError(f"{name} holds no documents", remedy="check its name and its split")
-        raise self._no_text(name)
+        """Raise `UsageError` where none of the first rows has text, and warn if more than 1 % of them have none."""
+        looked = found = 0
+        for text in islice(self._first_rows(), LOOKED):
+            looked += text != ""
+            found += bool(text)
+        if not found:
+            raise self._unusable(name)
+        num_skipped = min(self.skips.count, MAX_NAMED)
+        if self.skips.first is not None and (num_skipped > looked / 100 or num_skipped >= MAX_NAMED):
+            some = "100 or more" if num_skipped >= MAX_NAMED else num_skipped
+            self.skips.warning = f"{name}: of the first {looked:,} rows {some} are skipped, such as {self.skips.first}"
 
-    def _no_text(self, name: str) -> UsageError:
-        what = f"{name} has no text in the column {self._column!r} of {self._columns}"
-        return UsageError(shortened(what, MAX_REASON), remedy="name its column of text: ?column=…")
+    def _first_rows(self) -> Iterator[str | None]:
+        pieces, each = self.pieces, LOOKED
+        if pieces and isinstance(pieces[0].file, LocalFile):
+            pieces = pieces[:: -(-len(pieces) // LOOKED_FILES)]
+            each = -(-LOOKED // len(pieces))
+        return chain.from_iterable(islice(self._texts(piece), each) for piece in pieces)
 
-    def _rows(self, file: File, group: int | None) -> Iterator[Any]:
-        return self._parquet(file, group) if self._kind == "parquet" else self._json(file)
+    def _unusable(self, name: str) -> UsageError:
+        first = self.skips.first
+        if first is None:
+            return UsageError(f"{name} holds no documents: no row of its files has text", remedy="name other files")
+        remedy = first.remedy or "name its column of text by ?column=…, or other files"
+        return UsageError(f"cannot open {name}: {first}", remedy=remedy)
 
-    def _num_groups(self, file: File) -> int:
-        with file.open() as opened:
-            try:
-                return num_groups(opened)
-            except ValueError as error:
-                raise _not_of_kind(file, "parquet", error) from error
-
-    def _parquet(self, file: File, group: int | None) -> Iterator[Any]:
-        with file.open() as opened:
-            try:
-                yield from texts(opened, self._column, group, MAX_DOCUMENT_BYTES)
-            except NotText as error:
-                self._columns = error.columns
-                raise self._no_text(file.name) from error
-            except ValueError as error:
-                raise _not_of_kind(file, "parquet", error) from error
-
-    def _json(self, file: File) -> Iterator[Any]:
-        with file.open() as opened, _unpacked(file, opened) as data:
-            first = data.read(1)
-            for _ in range(MAX_GAP):
-                if not first.isspace() and first not in MARK:
-                    break
-                first = data.read(1)
-            rows = _items(data, file) if first == b"[" else _lines(first, data, file)
-            for row in rows:
-                if isinstance(row, dict) and self._column not in row:
-                    self._columns = sorted(row)
-                yield row.get(self._column) if isinstance(row, dict) else None
-
-
-def _unpacked(file: File, opened: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, gzip.GzipFile(fileobj=opened)) if file.name.endswith(".gz") else opened
-
-
-def _lines(first: bytes, data: BinaryIO, file: File) -> Iterator[Any]:
-    """The objects of a file that has one a line, behind the first byte."""
-    number = 0
-    while line := first + data.readline(MAX_DOCUMENT_BYTES + 1):
-        first, number = b"", number + 1
-        if len(line) > MAX_DOCUMENT_BYTES:
-            raise UsageError(f"{file.name}: line {number} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
-        if line.isspace():
-            yield None
-            continue
+    def _texts(self, piece: Piece) -> Iterator[str | None]:
+        """Yield each row's text, None for one that is skipped; end where the rest of the piece is no data."""
+        file, number = piece.file, piece.first
         try:
-            yield json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _not_of_kind(file, f"JSON in line {number}", error) from error
+            for number, row in self._rows(piece):
+                if isinstance(row, str):
+                    yield row
+                    continue
+                self.skips.add(file.name, number, row.reason, row.encoding)
+                yield None
+        except OtherEncoding as error:
+            self.skips.add(file.name, 0, str(error), error.encoding)
+        except gzip.BadGzipFile as error:
+            self.skips.add(file.name, 0, f"is no gzip: {error}")
+        except NotText as error:
+            self.skips.add(file.name, 0, self._no_text(error.columns))
+        except (ValueError, EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and (isinstance(error, ConnectionError) or self._are_away()):
+                raise
+            broken = number + 1 if number or self._kind == "json" else 0
+            rest = "and all behind it cannot be read: " if broken else ""
+            self.skips.add(file.name, broken, rest + self._reason(error))
+
+    def _rows(self, piece: Piece) -> Iterator[tuple[int, str | Flaw]]:
+        """Yield each row with its number: its text, or why it has none; "" for a blank line."""
+        with piece.file.open() as opened:
+            if self._kind == "parquet":
+                for number, text in enumerate(texts(opened, self._column, piece.group, MAX_DOCUMENT_BYTES), piece.first + 1):
+                    yield number, Flaw(f"has null in the column {self._column!r}") if text is None else text
+                return
+            for number, row in json_rows(opened):
+                yield number, "" if row is BLANK else row if isinstance(row, Flaw) else self._text_of(row)
+
+    def _text_of(self, row: Any) -> str | Flaw:
+        """Return the text of a row of JSON; a lone surrogate, which no tokenizer takes, is replaced."""
+        if not isinstance(row, dict):
+            return Flaw(f"is {_kind_of(row)}, no object with a column {self._column!r}")
+        if self._column not in row:
+            return Flaw(self._no_text(sorted(row)))
+        text = row[self._column]
+        if not isinstance(text, str):
+            return Flaw(f"has {_kind_of(text)}, no text, in the column {self._column!r}")
+        return text if text.isascii() else text.encode(errors="replace").decode()
+
+    def _no_text(self, columns: list[str]) -> str:
+        return f"has no text in the column {self._column!r} of {columns}"
+
+    def _groups(self, file: File) -> Iterator[Piece]:
+        with file.open() as opened:
+            try:
+                starts = group_starts(opened)
+            except ValueError as error:
+                self.skips.add(file.name, 0, self._reason(error))
+                return
+        yield from (Piece(file, group, first) for group, first in enumerate(starts))
+
+    def _reason(self, error: Exception) -> str:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return reason if self._kind == "json" else f"is no parquet: {reason}"
+
+    def _are_away(self) -> bool:
+        """Return True if none of some files can be opened: a disk that is not there, and no file that is gone."""
+        for piece in self.pieces[:: -(-len(self.pieces) // LOOKED_FILES)]:
+            with contextlib.suppress(OSError), piece.file.open():
+                return False
+        return True
 
 
-def _items(data: BinaryIO, file: File) -> Iterator[Any]:
-    """The items of a list, behind its bracket."""
-    decoder, pieces = json.JSONDecoder(), io.TextIOWrapper(data, encoding="utf-8")
-    text, place, number, grows = "", 0, 1, True
-    try:
-        while grows:
-            grows = bool(piece := pieces.read(BUFFER))
-            text, place = text[place:] + piece, 0
-            while (place := _after_gap(text, place)) < len(text):
-                if text[place] == "]":
-                    return
-                try:
-                    item, end = decoder.raw_decode(text, place)
-                except ValueError:
-                    if not grows or len(text) - place > MAX_DOCUMENT_BYTES:
-                        raise
-                    break
-                if end == len(text) and grows:  # A number may go on.
-                    break
-                yield item
-                number, place = number + 1, end
-            else:
-                if len(text) >= BUFFER and not text.strip(GAP):
-                    raise ValueError(f"nothing stands in {len(text):,} characters")
-    except (ValueError, RecursionError) as error:
-        raise _not_of_kind(file, f"JSON in item {number}", error) from error
-
-
-def _after_gap(text: str, place: int) -> int:
-    while place < len(text) and text[place] in GAP:
-        place += 1
-    return place
-
-
-def _not_of_kind(file: File, kind: str, error: Exception) -> UsageError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    reason = shortened(reason, MAX_REASON)
-    return UsageError(f"cannot open {file.name}: it is no {kind}: {reason}", remedy="check the file, or name others")
+def _kind_of(value: Any) -> str:
+    """Return what a value of JSON is, in a word for people."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a text"}
+    return kinds.get(type(value), "null")
 
 
 class TokenStream(Units):
@@ -263,6 +254,8 @@ class TokenStream(Units):
         self.sequence_length = sequence_length
         self.vocab_size = tokenizer.vocab_size
         """How many tokens its tokenizer knows."""
+        self._ends: Tokens = np.empty(0, np.int64)
+        """Of the units that this peer has read, what was left at their ends: documents may be shorter than a sequence."""
         pieces = len(documents.pieces)
         self._blocks = Repeated(documents) if pieces < LEAST_PIECES else None
         self.forward = self._blocks is not None
@@ -270,15 +263,37 @@ class TokenStream(Units):
         about = name.rpartition("/")[2], column, tokenizer.digest, sequence_length, pieces, self.num_units
         self.source = source_of(*about)
 
+    def check(self) -> None:
+        """Raise `UsageError` where all that is not held out is shorter than a sequence, and `OSError`."""
+        num_tokens = 0
+        for some in _together(text for text in self._all if not _is_held_out(text)):
+            num_tokens += sum(map(len, self._tokenizer.encode(some)))
+            if num_tokens > self.sequence_length:
+                return
+        what = f"{self.name} holds {num_tokens:,} tokens to train on, too few for a sequence of {self.sequence_length}"
+        raise UsageError(what, remedy="use more data or a shorter sequence length")
+
     def read(self, epoch: int, unit: int, done: int) -> Iterator[Tensor]:
-        """Sequences of a unit. Raises `LocalError` where they can no longer be read."""
+        """Yield the sequences of a unit, and then those that fill up from the ends of this peer's units.
+
+        Raises `LocalError` where they cannot be read now.
+        """
         texts = (text for text in self._texts(self._documents(epoch, unit)) if not _is_held_out(text))
         order = drawn(MIXED, "order of a stream", self.source, str((epoch, unit)).encode())
-        return islice(_mixed(self._packed(texts), np.argsort(order, kind="stable").tolist()), done, None)
+        rest: list[Tokens] = []
+        number = 0
+        for number, sequence in enumerate(_mixed(self._packed(texts, rest), np.argsort(order, kind="stable").tolist()), 1):
+            if number > done:
+                yield sequence
+        if number > done or not done:  # Else another peer, or a former life, has come to its end.
+            self._ends = np.concatenate([self._ends, *rest])
+            while len(self._ends) > self.sequence_length:
+                yield torch.from_numpy(self._ends[: self.sequence_length + 1].copy())
+                self._ends = self._ends[self.sequence_length :]
 
     def held_out(self) -> Iterator[Tensor]:
         """Sequences of the held-out documents."""
-        return self._packed(text for text in self._texts(self._all) if _is_held_out(text))
+        return self._packed((text for text in self._texts(self._all) if _is_held_out(text)), [])
 
     def _documents(self, epoch: int, unit: int) -> Iterable[str]:
         if self._blocks is not None:
@@ -288,11 +303,11 @@ class TokenStream(Units):
     def _texts(self, documents: Iterable[str]) -> Iterator[str]:
         try:
             yield from documents
-        except (OSError, EOFError, zlib.error) as error:  # The hub was asked for half a minute by then.
+        except OSError as error:  # The hub was asked for half a minute by then.
             raise LocalError(f"cannot read {self.name}: {error}", remedy="check the disk or the network") from error
 
-    def _packed(self, texts: Iterator[str]) -> Iterator[Tensor]:
-        """L inputs and, shifted by one, L targets; what is left at the end of a unit is too short and dropped."""
+    def _packed(self, texts: Iterator[str], left: list[Tokens]) -> Iterator[Tensor]:
+        """Yield L inputs and, shifted by one, L targets; what is too short at the end goes to `left`."""
         length, rest = self.sequence_length, np.empty(0, np.int64)
         for some in _together(texts):
             rest = np.concatenate([rest, *self._tokenizer.encode(some)], dtype=np.int64)
@@ -300,12 +315,22 @@ class TokenStream(Units):
             for start in range(0, count * length, length):
                 yield torch.from_numpy(rest[start : start + length + 1].copy())
             rest = rest[max(count, 0) * length :]
+        left.append(rest)
 
 
 def open_stream(
-    kind: str, place: str, *, tokenizer: Tokenizer, sequence_length: int, trusted: bool = True
+    kind: str,
+    place: str,
+    *,
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    trusted: bool = True,
+    skips: Skips | None = None,
 ) -> TokenStream:
-    """The stream of that name; if it is not `trusted`, a public one of the hub. Raises `UsageError`."""
+    """The stream of that name; if it is not `trusted`, a public one of the hub. Raises `UsageError`.
+
+    `skips` takes what is skipped of it, now and in training.
+    """
     name = f"{kind}:{place}"
     if find_spec("pyarrow") is None:
         raise UsageError(f"{name} needs the package pyarrow", remedy="pip install 'flockstep[hf]'")
@@ -313,17 +338,18 @@ def open_stream(
     options = {"split": "train", "column": "text", **dict(parse_qsl(query, keep_blank_values=True))}
     if unknown := sorted(set(options) - {"split", "column"}):
         raise UsageError(f"{name}: there is no option {unknown[0]!r}", remedy="known are split= and column=")
+    column = options["column"]
     try:
         reader, files = _files_of(kind, path, options["split"], trusted=trusted)
-        documents = Documents(reader, files, options["column"])
+        documents = Documents(reader, files, column, skips or Skips())
         documents.check(name)
-    except (OSError, EOFError, zlib.error) as error:
+        stream = TokenStream(documents, name=name, column=column, tokenizer=tokenizer, sequence_length=sequence_length)
+        stream.check()
+    except OSError as error:
         private = "" if trusted else f"; if it is private or gated, pass --allow-data {shlex.quote(name)}"
         remedy = f"check its name, its split, and the network{private}"
         raise UsageError(f"cannot open {name}: {error}", remedy=remedy) from error
-    return TokenStream(
-        documents, name=name, column=options["column"], tokenizer=tokenizer, sequence_length=sequence_length
-    )
+    return stream
 
 
 def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, Sequence[File]]:

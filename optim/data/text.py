@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...peer.disk import user_path
 from ...peer.errors import UsageError
+from .rows import GZIP, Skips, wide_encoding
 
 MAX_TEXT_BYTES = 2 << 30
 """Bytes of text are held in memory: beyond this, a memory-mapped `tokens:` file is the better way."""
@@ -16,18 +17,21 @@ MAX_STDLIB_BYTES = 32 << 20
 """Enough for any demonstration; keeps a distribution with unusual additions from growing it."""
 
 STDLIB = "{stdlib}"
+PROBE_BYTES = 4096
+"""Of a file, by which UTF-16 without a mark is told from what is no text."""
 
 
-def texts(place: str) -> Iterator[bytes]:
-    """The UTF-8 text of one file after the other, in the order of their names; binary files are skipped.
+def texts(place: str, skips: Skips) -> Iterator[bytes]:
+    """The UTF-8 text of one file after the other, in the order of their names; other files are skipped.
 
-    Raises `UsageError` where there is no such file, and where one cannot be read.
+    `skips` takes those that hold text of another encoding. Raises `UsageError` where there is no such file, and where one
+    cannot be read.
     """
     if place != STDLIB:
-        yield from _read(_text_files(place))
+        yield from _read(_text_files(place), skips)
         return
     left = MAX_STDLIB_BYTES
-    for text in _read(_stdlib_files()):
+    for text in _read(_stdlib_files(), Skips()):
         yield text[:left]
         left -= len(text) + 1
         if left <= 0:
@@ -70,16 +74,29 @@ def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
     return [file for _, file in sorted(found)]
 
 
-def _read(files: Iterable[Path]) -> Iterator[bytes]:
+def _read(files: Iterable[Path], skips: Skips) -> Iterator[bytes]:
     for file in files:
         try:
             if file.stat().st_size > MAX_TEXT_BYTES:  # It is read at once.
                 raise UsageError(f"{file} has more than 2 GiB", remedy="split it, or use a tokens: file, which is not loaded")
             content = file.read_bytes()
-            content.decode()
-        except UnicodeDecodeError:
-            continue
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}", remedy="check its permissions") from error
-        if content and b"\0" not in content:
+        if _is_text(content, str(file), skips):
             yield content
+
+
+def _is_text(content: bytes, file: str, skips: Skips) -> bool:
+    """Return True for UTF-8; what is of another encoding is skipped, what is no text is passed over."""
+    if encoding := wide_encoding(content[:PROBE_BYTES]):
+        skips.add(file, 0, f"is {encoding}, not UTF-8", encoding)
+        return False
+    if not content or b"\0" in content or content.startswith(GZIP):
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        skips.add(file, line, f"is no UTF-8: byte {content[error.start]:#04x}", "LATIN1")
+        return False
+    return True

@@ -188,17 +188,19 @@ class Membership:
         """
         self._network.join(device=device, version=version, layout=self._layout.pin().hash, frozen=frozen)
         self._telemetry.emit("run.joined", run=self._run_id, round=self.round, peers=self._network.pulse.active)
-        self._shares = Shares(self._network, self._telemetry, self._folder, seed=self._manifest.seed)
+        self._shares = Shares(
+            self._network, self._telemetry, self._folder, seed=self._manifest.seed, stop=self._stop
+        )
         fragments = self._manifest.outer.fragments
         self._ramp = tuple(weight for weight in RAMP for _ in range(fragments)) if self.round else ()
         self._progress = Progress(self._telemetry, self._network)
         self._begin_phase()
         return self.status()
 
-    def batches(self, dataset: Any, *, batch_size: int, workers: int, instead: bool = False) -> Iterator[Any]:
-        """My share of a dataset as endless batches, see `Shares.batches`."""
+    def batches(self, dataset: Any, **options: Any) -> Iterator[Any]:
+        """My share of a dataset as batches, see `Shares.batches`."""
         assert self._shares is not None
-        return self._shares.batches(dataset, batch_size=batch_size, workers=workers, instead=instead)
+        return self._shares.batches(dataset, **options)
 
     @property
     def vectors(self) -> TrainingVectors:

@@ -9,9 +9,10 @@ resumes with what it had not finished.
 
 import json
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,10 @@ SHARE_KEEP_PERIOD = 5.0
 """Least seconds between two writes of my progress."""
 SHARE_REPORT_PERIOD = 5.0
 """Least seconds between two events on the epoch, and two on units that are not settled: tiny data has many of them."""
+EMPTY_EPOCHS = 4
+"""Passes over units that give nothing, after which the data counts as empty: short documents fill a sequence together."""
+WAIT_SECONDS = (1.0, 60.0)
+"""Seconds of the first wait for data that cannot be read now, and of the longest; each is twice the one before."""
 MAX_KEPT_BYTES = 16_384
 """The file is written by this program, and is well below 4 kB."""
 
@@ -41,8 +46,11 @@ MAX_KEPT_BYTES = 16_384
 class Shares:
     """One peer's shares of the datasets that it trains on. Use from one thread."""
 
-    def __init__(self, network: Network, telemetry: Telemetry, folder: Path, *, seed: int) -> None:
+    def __init__(
+        self, network: Network, telemetry: Telemetry, folder: Path, *, seed: int, stop: threading.Event
+    ) -> None:
         self._network = network
+        self._stop = stop
         self._telemetry = telemetry
         self._path = folder / "data.json"
         self._seed = seed
@@ -53,11 +61,25 @@ class Shares:
         self._published_at = self._kept_at = -math.inf
         self._reported: dict[str, float] = {}
 
-    def batches(self, dataset: Any, *, batch_size: int, workers: int, instead: bool = False) -> Iterator[Any]:
-        """Yield batches of a dataset without end, collated as torch's DataLoader does. Raises `UsageError`.
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        workers: int,
+        instead: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Any]:
+        """Yield batches of a dataset, collated as torch's DataLoader does, until a stop. Raises `UsageError`.
 
-        `instead`: it takes the place of the dataset that is shared by leases so far.
+        `instead`: it takes the place of the dataset that is shared by leases so far. Once a batch was there, data that
+        cannot be read is waited for, and each wait is an event.
         """
+        if hasattr(dataset, "dataset") and hasattr(dataset, "collate_fn"):  # Of torch, or made like it.
+            raise UsageError(
+                f"share_of makes the batches itself, and {type(dataset).__name__} is a loader of some",
+                remedy="give it loader.dataset, with the loader's batch_size=, workers= and collate_fn=",
+            )
         units = units_of(dataset, self._seed)
         if instead and self._shared is not None and self._shared.units.source != units.source:
             self.publish(self._shared, last=True)
@@ -77,6 +99,7 @@ class Shares:
                 # Spawned: a forked worker would hold the pipe to the network process open if the trainer dies.
                 multiprocessing_context="spawn" if workers else None,
                 generator=torch.Generator(),  # The caller's random state is left alone.
+                collate_fn=collate_fn or collated,
             )
         elif workers:
             raise UsageError(
@@ -84,7 +107,7 @@ class Shares:
                 remedy="leave workers at 0, or give share_of a map-style dataset",
             )
         else:
-            loader = map(default_collate, walk.draw(batch_size))
+            loader = map(collate_fn or collated, walk.draw(batch_size))
         for batch in loader:
             walk.hand_out()
             yield batch
@@ -115,6 +138,13 @@ class Shares:
         """Publish my progress before I leave, so that others resume from there."""
         if self._shared is not None:
             self.publish(self._shared, last=True)
+
+    def await_data(self, reason: str, waits: int) -> bool:
+        """Wait for data that cannot be read now, for the time after so many waits; return False at a stop."""
+        first, longest = WAIT_SECONDS
+        seconds = min(first * 2.0 ** min(waits, 10), longest)
+        self._telemetry.emit("data.awaited", step="read the data", reason=reason, seconds=seconds)
+        return not self._stop.wait(seconds)
 
     def report_begun(self, walk: "Walk", lease: Lease, why: str) -> None:
         """Emit an event for a unit that begins half finished or unsettled."""
@@ -178,6 +208,16 @@ class Shares:
         return share if share is not None and share.source == source else None
 
 
+def collated(samples: list[Any]) -> Any:
+    """Return samples as one batch, as torch's DataLoader does. Raises `UsageError` for samples that differ in form."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "pass share_of the collate_fn= that makes a batch of them, as a DataLoader has"
+        raise UsageError(f"samples of the dataset do not make a batch: {reason}", remedy=remedy) from error
+
+
 def _outline(share: Share) -> Share:
     """The part of a share that is urgent: all but the numbers of trained items."""
     return replace(share, leases=tuple(replace(lease, done=None if lease.done is None else 0) for lease in share.leases))
@@ -212,6 +252,7 @@ class Walk:
         self.leases = leases
         self._shares = shares
         self._items = self._read()
+        self._has_begun = False
         self._drawn: deque[list[tuple[UnitId, bool]]] = deque()
 
     def draw(self, batch_size: int) -> Iterator[list[Any]]:
@@ -220,6 +261,8 @@ class Walk:
             self._shares.look(self)
             self.leases.claim(time.monotonic())
             drawn = list(islice(self._items, batch_size))
+            if len(drawn) < batch_size:  # A stop.
+                return
             self._drawn.append([mark for _, mark in drawn])
             yield [item for item, _ in drawn]
 
@@ -235,26 +278,56 @@ class Walk:
             self._shares.report_epoch(self.leases.epoch)
 
     def _read(self) -> Iterator[tuple[Any, tuple[UnitId, bool]]]:
-        """Yield items without end, each with its unit and whether it is the unit's last one."""
+        """Yield items until a stop, each with its unit and whether it is the unit's last one."""
         empty = 0
         while True:
             lease, why = self.leases.begin(time.monotonic())
             unit_id = lease.epoch, lease.unit
             self._shares.report_begun(self, lease, why)
-            items = self.units.read(lease.epoch, lease.unit, lease.done or 0)
+            items = self._unit(lease.epoch, lease.unit, lease.done or 0)
             item = next(items, _END)
+            if item is _STOP:
+                return
             if item is not _END:
                 empty = 0
             else:
                 # What another peer claims to have trained of a unit proves nothing about my data.
                 empty += not lease.done
-                if empty > self.units.num_units:
-                    raise UsageError(f"{self.units.name} holds nothing to train on", remedy="check the data")
+                if empty > EMPTY_EPOCHS * self.units.num_units:
+                    nothing = f"{self.units.name} holds nothing to train on"
+                    if not self._has_begun:
+                        raise UsageError(nothing, remedy="check the data")
+                    if not self._shares.await_data(nothing, empty):
+                        return
                 self.leases.finish(unit_id, time.monotonic())
             while item is not _END and self.leases.holds(unit_id):
                 after = next(items, _END)
+                self._has_begun = True
                 yield item, (unit_id, after is _END)
+                if after is _STOP:
+                    return
                 item = after
+
+    def _unit(self, epoch: int, unit: int, done: int) -> Iterator[Any]:
+        """Yield the items of a unit, then `_STOP` if a stop came while its data could not be read.
+
+        Raises `LocalError` where nothing was read yet.
+        """
+        waits = 0
+        while True:
+            try:
+                for item in self.units.read(epoch, unit, done):
+                    done, waits = done + 1, 0
+                    yield item
+                return
+            except LocalError as error:
+                if not self._has_begun:
+                    raise
+                if not self._shares.await_data(str(error), waits):
+                    yield _STOP
+                    return
+                waits += 1
 
 
 _END = object()
+_STOP = object()

@@ -108,6 +108,8 @@ def create_run(
     if begun is not None:
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    if warning := _warning_of_data(signed.manifest.data):
+        write_line(f"Its data, as they are on this computer: {warning}")
     if more := how_to_share(signed.manifest, str(link)):
         write_line(more)
     if public:
@@ -156,6 +158,15 @@ def _pinned(data: Data, path: Path) -> Data:
             remedy="leave tokenizer_hash out: it is filled in",
         )
     return replace(data, tokenizer_hash=found)
+
+
+def _warning_of_data(data: Data) -> str:
+    """Return what is wrong with the data, in a line; empty if nothing is, or nothing is known without torch."""
+    if find_spec("torch") is None:
+        return ""
+    from ...optim.pin import warning_of_data
+
+    return warning_of_data(data.source)
 
 
 def _pinned_model(model: Model) -> Model:

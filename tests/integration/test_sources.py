@@ -45,7 +45,8 @@ def toml(tmp_path: Path) -> Path:
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(stories, trainer)
     tokenizer.save(str(tmp_path / "words.json"))
-    parquet.write_table(pyarrow.table({"story": stories}), tmp_path / "x.parquet", row_group_size=10)
+    rows = [None if index % 50 == 7 else story for index, story in enumerate(stories)]
+    parquet.write_table(pyarrow.table({"story": rows}), tmp_path / "x.parquet", row_group_size=10)
     (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path))
     return tmp_path / "run.toml"
 
@@ -56,6 +57,8 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     said: list[str] = []
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     link = create_run(toml, [bootstrap_address], config, said.append)
+    sparse = f"such as {tmp_path}/x.parquet: row 8 has null in the column 'story'"
+    assert [line for line in said if line.endswith(sparse)]
     data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
     assert load_manifest(tmp_path / "streamed.flockstep").manifest.layout.count("/") == 2
     assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
@@ -70,6 +73,11 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     events = [json.loads(line) for line in joined.stdout.splitlines()]
     (shared,) = [event for event in events if event["event"] == "data.shared"]
     assert shared["units"] == 40
+    (warned,) = [event for event in events if event["event"] == "data.sparse"]
+    assert warned["reason"].endswith(sparse)
+    skipped = [(event["name"], event["row"]) for event in events if event["event"] == "data.skipped"]
+    assert set(skipped) <= {(f"{tmp_path}/x.parquet", row) for row in range(8, 401, 50)}
+    assert len(skipped) == len(set(skipped)) > 1
     assert [event["round"] for event in events if event["event"] == "round.done"] == [1, 2]
 
 

@@ -22,17 +22,19 @@ def test_a_process_without_torch_gets_the_same_layout_and_the_same_reasons(tmp_p
     (tmp_path / "lent_gpt.py").write_text(OWN)
     code = f"""
 import sys
-from flockstep.optim.pin import layout_of_model
+from flockstep.optim.pin import layout_of_model, warning_of_data
 print(layout_of_model("lent_gpt:make", {{}}, 0, {str(tmp_path)!r}))
 try:
     layout_of_model("gpt", {{"size": "tiny"}}, 0)
 except Exception as error:
     print(error)
+print(warning_of_data("csv:{tmp_path}/x.csv"), warning_of_data("own"), sep="")
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    layout, reason, has_torch = done.stdout.splitlines()
+    layout, reason, warning, has_torch = done.stdout.splitlines()
     assert layout == layout_of_model("gpt", {"size": "0.2m"}, 0)
+    assert warning.startswith("there is no data source 'csv:")
     assert has_torch == "False"
     with pytest.raises(FlockstepError) as refused:
         layout_of_model("gpt", {"size": "tiny"}, 0)

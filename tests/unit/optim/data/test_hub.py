@@ -4,14 +4,15 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flockstep.dht.run.manifest import Data
-from flockstep.optim.data import streams
+from flockstep.optim.data import rows, streams
 from flockstep.optim.data.hub import Hub, chosen
+from flockstep.optim.data.rows import Skip, Skips
 from flockstep.optim.data.sources import open_data
 from flockstep.optim.data.streams import TokenStream, pinned_source
 from flockstep.optim.data.tokenizer import ByteTokenizer
@@ -55,8 +56,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield hub
 
 
-def opened(home: Path, source: str = NAME, **config: Any) -> TokenStream:
-    found = open_data(Data(source=source, sequence_length=16), PeerConfig(home=home, **config))
+def opened(
+    home: Path, source: str = NAME, *, report: Callable[[Skip], None] = lambda skip: None, **config: Any
+) -> TokenStream:
+    data, config_ = Data(source=source, sequence_length=16), PeerConfig(home=home, **config)
+    found = open_data(data, config_, skips=Skips(report))
     assert isinstance(found, TokenStream)
     return found
 
@@ -147,17 +151,17 @@ def test_a_size_that_lies_is_one_line(hub: StandIn, tmp_path: Path, size: int) -
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("train.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "it is no parquet"),
-        ("train.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "it is no JSON in line 1"),
-        ("train.jsonl", b"[" * 100_000, "it is no JSON in item 1"),
-        ("train.jsonl", b'{"text": ' + b"[" * 100_000, "it is no JSON in line 1"),
-        ("train.jsonl.gz", gzip.compress(b" " * 5000 + b'{"text": "' + b"x" * 5000, mtime=0), "line 1 is longer"),
+        ("train.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is no parquet"),
+        ("train.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "row 1 is no JSON"),
+        ("train.jsonl", b"[" * 100_000, "row 1 and all behind it cannot be read: is no JSON"),
+        ("train.jsonl", b'{"text": ' + b"[" * 100_000, "row 1 is no JSON"),
+        ("train.jsonl.gz", gzip.compress(b" " * 5000 + b'{"text": "' + b"x" * 5000, mtime=0), "row 1 is longer"),
         ("train.jsonl.gz", b"\x1f\x8b\x08 broken", "cannot open"),
         ("train.jsonl.gz", b"no gzip", "cannot open"),
-        ("train.jsonl", b'{"text": "\xff"}\n', "it is no JSON in line 1"),
-        ("train.jsonl.gz", gzip.compress(b" " * (1 << 20), mtime=0), "line 1 is longer"),
-        ("train.jsonl.gz", gzip.compress(b"1" + b"\n" * (1 << 20), mtime=0), "has no text in the column"),
-        ("train.json.gz", gzip.compress(b"[1," + b" " * (3 << 20), mtime=0), "it is no JSON in item 2: nothing stands in"),
+        ("train.jsonl", b'{"text": "\xff"}\n', "row 1 is no UTF-8: byte 0xff in column 11"),
+        ("train.jsonl.gz", gzip.compress(b" " * (1 << 20), mtime=0), "row 1 is longer"),
+        ("train.jsonl.gz", gzip.compress(b"1" + b"\n" * (1 << 20), mtime=0), "row 1 is a number, no object with a column"),
+        ("train.json.gz", gzip.compress(b"[1," + b" " * (3 << 20), mtime=0), "row 1 is a number, no object with a column"),
         ("train.zip", b"PK\3\4", "has no parquet or JSON file"),
         ("train.parquet", table([{"bytes": None, "path": "/etc/passwd"}] * 9), "has no text in the column 'text'"),
     ],
@@ -166,7 +170,7 @@ def test_a_size_that_lies_is_one_line(hub: StandIn, tmp_path: Path, size: int) -
 def test_a_file_of_another_kind_is_one_line(
     hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, reason: str
 ) -> None:
-    monkeypatch.setattr(streams, "MAX_DOCUMENT_BYTES", 1 << 12 if name.endswith(".gz") else 1 << 20)
+    monkeypatch.setattr(rows, "MAX_DOCUMENT_BYTES", 1 << 12 if name.endswith(".gz") else 1 << 20)
     hub.files = {name: content}
     with pytest.raises(UsageError, match=reason):
         opened(tmp_path)
@@ -244,6 +248,7 @@ def test_a_list_is_read_to_its_bracket_and_rows_without_text_end(
     texts = json.dumps([{"text": text} for text in TEXTS]).encode()
     hub.files = {"train.json.gz": gzip.compress(texts + b"no JSON" * (1 << 20), 1, mtime=0)}
     assert len(words(opened(tmp_path))) > 150
-    hub.files = {"train.jsonl": b'{"text": "aa"}\n' + b"0\n" * 2000}
-    with pytest.raises(UsageError, match=r"1,001 rows after one another have no text"):
-        list(opened(tmp_path).read(0, 0, 0))
+    hub.files = {"train.jsonl": json.dumps({"text": TEXTS[0]}).encode() + b"\n" + b"\n" * 2000}
+    skipped: list[Skip] = []
+    list(itertools.islice(opened(tmp_path, report=skipped.append).read(0, 0, 0), 2))
+    assert list(map(str, skipped)) == ["train.jsonl: 1,001 rows after one another have no text"]

@@ -40,15 +40,16 @@ def numbers(sequences: list[torch.Tensor]) -> list[str]:
     return sorted({word for word in text.split() if len(word) == 5})
 
 
-def everything(stream: TokenStream, units: range) -> list[list[str]]:
-    return [numbers(list(stream.read(0, unit, 0))) for unit in units]
+def everything(name: str, units: range) -> list[list[str]]:
+    """What stands in each unit, for a peer that has read no other one."""
+    return [numbers(list(stream_of(name).read(0, unit, 0))) for unit in units]
 
 
 def test_files_are_units_that_have_nothing_in_common(tmp_path: Path) -> None:
     write_parquet(tmp_path / "many", documents(400), files=40)
     stream = stream_of(f"parquet:{tmp_path}/many")
     assert (stream.num_units, stream.forward) == (40, False)
-    units = everything(stream, range(40))
+    units = everything(stream.name, range(40))
     held_out = numbers(list(stream.held_out()))
     trained = [number for unit in units for number in unit]
     assert len(trained) == len(set(trained))
@@ -61,7 +62,7 @@ def test_row_groups_are_units_where_files_are_few(tmp_path: Path) -> None:
     write_parquet(tmp_path / "one", documents(400), files=1, rows=10)
     stream = stream_of(f"parquet:{tmp_path}/one/*.parquet")
     assert (stream.num_units, stream.forward) == (40, False)
-    trained = [number for unit in everything(stream, range(40)) for number in unit]
+    trained = [number for unit in everything(stream.name, range(40)) for number in unit]
     assert len(trained) == len(set(trained)) > 350
 
 
@@ -70,12 +71,12 @@ def test_of_few_pieces_blocks_of_documents_are_units_and_the_others_are_skipped(
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
     stream = stream_of(f"json:{tmp_path}/x.jsonl?column=content")
     assert stream.forward
-    first, second = everything(stream, range(2))
+    first, second = everything(stream.name, range(2))
     assert "00250" < max(first) < "00256" <= min(second)
-    (beyond,) = everything(stream, range(3, 4))  # Behind the end: 768 to 1023 are 168 to 423 again.
+    (beyond,) = everything(stream.name, range(3, 4))  # Behind the end: 768 to 1023 are 168 to 423 again.
     assert "00168" <= min(beyond) < "00173"
     assert "00418" < max(beyond) <= "00423"
-    assert everything(stream, range(1)) == [first]
+    assert everything(stream.name, range(1)) == [first]
 
 
 def test_a_unit_goes_on_where_somebody_else_left_it(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_local_dataset_of_the_hub_form_is_read_with_its_splits(tmp_path: Path)
     stream = stream_of(f"hf:{tmp_path}/set")
     assert max(numbers(list(stream.held_out()))) > "00050"
     test = stream_of(f"hf:{tmp_path}/set?split=test")
-    assert max(everything(test, range(1))[0]) <= "00049"
+    assert max(everything(test.name, range(1))[0]) <= "00049"
     assert test.source != stream.source or test.name != stream.name
 
 

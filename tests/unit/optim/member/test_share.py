@@ -1,15 +1,17 @@
 """Shares of datasets: batches by leases, announced to the network, resumed from disk."""
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from flockstep.optim.data.datasets import BLOCK_ITEMS, MAX_SKIPPED, Indexed, Repeated, units_of
+from flockstep.optim.data.datasets import BLOCK_ITEMS, MAX_SKIPPED, Indexed, Repeated, Units, units_of
 from flockstep.optim.data.leases import (
     EPOCHS_AHEAD,
     MAX_DONE,
@@ -26,10 +28,11 @@ from flockstep.optim.data.leases import (
 from flockstep.optim.member.border import NO_PULSE
 from flockstep.optim.member.network import Network
 from flockstep.optim.member.share import Shares, read_share
-from flockstep.peer.errors import UsageError
+from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 SEED = 7
 
@@ -65,6 +68,19 @@ class Connection:
         return look(others, self.peer_id, mine, self._ranking)
 
 
+class Stop(threading.Event):
+    """A stop that is asked for after so many waits, which take no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+        self.after = 10**9
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0.0)
+        return len(self.waits) >= self.after
+
+
 class Peer:
     """One peer's shares, and its events."""
 
@@ -74,7 +90,8 @@ class Peer:
         telemetry.subscribe(self.events.append)
         all_peers.setdefault(name, Share())
         self.connection = Connection(name, all_peers)
-        self.shares = Shares(cast(Network, self.connection), telemetry, home, seed=SEED)
+        self.stop = Stop()
+        self.shares = Shares(cast(Network, self.connection), telemetry, home, seed=SEED, stop=self.stop)
 
     def batches(self, dataset: Any, *, batch_size: int = 4, workers: int = 0) -> Iterator[Any]:
         return self.shares.batches(dataset, batch_size=batch_size, workers=workers)
@@ -325,3 +342,108 @@ def test_an_iterable_without_items_or_with_workers_is_refused(tmp_path: Path) ->
         next(Peer("a", tmp_path, {}).batches(Numbers(0)))
     with pytest.raises(UsageError, match="needs a dataset that can be indexed"):
         next(Peer("b", tmp_path, {}).batches(Numbers(10), workers=2))
+
+
+def ragged(count: int) -> list[torch.Tensor]:
+    """Samples of different lengths: sample i holds i, i % 5 + 1 times."""
+    return [torch.full((index % 5 + 1,), index) for index in range(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_of_different_lengths_are_batched_by_the_collate_fn(tmp_path: Path, workers: int) -> None:
+    peer = Peer("a", tmp_path, {})
+    batches = peer.shares.batches(ragged(40), batch_size=4, workers=workers, collate_fn=pad_sequence)
+    padded = next(batches)
+    assert padded.shape[1] == 4
+    with pytest.raises(UsageError, match="do not make a batch") as refused:
+        for _ in zip(range(9), Peer("b", tmp_path, {}).batches(ragged(40), workers=workers), strict=False):
+            pass
+    assert workers or "collate_fn=" in refused.value.remedy
+
+
+def test_an_iterable_of_samples_that_differ_is_batched_by_the_collate_fn(tmp_path: Path) -> None:
+    class Ragged(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(ragged(40))
+
+    batches = Peer("a", tmp_path, {}).shares.batches(Ragged(), batch_size=4, workers=0, collate_fn=pad_sequence)
+    assert next(batches).shape == (4, 4)
+
+
+@pytest.mark.parametrize("sample", [None, object()])
+def test_samples_that_are_no_tensors_are_one_line(tmp_path: Path, sample: Any) -> None:
+    with pytest.raises(UsageError, match="do not make a batch: default_collate"):
+        next(Peer("a", tmp_path, {}).batches([sample] * 40))
+
+
+def test_a_loader_in_the_place_of_its_dataset_is_one_line(tmp_path: Path) -> None:
+    loader = SimpleNamespace(dataset=[1], collate_fn=None)
+    for given in (DataLoader(TensorDataset(torch.arange(9)), batch_size=3), loader):
+        with pytest.raises(UsageError, match="makes the batches itself") as refused:
+            next(Peer("a", tmp_path, {}).batches(given))
+        assert "loader.dataset" in refused.value.remedy
+
+
+class Failing(Units):
+    """Units of ten items each, of which reading fails so often behind the third item of a unit."""
+
+    name, source, num_units = "failing", bytes(16), 8
+
+    def __init__(self, failures: int, first: int = 3) -> None:
+        self.failures, self.first = failures, first
+
+    def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
+        for item in range(done, 10):
+            if item >= self.first and self.failures:
+                self.failures -= 1
+                raise LocalError("cannot read failing: the disk is away")
+            yield 10 * unit + item
+
+
+def test_data_that_cannot_be_read_are_waited_for_longer_each_time_and_nothing_is_lost(tmp_path: Path) -> None:
+    peer = Peer("a", tmp_path, {})
+    drawn = flat(peer.batches(Failing(9)), 20)
+    assert sorted(drawn) == list(range(80))
+    assert peer.stop.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert [event["reason"] for event in peer.named("data.awaited")] == ["cannot read failing: the disk is away"] * 9
+
+
+def test_a_stop_ends_the_wait_for_data_and_the_batches(tmp_path: Path) -> None:
+    peer = Peer("a", tmp_path, {})
+    peer.stop.after = 3
+    assert len(list(peer.batches(Failing(10**9, first=5)))) == 1
+
+
+def test_data_that_cannot_be_read_from_the_start_is_the_error_that_it_is(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="the disk is away"):
+        next(Peer("a", tmp_path, {}).batches(Failing(1, first=0)))
+
+
+def test_data_that_is_gone_once_training_has_begun_is_waited_for(tmp_path: Path) -> None:
+    class Emptied(Failing):
+        def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
+            return iter(range(10) if epoch == 0 else ())
+
+    peer = Peer("a", tmp_path, {})
+    peer.stop.after = 2
+    assert len(flat(peer.batches(Emptied(0)), 99)) == 80
+    assert [event["reason"] for event in peer.named("data.awaited")] == ["failing holds nothing to train on"] * 2
+
+
+def test_a_repetition_whose_iterator_raises_begins_anew_and_knows_no_end() -> None:
+    failures = [True]
+
+    class Breaks(Numbers):
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                if item == 300 and failures:
+                    failures.clear()
+                    raise LocalError("gone")
+                yield item
+
+    units = Repeated(Breaks(1000))
+    assert list(units.read(0, 0, 0)) == list(range(256))
+    with pytest.raises(LocalError):
+        list(units.read(0, 1, 0))
+    assert list(units.read(0, 1, 0)) == list(range(256, 512))
+    assert list(units.read(0, 4, 0))[:2] == [24, 25]
