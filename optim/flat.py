@@ -66,6 +66,8 @@ class FlatLayout:
                 continue
             if not parameter.is_floating_point():
                 raise UsageError(f"parameter {name} has dtype {parameter.dtype}: only real numbers can be averaged")
+            if any(size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+                raise UsageError(f"parameter {name} is expanded: its elements share memory", remedy="clone it first")
             if parameter.is_meta:
                 raise UsageError(f"parameter {name} has no values yet", remedy="load the model before it joins")
             tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL, _name_of(parameter.dtype)))
@@ -245,11 +247,17 @@ def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dic
     """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU; shared storage once."""
     whole: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
-    for name, tensor in sorted(unwrapped(model).state_dict(keep_vars=True).items()):
-        if (storage := _storage(tensor)) not in seen and (names is None or name in names):
+    for name, tensor in sorted(state_of(model).items()):
+        if (storage := storage_of(tensor)) not in seen and (names is None or name in names):
             seen.add(storage)
             whole[name] = _whole(tensor).detach().to("cpu").contiguous()
     return whole
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all parameters and persistent buffers by name, shared ones under each of theirs, without what is no tensor."""
+    state = unwrapped(model).state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -266,18 +274,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield all parameters by name, shared storage once; a trainable one is preferred to a frozen one."""
     named = sorted(unwrapped(model).named_parameters(remove_duplicate=False))
-    trainable = {_storage(parameter) for _, parameter in named if parameter.requires_grad}
+    trainable = {storage_of(parameter) for _, parameter in named if parameter.requires_grad}
     seen: set[object] = set()
     for name, parameter in named:
-        storage = _storage(parameter)
+        storage = storage_of(parameter)
         if parameter.numel() and storage not in seen and (parameter.requires_grad or storage not in trainable):
             seen.add(storage)
             yield name, parameter
 
 
-def _storage(parameter: torch.Tensor) -> object:
-    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or on meta."""
-    if parameter.is_meta or _is_sharded(parameter):
+def storage_of(parameter: torch.Tensor) -> object:
+    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded, empty or on meta."""
+    if parameter.is_meta or not parameter.numel() or _is_sharded(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), parameter.numel()
 

@@ -65,13 +65,14 @@ def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> str:
     from .flat import FlatLayout
     from .models.registry import build_model
 
-    with _importable(folder):
+    with importable(folder):
         model = build_model(name, options, seed=seed, allow_model=name)
     return str(FlatLayout.of(model).pin())
 
 
 @contextmanager
-def _importable(folder: str) -> Iterator[None]:
+def importable(folder: str) -> Iterator[None]:
+    """Let modules be imported from a folder, too, after all that is installed; nothing for an empty name."""
     before = list(sys.path)
     sys.path += [folder] if folder else []
     try:

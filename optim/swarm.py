@@ -57,7 +57,7 @@ from .member.membership import (
     fragment_after,
 )
 from .member.progress import Losses
-from .models.kept import keep_buffers, keep_model
+from .models.kept import keep_buffers, keep_model, parts_of
 from .models.machine import memory
 from .ranks import Ranks
 
@@ -186,6 +186,7 @@ class Swarm:
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
         self._layout.pin().check(manifest.pin)  # Before anybody hears of this peer.
+        self._parts = parts_of(self.model)
         frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
@@ -208,7 +209,7 @@ class Swarm:
         self._losses = Losses()
         self._batch_tokens = 0
         self._folder = self.config.home / "runs" / self.run_id if ranks.first else None
-        keep_model(self.model, self._folder, self.telemetry)
+        keep_model(self.model, self._parts, self._folder, self.telemetry)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -472,7 +473,7 @@ class Swarm:
 
     def _keep_buffers(self) -> None:
         if self._folder is not None:
-            keep_buffers(self.model, self._folder, self.telemetry)
+            keep_buffers(self.model, self._parts, self._folder, self.telemetry)
 
     def _take(self, vector: Floats | None) -> None:
         self._layout.scatter(vector, self.model, self._ranks.share)

@@ -1,31 +1,55 @@
 """`flockstep export`: writes the newest checkpoint of a run as a model for other programs.
 
 A transformers model becomes a folder for `from_pretrained`, an adapter a folder for peft (or the merged model), and any
-other model one safetensors file with its parameters by name. The folder may be uploaded to a bucket of S3 or of a
-compatible service, or to a repository of the Hugging Face hub.
+other model one safetensors file with its parameters by name. What was written is compared with what was
+trained. The folder may be uploaded to a bucket of S3 or of a compatible service, or to a repository of the Hugging Face hub.
 
 The one user of `boto3` and `huggingface_hub`. Both find the credentials by themselves; this program never reads them.
 """
 
+import contextlib
+import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
-from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
-from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, MODEL, load_tensors, save_tensors
-from ..optim.models.registry import HF
+from ..optim.flat import FlatLayout
+from ..optim.models.hf import DTYPES, load_saved, merge_adapter, save_hf, save_tokenizer
+from ..optim.models.kept import (
+    ADAPTER,
+    ADAPTER_NAMES,
+    ADAPTER_REST,
+    CONFIG,
+    FOLDER,
+    MODEL,
+    beside,
+    keep_buffers,
+    keep_model,
+    load_json,
+    load_tensors,
+    parts_of,
+    save_tensors,
+)
+from ..optim.models.registry import HF, build_model
+from ..optim.pin import importable
 from ..peer.arrays import Floats
 from ..peer.disk import disk_errors
 from ..peer.errors import LocalError, RemoteError, UsageError
-from .newest import open_newest
+from ..peer.identity import Identity, identity_path
+from ..peer.telemetry import Telemetry
+from .newest import manifest_beside, open_newest
 
 ADAPTER_MODEL = "adapter_model.safetensors"
 
@@ -39,12 +63,15 @@ def export(
     base: str = "",
     tokenizer: str = "",
     to: str = "",
+    model: str = "",
 ) -> None:
     """Write the model of the checkpoint that `source` names (see `newest.find_checkpoint`) to the new folder `out`.
 
     `dtype` is that of the parameters, "" for each one's own. `base` is the model to merge an adapter into, a folder or a
     hub id. `tokenizer` is the file, folder or hub id of the tokenizer to save beside a transformers model, "" for that
-    of its pretrained weights. `to` is the target of the upload. Raises `FlockstepError`.
+    of its pretrained weights. `to` is the target of the upload. `model` is the function, `module:function`, that makes the
+    model of a keeper's checkpoint, whose run does not name it. Raises `FlockstepError`, also where something that was
+    trained is not in what was written.
     """
     if dtype and dtype not in DTYPES:
         raise UsageError(f"there is no dtype {dtype!r} to export", remedy=f"choose one of {', '.join(DTYPES)}")
@@ -52,36 +79,126 @@ def export(
         raise UsageError(f"{out} exists and is not empty", remedy="name a new folder")
     check_target(to)
     checkpoint, theta = open_newest(source)
-    folder = checkpoint.folder.resolve()
-    kept = folder.parent.parent / FOLDER
-    adapter = (kept / ADAPTER).exists()
-    if base and not adapter:
-        raise UsageError(f"--merge {base}: this run trains no adapter", remedy="leave it out")
-    tensors = parameters(checkpoint, theta, dtype)
-    with disk_errors(f"write {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-    metadata = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
-    if adapter:
-        with disk_errors(f"copy {kept / ADAPTER} to {out}"):
-            shutil.copyfile(kept / ADAPTER, out / ADAPTER)
-        save_tensors({_adapter_name(name): tensor for name, tensor in tensors.items()}, out / ADAPTER_MODEL, **metadata)
-        if base:
-            merge_adapter(base, out)
-            save_tokenizer(tokenizer or base, out)
-    else:
-        for name in (FROZEN, BUFFERS):
-            if (kept / name).exists():
-                tensors |= {key: _in(value, dtype) for key, value in load_tensors(kept / name).items()}
-        if (kept / CONFIG).exists():
-            save_hf(kept, tensors, out)
-            pretrained, revision = (tokenizer, None) if tokenizer else _pretrained(folder.parent.parent)
-            save_tokenizer(pretrained, out, revision)
+    run_folder = checkpoint.folder.resolve().parent.parent
+    with described(checkpoint, model, write_line) as (checkpoint, kept):
+        adapter = (kept / ADAPTER).exists()
+        if base and not adapter:
+            raise UsageError(f"--merge {base}: this run trains no adapter", remedy="leave it out")
+        tensors = parameters(checkpoint, theta, dtype)
+        with disk_errors(f"write {out}"):
+            out.mkdir(parents=True, exist_ok=True)
+        metadata = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
+        if adapter:
+            _write_adapter(kept, tensors, out, metadata)
+            if base:
+                merge_adapter(base, out)
+                save_tokenizer(tokenizer or base, out)
         else:
-            save_tensors(tensors, out / MODEL, **metadata)
+            whole = tensors | {name: _in(tensor, dtype) for name, tensor in beside(kept, tensors).items()}
+            why = save_hf(kept, whole, out) if (kept / CONFIG).exists() else ""
+            if why or not (kept / CONFIG).exists():
+                save_tensors(whole, out / MODEL, **metadata)
+            if why:
+                with disk_errors(f"copy {kept / CONFIG} to {out}"):
+                    shutil.copyfile(kept / CONFIG, out / CONFIG)
+                write_line(f"{why}: {out / MODEL} holds all by name, for from_pretrained of the class that was trained")
+            is_hf = (kept / CONFIG).exists()
+            check_written(out, tensors, partial(load_saved, out) if is_hf and not why else dict)
+            if is_hf:
+                pretrained, revision = (tokenizer, None) if tokenizer else _pretrained(run_folder)
+                save_tokenizer(pretrained, out, revision)
     write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
     if to:
         upload(out, to)
         write_line(f"uploaded to {to}")
+
+
+@contextlib.contextmanager
+def described(
+    checkpoint: Checkpoint, model: str, write_line: Callable[[str], None]
+) -> Iterator[tuple[Checkpoint, Path]]:
+    """Yield a checkpoint whose tensors have names, and the folder of what is kept beside it.
+
+    A keeper knows no names. They are those of the model that its run names, or of the function `model`. Raises
+    `FlockstepError`.
+    """
+    run_folder = checkpoint.folder.resolve().parent.parent
+    if checkpoint.tensors:
+        yield checkpoint, run_folder / FOLDER
+        return
+    signed, home = manifest_beside(checkpoint.folder), run_folder.parent.parent
+    spec, key = signed.manifest.model, identity_path(home)
+    if not model and (signed.manifest.is_own or (":" in spec.name and not spec.name.startswith(HF))):
+        raise UsageError(
+            f"{checkpoint.folder} is of a keeper, which holds θ but no names and shapes, and its run's model is custom code",
+            remedy="name it by --model MODULE:FUNCTION, or export from the home folder of a peer that trains",
+        )
+    is_mine = key.exists() and Identity.load_or_create(key).peer_id == signed.manifest.owner
+    name, options = (model or spec.name), ({} if signed.manifest.is_own else spec.options)
+    with importable(os.getcwd() if model else ""):
+        built = build_model(name, options, seed=signed.manifest.seed, allow_model=name if model or is_mine else "")
+    layout = FlatLayout.of(built)
+    layout.pin().check(signed.manifest.pin, name)
+    if layout.size != checkpoint.size:
+        raise UsageError(f"{checkpoint.folder} holds {checkpoint.size:,} elements, {name} has {layout.size:,}")
+    parts, failures = parts_of(built), Telemetry()
+    with tempfile.TemporaryDirectory(prefix="flockstep-") as folder, contextlib.closing(failures):
+        failures.subscribe(lambda event: write_line(str(event.get("reason"))))
+        keep_model(built, parts, Path(folder), failures)
+        keep_buffers(built, parts, Path(folder), failures)
+        if parts.buffers:
+            write_line(f"a keeper holds no buffers: {min(parts.buffers)} and the others are as the model begins")
+        yield replace(checkpoint, tensors=layout.describe()), Path(folder) / FOLDER
+
+
+def check_written(out: Path, trained: Mapping[str, Tensor], load: Callable[[], Mapping[str, Tensor]]) -> None:
+    """Raise `LocalError` unless all that was trained is in the safetensors files of a folder, bit for bit.
+
+    A tensor may have another name there, as a tied head has; where it has another form, as experts have that a library
+    saves one by one, it is compared in what `load` reads.
+    """
+    places: dict[str, Path] = {}
+    for path in sorted(out.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            places |= dict.fromkeys(file.keys(), path)
+
+    def written(name: str) -> Tensor:
+        with safe_open(places[name], "pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found
+
+    missing = {name: tensor for name, tensor in trained.items() if name not in places or not _alike(written(name), tensor)}
+    for other in places.keys() - trained.keys() if missing else ():
+        tensor = written(other)
+        missing = {name: wanted for name, wanted in missing.items() if not _alike(tensor, wanted)}
+    if missing:
+        loaded = load()
+        missing = {
+            name: wanted for name, wanted in missing.items() if name not in loaded or not _alike(loaded[name], wanted)
+        }
+    if missing:
+        what = f"{len(missing)} of {len(trained)} trained tensors are not in {out}, such as {min(missing)}"
+        raise LocalError(what, remedy="do not use it; the checkpoint is whole: train with Swarm and save swarm.model there")
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return True for the same shape, dtype and bits, those of NaN too."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    flat = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
+
+
+def _write_adapter(kept: Path, tensors: Mapping[str, Tensor], out: Path, metadata: Mapping[str, str]) -> None:
+    """Write an adapter as peft does. Raises `UsageError` where a trained tensor has no name in peft's file."""
+    names, rest = load_json(kept / ADAPTER_NAMES), load_tensors(kept / ADAPTER_REST)
+    if unknown := sorted(tensors.keys() - names.keys()):
+        raise UsageError(f"{kept / ADAPTER_NAMES} names no {unknown[0]}", remedy="train a round here again, which writes it")
+    with disk_errors(f"copy {kept / ADAPTER} to {out}"):
+        shutil.copyfile(kept / ADAPTER, out / ADAPTER)
+    trained = {str(names[name]): tensor for name, tensor in tensors.items()}
+    save_tensors(rest | trained, out / ADAPTER_MODEL, **metadata)
+    check_written(out, trained, dict)
 
 
 def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[str, Tensor]:
@@ -103,11 +220,6 @@ def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[s
 
 def _in(tensor: Tensor, dtype: str) -> Tensor:
     return tensor.to(getattr(torch, dtype)) if dtype and tensor.is_floating_point() else tensor
-
-
-def _adapter_name(name: str) -> str:
-    """Return a parameter's name as peft writes it to a file: without the name of the adapter."""
-    return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
 
 
 def _pretrained(run_folder: Path) -> tuple[str, str | None]:

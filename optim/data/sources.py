@@ -253,7 +253,7 @@ def _text_tokens(source: str, place: str, tokenizer: Tokenizer, cache: Path, ski
 
 def _pieces(place: str) -> Iterator[str]:
     """All text in pieces that end with a line where they can."""
-    for content in texts(place, Skips()):
+    for content in texts(place):
         text, start = content.decode(), 0
         while start < len(text):
             end = start + TEXT_PIECE_BYTES

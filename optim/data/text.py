@@ -21,14 +21,14 @@ PROBE_BYTES = 4096
 """Of a file, by which UTF-16 without a mark is told from what is no text."""
 
 
-def texts(place: str, skips: Skips) -> Iterator[bytes]:
+def texts(place: str, skips: Skips | None = None) -> Iterator[bytes]:
     """The UTF-8 text of one file after the other, in the order of their names; other files are skipped.
 
     `skips` takes those that hold text of another encoding. Raises `UsageError` where there is no such file, and where one
     cannot be read.
     """
     if place != STDLIB:
-        yield from _read(_text_files(place), skips)
+        yield from _read(_text_files(place), skips or Skips())
         return
     left = MAX_STDLIB_BYTES
     for text in _read(_stdlib_files(), Skips()):

@@ -9,17 +9,20 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model, hide_secrets
+from ..flat import storage_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
@@ -98,39 +101,120 @@ def _load_peft(purpose: str) -> ModuleType:
     return peft
 
 
-def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """How peft writes an adapter."""
+
+    config: Any
+    names: dict[str, str]
+    """The name in the file of each trained parameter."""
+    rest: dict[str, Tensor]
+    """What else stands in it, such as the frozen projections of VeRA."""
+
+
+def adapter_of(model: nn.Module, trained: Sequence[str]) -> AdapterFile | None:
+    """Return how peft writes the adapter of a model; None if it has none.
+
+    Raises `UsageError` for one of which peft's file does not hold all that is trained.
+    """
+    configs: Any = getattr(model, "peft_config", None)
+    if not configs:
+        return None
+    _load_peft("training an adapter")
+    from peft.utils.save_and_load import get_peft_model_state_dict
+
+    adapter = next(iter(configs))
+    config, state = configs[adapter], model.state_dict(keep_vars=True)
+    what = f"an adapter of the kind {getattr(config.peft_type, 'value', config.peft_type)}"
+    remedy = "train one adapter of a kind that peft saves as it is, such as LoRA; list other modules in modules_to_save"
+    try:
+        saved = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter, save_embedding_layers=False)
+    except (ValueError, LookupError, AttributeError, TypeError, NotImplementedError) as error:
+        raise UsageError(f"peft cannot save {what}: {error}", remedy=remedy) from error
+    by_storage = {storage_of(tensor): name for name, tensor in saved.items()}
+    names: dict[str, str] = {}
+    for name in trained:
+        parameter = model.get_parameter(name)
+        found = by_storage.get(storage_of(parameter))
+        if found is None and config.is_prompt_learning and len(trained) == len(saved) == 1:  # A copy, of the one tensor.
+            found = next((name for name, tensor in saved.items() if torch.equal(tensor, parameter.to(tensor.device))), None)
+        if found is None:
+            raise UsageError(f"{name} is trained, and not in the file that peft writes of {what}", remedy=remedy)
+        names[name] = found
+    rest = {name: tensor.detach().to("cpu").clone() for name, tensor in saved.items() if name not in names.values()}
+    # Of a model that transformers has added the adapter to, whose own loader leaves the prefix out.
+    prefix = "" if hasattr(model, "get_base_model") else "base_model.model."
+    return AdapterFile(
+        config,
+        {name: prefix + found for name, found in names.items()},
+        {prefix + name: tensor for name, tensor in rest.items()},
+    )
+
+
+def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> str:
     """Write a folder for `from_pretrained`: a model of the config in `kept`, with these parameters and buffers.
 
-    Of tied parameters one name is enough. Raises `LocalError` if a parameter is missing or has another shape.
+    Of tied parameters one name is enough. Returns why it wrote nothing, where the class that the config names is no model of
+    transformers, or has other parameters; empty otherwise.
     """
     transformers = load_transformers()
-    config = transformers.AutoConfig.from_pretrained(kept, trust_remote_code=False)
-    _check_code(str(kept), config)
-    architecture = (config.architectures or [""])[0]
-    kind = getattr(transformers, architecture, None)
-    if kind is None:
-        raise LocalError(f"transformers has no class {architecture!r}", remedy="install the version that the peer had")
+    try:
+        config = transformers.AutoConfig.from_pretrained(kept, trust_remote_code=False)
+        _check_code(str(kept), config)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        return f"transformers knows no such config: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    named = config.architectures or [""]
+    kind: Any = getattr(transformers, str(named[0]), None)
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_model or not isinstance(config, kind.config_class or ()):
+        name = str(named[0])
+        return f"transformers has no model {name!r} of this config" if name else "its class is not of transformers"
     with torch.device("meta"):
         model = kind(config)
-    names: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), []).append(name)
+    names: dict[str, list[str]] = {}
     whole: dict[str, Tensor] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        names.setdefault(str(id(tensor)), []).append(name)
     for tied in names.values():
         found = next((tensors[name] for name in tied if name in tensors), None)
-        if found is None or found.shape != model.state_dict()[tied[0]].shape:
-            raise LocalError(f"the checkpoint has no {tied[0]} as the model's config asks for")
+        if found is None or found.shape != state[tied[0]].shape:
+            return f"its {tied[0]} is not as the class {kind.__name__} has it"
         whole |= dict.fromkeys(tied, found)
+    if more := sorted(tensors.keys() - whole.keys()):
+        return f"the class {kind.__name__} has no {more[0]}"
     config.dtype = next(tensor.dtype for tensor in whole.values() if tensor.is_floating_point())
     model.load_state_dict(whole, assign=True)
     model.save_pretrained(out)
+    return ""
+
+
+def load_saved(folder: Path) -> dict[str, Tensor]:
+    """Return the parameters of a folder that `save_hf` has written, as transformers reads them. Raises `LocalError`."""
+    transformers = load_transformers()
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        model = getattr(transformers, config.architectures[0]).from_pretrained(folder, use_safetensors=True)
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        raise LocalError(f"transformers does not load {folder}: {error}") from error
+    state: dict[str, Tensor] = model.state_dict()
+    return state
 
 
 def merge_adapter(base: str, out: Path) -> None:
     """Merge the adapter in the folder `out` into its base, a folder or a hub id. Raises `FlockstepError`."""
     model = build_hf(base, {}, trusted=True)
     peft = _load_peft("merging an adapter")
-    merged = peft.PeftModel.from_pretrained(model, out).merge_and_unload()
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, out)
+        found = adapter_of(adapted.train(), ())
+        assert found is not None
+        with safe_open(out / "adapter_model.safetensors", "pt") as file:
+            if lost := sorted(set(file.keys()) - found.rest.keys()):
+                raise UsageError(f"{base} has no place for {lost[0]}", remedy="name the base that the adapter was trained on")
+        merged = adapted.merge_and_unload()
+    except (AttributeError, NotImplementedError, ValueError, RuntimeError) as error:
+        raise UsageError(f"peft cannot merge this adapter: {error}", remedy="export it without --merge") from error
     for path in out.iterdir():
         path.unlink()
     merged.config.use_cache = True

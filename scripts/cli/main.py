@@ -324,6 +324,7 @@ def export(
     merge: Annotated[str, typer.Option(help="Merge the adapter into this base: a folder or a hub id.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Put this one beside it: a tokenizer.json, a folder, a hub id.")] = "",
     to: Annotated[str, typer.Option(help="Upload it: s3://bucket/prefix or hf://user/repository.")] = "",
+    model: Annotated[str, typer.Option(help="Of a keeper of a run whose members bring it: MODULE:FUNCTION.")] = "",
 ) -> None:
     """Make a model that other programs load of the newest checkpoint on this computer.
 
@@ -335,7 +336,7 @@ def export(
     """
     from ..export import export as export_model
 
-    export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to)
+    export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
 
 
 @app.command(name="eval")

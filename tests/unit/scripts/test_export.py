@@ -1,5 +1,6 @@
 """From a checkpoint to a model for other programs: equal logits for every kind of model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 from flockstep.collectives.chain.chain import start_of_run
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import Draft
+from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.flat import FlatLayout
-from flockstep.optim.models.kept import keep_buffers, keep_model
+from flockstep.optim.models.kept import keep_buffers, keep_model, parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.export import export
+from flockstep.scripts.export import check_written, export
 from flockstep.scripts.newest import find_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -31,8 +34,10 @@ LLAMA = {
 TOKENS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def home_of(model: nn.Module, home: Path, *, run: str = "a" * 52, round_: int = 10) -> Path:
-    """A home folder in which a peer has trained this model: its checkpoint, and what is kept beside it."""
+def home_of(
+    model: nn.Module, home: Path, *, run: str = "a" * 52, round_: int = 10, keeper: SignedManifest | None = None
+) -> Path:
+    """A home folder in which a peer has trained this model, or a keeper of this run has kept it."""
     folder = home / "runs" / run
     layout = FlatLayout.of(model)
     theta, momentum = np.empty(layout.size, np.float32), np.zeros(layout.size, np.float32)
@@ -42,9 +47,14 @@ def home_of(model: nn.Module, home: Path, *, run: str = "a" * 52, round_: int = 
     spans = [merkle.leaf_bytes(vector, *span) for vector in (theta, momentum) for span in merkle.leaf_spans(layout.size)]
     for index, data in enumerate(spans):
         draft.put(index, bytes(data))
-    draft.finish(run, start_of_run(merkle.root(leaves)), layout.describe(), leaves)
-    keep_model(model, folder, Telemetry())
-    keep_buffers(model, folder, Telemetry())
+    described = layout.describe() if keeper is None else ()
+    draft.finish(run, start_of_run(merkle.root(leaves)), described, leaves)
+    if keeper is not None:
+        (folder / "manifest").write_bytes(keeper.publishable)
+        return home
+    parts = parts_of(model)
+    keep_model(model, parts, folder, Telemetry())
+    keep_buffers(model, parts, folder, Telemetry())
     return home
 
 
@@ -93,6 +103,9 @@ def test_an_adapter_comes_back_by_itself_or_merged_into_its_base(tmp_path: Path)
     assert torch.equal(logits(peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter")), logits(model))
 
     export(tmp_path, tmp_path / "merged", quiet, base=str(tmp_path / "base"))
+    build_model("hf:llama", {**LLAMA, "num_hidden_layers": 1}, seed=1).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    with pytest.raises(UsageError, match=r"has no place for .*layers\.1\."):
+        export(tmp_path, tmp_path / "lost", quiet, base=str(tmp_path / "small"))
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=1e-4)
 
@@ -173,3 +186,196 @@ def test_a_checkpoint_with_a_foreign_dtype_damaged_parts_or_no_place_to_go_is_on
         about.write_text(text.replace('"float32"', f'"{foreign}"'))
         with pytest.raises(LocalError, match=f"no dtype, but '{foreign}'"):
             export(home, tmp_path / "out", quiet)
+
+
+class Tied(nn.Module):
+    """A tied head, a transposed tie, a parameter without elements, one with strides, a frozen and a shared buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.back = nn.Parameter(self.embed.weight.data.T)
+        self.empty, self.none = nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.empty(2, 0))
+        self.conv = nn.Conv2d(3, 2, 3)
+        self.conv.weight.data = self.conv.weight.data.contiguous(memory_format=torch.channels_last)
+        self.frozen = nn.Parameter(torch.randn(1, 2)[:, :1], requires_grad=False)
+        self.also_frozen = nn.Parameter(self.embed.weight.data, requires_grad=False)
+        mean = torch.randn(3)
+        self.register_buffer("mean", mean)
+        self.register_buffer("shared", mean)
+
+    def get_extra_state(self) -> str:
+        return "no tensor"
+
+    def set_extra_state(self, state: str) -> None:
+        pass
+
+
+def test_all_names_of_a_state_are_in_the_export_the_tied_and_the_empty_ones_too(tmp_path: Path) -> None:
+    model, fresh = Tied(), Tied()
+    home = home_of(model, tmp_path)
+    with torch.no_grad():
+        model.frozen.add_(1)  # What is not trained is as it was at the start.
+    export(home, tmp_path / "out", quiet)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    fresh.load_state_dict({**written, "_extra_state": ""})
+    state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    assert written.keys() == state.keys()
+    assert [name for name in state if not torch.equal(written[name], state[name])] == ["frozen"]
+
+
+def test_a_model_with_a_head_of_its_own_is_exported_whole(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+
+    class Valued(transformers.GPT2LMHeadModel):  # type: ignore[misc,name-defined]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.value_head = nn.Linear(config.n_embd, 1)
+
+    class Scored(transformers.GPT2PreTrainedModel):  # type: ignore[misc,name-defined]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.transformer, self.score = transformers.GPT2Model(config), nn.Linear(config.n_embd, 2)
+            self.post_init()
+
+    added = transformers.GPT2LMHeadModel(config)
+    added.value_head = nn.Linear(16, 1)
+    for number, model in enumerate((Valued(config), Scored(config), added)):
+        said: list[str] = []
+        out = tmp_path / f"out{number}"
+        export(home_of(model, tmp_path / str(number)), out, said.append)
+        written = load_file(out / "model.safetensors")
+        assert written.keys() == model.state_dict().keys()
+        assert "holds all by name, for from_pretrained of the class that was trained" in said[0]
+        if type(model) is not transformers.GPT2LMHeadModel:
+            loaded = type(model).from_pretrained(out)
+            state = model.state_dict()
+            assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_config_that_names_another_attribute_of_transformers_calls_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = build_model("hf:llama", LLAMA, seed=1)
+    home = home_of(model, tmp_path)
+    (config,) = home.rglob("config.json")
+    fields = json.loads(config.read_text())
+    for number, name in enumerate(("pipeline", "Trainer", "PreTrainedModel", "GPT2LMHeadModel", "AutoModel", 5, "")):
+        config.write_text(json.dumps({**fields, "architectures": [name]}))
+        said: list[str] = []
+        export(home, tmp_path / f"out{number}", said.append)
+        assert "holds all by name" in said[0]
+        assert load_file(tmp_path / f"out{number}" / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def test_what_was_trained_and_is_not_written_is_an_error(tmp_path: Path) -> None:
+    trained = {"a": torch.ones(3), "b": torch.full((2,), float("nan"))}
+    save_tensors(trained, tmp_path / "model.safetensors")
+    check_written(tmp_path, trained, dict)
+    check_written(tmp_path, {"renamed": trained["b"], "a": trained["a"]}, dict)
+    for more in ({"c": torch.ones(4)}, {"a": torch.zeros(3)}, {"a": torch.ones(3, dtype=torch.float16)}):
+        with pytest.raises(LocalError, match="1 of 2 trained tensors are not in"):
+            check_written(tmp_path, trained | more if "a" in more else {"a": trained["a"], **more}, dict)
+    check_written(tmp_path, {"c": torch.ones(4)}, lambda: {"c": torch.ones(4)})
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    "method", ["Lora", "DoRA", "AdaLora", "IA3", "LoHa", "Vera", "OFT", "LNTuning", "PromptTuning", "added"]
+)
+def test_a_method_of_peft_comes_back_by_peft(tmp_path: Path, method: str) -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    base: Any = build_model("hf:llama", LLAMA, seed=1)
+    base.save_pretrained(tmp_path / "base")
+    linear = {"target_modules": ["q_proj", "o_proj"]}
+    options: dict[str, dict[str, Any]] = {
+        "Lora": {**linear, "r": 2, "bias": "all", "modules_to_save": ["lm_head"]},
+        "DoRA": {**linear, "r": 2, "use_dora": True},
+        "AdaLora": {**linear, "total_step": 10},
+        "IA3": {**linear, "feedforward_modules": []},
+        "OFT": {**linear, "oft_block_size": 4},
+        "LNTuning": {"target_modules": ["input_layernorm"]},
+        "PromptTuning": {"num_virtual_tokens": 3},
+    }
+    kind = getattr(peft, f"{method}Config", peft.LoraConfig)
+    config = kind(task_type=peft.TaskType.CAUSAL_LM, **options.get(method, {**linear, "r": 2}))
+    if method == "added":
+        base.add_adapter(config)
+        model = base
+    else:
+        model = peft.get_peft_model(base, config, adapter_name="default" if method != "IA3" else "mine")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    export(home_of(model, tmp_path / "home"), tmp_path / "out", quiet)
+    fresh = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "out")
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize("method", ["PromptEncoder", "projected", "unfrozen", "two"])
+def test_an_adapter_that_peft_does_not_save_whole_is_refused_before_training(method: str) -> None:
+    peft = pytest.importorskip("peft")
+    base: Any = build_model("hf:llama", LLAMA, seed=1)
+    prompts = {"task_type": peft.TaskType.CAUSAL_LM, "num_virtual_tokens": 3, "encoder_hidden_size": 8}
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type=peft.TaskType.CAUSAL_LM)
+    if method == "PromptEncoder":
+        model = peft.get_peft_model(base, peft.PromptEncoderConfig(**prompts))
+    elif method == "projected":
+        model = peft.get_peft_model(base, peft.PrefixTuningConfig(**prompts, prefix_projection=True))
+    else:
+        model = peft.get_peft_model(base, lora)
+    if method == "unfrozen":
+        base.model.norm.weight.requires_grad_(True)
+    if method == "two":
+        model.add_adapter("second", lora)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora" in name)
+    with pytest.raises(UsageError, match="is trained, and not in the file that peft writes") as refused:
+        parts_of(model)
+    assert "modules_to_save" in refused.value.remedy
+
+
+MODEL_OF_ONES_OWN = """
+from torch import nn
+
+def make():
+    return nn.Linear(3, 5)
+"""
+
+
+def manifest_of(source: str = "own", **changes: Any) -> SignedManifest:
+    owner = Identity.from_seed(bytes(32))
+    return SignedManifest.sign(Manifest(owner=owner.peer_id, name="run", data=Data(source=source), **changes), owner)
+
+
+def test_a_keepers_checkpoint_is_exported_by_the_model_that_its_run_names(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    options = tuple(sorted((key, json.dumps(value)) for key, value in LLAMA.items()))
+    model = build_model("hf:llama", LLAMA, seed=1)
+    signed = manifest_of("text:{stdlib}", model=Model("hf:llama", options), seed=9)
+    export(home_of(model, tmp_path, keeper=signed), tmp_path / "out", quiet)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def test_a_keepers_checkpoint_of_custom_code_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 5)
+    home = home_of(model, tmp_path / "home", keeper=manifest_of(layout=str(FlatLayout.of(model).pin())))
+    with pytest.raises(UsageError, match="is of a keeper, which holds θ but no names") as refused:
+        export(home, tmp_path / "out", quiet)
+    assert "--model MODULE:FUNCTION" in refused.value.remedy
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "ones_own.py").write_text(MODEL_OF_ONES_OWN)
+    monkeypatch.chdir(tmp_path)
+    export(home, tmp_path / "out", quiet, model="ones_own:make")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["weight"], model.weight)
+    (tmp_path / "another.py").write_text(MODEL_OF_ONES_OWN.replace("5", "6"))
+    with pytest.raises(UsageError, match="the run trains 2 tensors with 20 parameters"):
+        export(home, tmp_path / "out2", quiet, model="another:make")
