@@ -244,13 +244,17 @@ def frozen_fingerprint(model: nn.Module) -> bytes:
 
 @torch.no_grad()
 def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU; shared storage once."""
+    """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU.
+
+    A shared one is there under each of its names, as a strict `load_state_dict` wants it, with memory of its own.
+    """
     whole: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
     for name, tensor in sorted(state_of(model).items()):
-        if (storage := storage_of(tensor)) not in seen and (names is None or name in names):
-            seen.add(storage)
-            whole[name] = _whole(tensor).detach().to("cpu").contiguous()
+        if names is None or name in names:
+            values = _whole(tensor).detach().to("cpu").contiguous()
+            whole[name] = values.clone() if storage_of(tensor) in seen else values
+            seen.add(storage_of(tensor))
     return whole
 
 

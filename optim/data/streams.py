@@ -120,6 +120,8 @@ class Documents:
         self._kind = kind
         self._column = column
         self.skips = skips
+        self._failure: OSError | None = None
+        """Why a file was not read last, other than for what it holds."""
         self.pieces = [Piece(file) for file in files]
         if kind == "parquet" and len(files) < LEAST_PIECES:
             self.pieces = [piece for file in files for piece in self._groups(file)]
@@ -142,13 +144,16 @@ class Documents:
                 return
 
     def check(self, name: str) -> None:
-        """Raise `UsageError` where none of the first rows has text, and warn if more than 1 % of them have none."""
+        """Warn if more than 1 % of the first rows have no text.
+
+        Raises `UsageError` where none of them has, and `OSError` where that is for a file that cannot be read.
+        """
         looked = found = 0
         for text in islice(self._first_rows(), LOOKED):
             looked += text != ""
             found += bool(text)
         if not found:
-            raise self._unusable(name)
+            raise self._failure or self._unusable(name)
         num_skipped = min(self.skips.count, MAX_NAMED)
         if self.skips.first is not None and (num_skipped > looked / 100 or num_skipped >= MAX_NAMED):
             some = "100 or more" if num_skipped >= MAX_NAMED else num_skipped
@@ -187,6 +192,8 @@ class Documents:
         except (ValueError, EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and (isinstance(error, ConnectionError) or self._are_away()):
                 raise
+            if isinstance(error, OSError):
+                self._failure = error
             broken = number + 1 if number or self._kind == "json" else 0
             rest = "and all behind it cannot be read: " if broken else ""
             self.skips.add(file.name, broken, rest + self._reason(error))

@@ -1,5 +1,7 @@
 """Parameters to the flat vector and back: order, padding, ties, dtypes, and refusals."""
 
+from collections import UserDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ from flockstep.collectives.codec import CELL, MAX_CONTRIBUTED, FlatSum, FlatVect
 from flockstep.dht.run.layout import LayoutPin
 from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint, unwrapped, whole_tensors
+from flockstep.optim.models.kept import load_tensors, save_tensors
+from flockstep.optim.swarm import tokens_in
 from flockstep.peer.errors import UsageError
 from torch import nn
 
@@ -171,11 +175,47 @@ def test_frozen_fingerprint_is_of_values_whatever_their_dtype_and_of_nothing_tha
     assert [tensor.name for tensor in FlatLayout.of(tied).tensors] == ["weight"]
 
 
-def test_whole_tensors_are_parameters_and_lasting_buffers_with_ties_once() -> None:
+def test_whole_tensors_are_all_of_a_state_each_with_memory_of_its_own(tmp_path: Path) -> None:
     model = Small()
     tensors = whole_tensors(model)
-    assert sorted(tensors) == ["count", "embed", "frozen", "low", "scalar", "z"]
-    assert torch.equal(tensors["embed"], model.embed)
+    assert sorted(tensors) == ["count", "embed", "frozen", "low", "scalar", "transposed", "unembed", "z"]
+    save_tensors(tensors, tmp_path / "x.safetensors")
+    fresh = Small()
+    fresh.load_state_dict(load_tensors(tmp_path / "x.safetensors"))
+    assert torch.equal(fresh.unembed, model.embed)
+    assert sorted(whole_tensors(model, ["z", "unembed"])) == ["unembed", "z"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 3, 1, 2), (4, 3, 3, 3)])
+@pytest.mark.parametrize("step", [1, 2])
+def test_parameters_with_any_strides_train_and_keep_them(shape: tuple[int, ...], step: int) -> None:
+    def strided(requires_grad: bool) -> nn.Parameter:
+        whole = torch.randn(*shape[:-1], shape[-1] * step)
+        parameter = nn.Parameter(torch.empty(0), requires_grad)
+        parameter.data = whole.contiguous(memory_format=torch.channels_last)[..., ::step]
+        return parameter
+
+    model = nn.Module()
+    model.trained, model.frozen = strided(True), strided(False)
+    before, strides, layout = model.trained.detach().clone(), model.trained.stride(), FlatLayout.of(model)
+    theta, delta = (np.empty(layout.size, np.float32) for _ in range(2))
+    layout.gather(model, theta)
+    assert len(frozen_fingerprint(model)) == 32
+    with torch.no_grad():
+        model.trained.add_(1)
+    layout.pseudo_gradient(theta, model, delta)
+    torch.testing.assert_close(torch.from_numpy(delta[: before.numel()]), torch.full((before.numel(),), -1.0))
+    layout.rebase(theta, model, slice(0, layout.size), None)
+    assert torch.equal(model.trained, before)
+    assert model.trained.stride() == strides
+
+
+def test_an_expanded_parameter_is_refused() -> None:
+    model = nn.Module()
+    model.wide = nn.Parameter(torch.zeros(1).expand(10))
+    with pytest.raises(UsageError, match="wide is expanded") as refused:
+        FlatLayout.of(model)
+    assert refused.value.remedy
 
 
 def test_values_that_are_not_there_yet_are_refused() -> None:
@@ -238,3 +278,11 @@ def test_the_pseudo_gradient_of_a_fragment_begins_with_its_first_element(kept: t
     round_into(np.full(1, np.nan, np.float32), part[2 * CELL : 2 * CELL + 1])
     assert layout.diverged(part[:-1], span) == "scalar"
     assert layout.diverged(part[3 * CELL : -1], slice(4 * CELL, 5 * CELL)) is None
+
+
+def test_the_tokens_of_any_batch_are_counted() -> None:
+    tokens = torch.zeros(4, 9, dtype=torch.int64)
+    for batch in (tokens, [tokens, None], {"input_ids": tokens}, UserDict(input_ids=tokens), (([tokens],),)):
+        assert tokens_in(batch) == 32
+    for empty in ([], {}, (), None, "text", [{}], torch.tensor(3)):
+        assert tokens_in(empty) == 1
