@@ -17,8 +17,8 @@ from ...peer.plain import plain_text, shortened
 MAX_DOCUMENT_BYTES = 16 << 20
 """The longest text, line of JSON, or item of a list: of empty objects, Python makes thirty times as many bytes."""
 
-MAX_LINE_BYTES = 1 << 30
-"""The longest line that is skipped: a line of blanks is packed a thousandfold."""
+MAX_SKIPPED_BYTES = 1 << 30
+"""Of lines of a file that are too long: a line of blanks is packed a thousandfold."""
 
 MARK = (b"\xef", b"\xbb", b"\xbf")
 """What some editors begin a file with."""
@@ -136,10 +136,13 @@ def wide_encoding(start: bytes) -> str:
         return "UTF-32"
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "UTF-16"
-    zeros = [start[half::2].count(0) * 2 / max(len(start), 1) for half in (0, 1)]
+    start = start[: len(start) & ~1]
+    zeros = [start[half::2].count(0) * 2 / max(len(start), 4) for half in (0, 1)]
     if max(zeros) < 0.5 or min(zeros) > 0.1:  # Where a text is of Latin letters; what is no text has zeros anywhere.
         return ""
-    return "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
+    encoding = "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
+    text = start.decode(encoding, "replace")
+    return encoding if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else ""
 
 
 def _unpacked(opened: BinaryIO) -> BinaryIO:
@@ -150,23 +153,19 @@ def _unpacked(opened: BinaryIO) -> BinaryIO:
 
 def _lines(number: int, first: bytes, data: BinaryIO) -> Iterator[tuple[int, Any]]:
     """The objects of a file that has one a line, behind the first byte."""
+    skipped = 0
     while line := first + data.readline(MAX_DOCUMENT_BYTES + 1):
         first = b""
         if len(line) > MAX_DOCUMENT_BYTES:
-            _skip_line(line, data)
+            while line and not line.endswith(b"\n"):
+                line = data.readline(BUFFER)
+                skipped += len(line)
+                if skipped > MAX_SKIPPED_BYTES:
+                    raise ValueError(f"lines longer than {MAX_DOCUMENT_BYTES >> 20} MiB are more than {skipped >> 20} MiB")
             yield number, Flaw(f"is longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
         else:
             yield number, BLANK if line.isspace() else _parsed(line)
         number += 1
-
-
-def _skip_line(line: bytes, data: BinaryIO) -> None:
-    length = len(line)
-    while line and not line.endswith(b"\n"):
-        line = data.readline(BUFFER)
-        length += len(line)
-        if length > MAX_LINE_BYTES:
-            raise ValueError(f"is longer than {MAX_LINE_BYTES >> 20} MiB")
 
 
 def _parsed(line: bytes) -> Any:

@@ -71,6 +71,9 @@ LOOKED_FILES = 32
 MAX_BARE_ROWS = 1 << 20
 """Rows after one another that may be without text: a file of line breaks is packed a thousandfold."""
 
+MAX_BARREN = 8
+"""Pieces after one another that may have so many of them."""
+
 
 class File(Protocol):
     """A file of documents, here or on the hub."""
@@ -120,6 +123,7 @@ class Documents:
         self._kind = kind
         self._column = column
         self.skips = skips
+        self._barren = 0
         self._failure: OSError | None = None
         """Why a file was not read last, other than for what it holds."""
         self.pieces = [Piece(file) for file in files]
@@ -131,16 +135,23 @@ class Documents:
         return chain.from_iterable(map(self.read, range(len(self.pieces))))
 
     def read(self, piece: int) -> Iterator[str]:
-        """Yield the texts of a piece. Raises `OSError` where the files cannot be reached now."""
-        bare = 0
+        """Yield the texts of a piece.
+
+        Raises `OSError` where the files cannot be reached now, and `UsageError` where many have a million rows without text.
+        """
+        bare, file = 0, self.pieces[piece].file
         for text in self._texts(self.pieces[piece]):
             if text:
-                bare = 0
+                bare = self._barren = 0
                 yield text
                 continue
             bare += 1
             if bare > MAX_BARE_ROWS:
-                self.skips.add(self.pieces[piece].file.name, 0, f"{bare:,} rows after one another have no text")
+                what = f"{bare:,} rows after one another have no text"
+                self.skips.add(file.name, 0, what)
+                self._barren += 1
+                if self._barren >= MAX_BARREN:
+                    raise UsageError(f"{file.name}: {what}, as in the files before it", remedy="name other data")
                 return
 
     def check(self, name: str) -> None:

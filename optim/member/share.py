@@ -139,6 +139,11 @@ class Shares:
         if self._shared is not None:
             self.publish(self._shared, last=True)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether this peer is to leave."""
+        return self._stop.is_set()
+
     def await_data(self, reason: str, waits: int) -> bool:
         """Wait for data that cannot be read now, for the time after so many waits; return False at a stop."""
         first, longest = WAIT_SECONDS
@@ -293,6 +298,8 @@ class Walk:
             else:
                 # What another peer claims to have trained of a unit proves nothing about my data.
                 empty += not lease.done
+                if self._shares.is_stopped:
+                    return
                 if empty > EMPTY_EPOCHS * self.units.num_units:
                     nothing = f"{self.units.name} holds nothing to train on"
                     if not self._has_begun:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flockstep.optim.data import rows
+from flockstep.optim.data import rows, streams
 from flockstep.optim.data.rows import MAX_NAMED, Skip, Skips, wide_encoding
 from flockstep.optim.data.sources import TokenSource, open_source, warning_of
 from flockstep.optim.data.streams import TokenStream
@@ -80,6 +80,25 @@ def test_a_line_of_another_encoding_or_beyond_all_length_costs_that_line(
     lines[3:3] = [b'{"text": "caf\xe9"}', b'{"text": "' + b"x" * 10_000 + b'"}', b'{"text": "\\ud800"}']
     seen = Seen(file_of(tmp_path, b"\n".join(lines)))
     assert seen.lines() == ["x.jsonl: row 4 is no UTF-8: byte 0xe9 in column 14", "x.jsonl: row 5 is longer than 0 MiB"]
+
+
+def test_lines_beyond_all_length_and_files_without_text_are_skipped_only_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MAX_DOCUMENT_BYTES", 1 << 12)
+    monkeypatch.setattr(rows, "MAX_SKIPPED_BYTES", 3 << 12)
+    long = '{"text": "' + "x" * (2 << 12) + '"}'
+    seen = Seen(file_of(tmp_path, "\n".join([*GOOD[:400], *[long] * 9, *GOOD[400:]])))
+    assert [line.split(" ")[2] for line in seen.lines()] == ["401", "402", "403"]
+    assert "and all behind it cannot be read: lines longer than" in str(seen.skipped[-1])
+    monkeypatch.setattr(streams, "MAX_BARE_ROWS", 1000)
+    for number in range(40):
+        file_of(tmp_path, "\n".join([*GOOD[:20], *["0"] * 2000] if number < 9 else ["0"] * 2000), f"{number:02d}.jsonl")
+    (tmp_path / "x.jsonl").unlink()
+    source = Seen(f"json:{tmp_path}").source
+    assert isinstance(source, TokenStream)
+    with pytest.raises(UsageError, match=r"15\.jsonl: 1,001 rows after one another have no text, as in the files before"):
+        list(sequences(source, 40))
 
 
 def test_rows_of_a_list_and_of_parquet_are_named_by_their_number(tmp_path: Path) -> None:
@@ -204,6 +223,9 @@ def test_files_that_are_no_text_are_passed_over_in_silence(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(b"a"))
+    np.arange(4000, dtype="<u2").tofile(tmp_path / "tokens.u16")
+    (np.arange(4000, dtype="<u2") % 32).tofile(tmp_path / "small.u16")
+    (tmp_path / "zero").write_bytes(b"\0")
     assert Seen(f"text:{tmp_path}").skipped == []
 
 

@@ -430,6 +430,18 @@ def test_data_that_is_gone_once_training_has_begun_is_waited_for(tmp_path: Path)
     assert [event["reason"] for event in peer.named("data.awaited")] == ["failing holds nothing to train on"] * 2
 
 
+def test_a_stop_ends_a_walk_over_units_that_give_nothing(tmp_path: Path) -> None:
+    class Empty(Failing):
+        num_units = 10**4
+
+        def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
+            peer.stop.set()
+            return iter(())
+
+    peer = Peer("a", tmp_path, {})
+    assert list(peer.batches(Empty(0))) == []
+
+
 def test_a_repetition_whose_iterator_raises_begins_anew_and_knows_no_end() -> None:
     failures = [True]
 
