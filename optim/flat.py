@@ -288,8 +288,8 @@ def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def storage_of(parameter: torch.Tensor) -> object:
-    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded, empty or on meta."""
-    if parameter.is_meta or not parameter.numel() or _is_sharded(parameter):
+    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or on meta."""
+    if parameter.is_meta or _is_sharded(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), parameter.numel()
 

@@ -170,7 +170,7 @@ def check_written(out: Path, trained: Mapping[str, Tensor], load: Callable[[], M
     missing = {name: tensor for name, tensor in trained.items() if name not in places or not _alike(written(name), tensor)}
     for other in places.keys() - trained.keys() if missing else ():
         tensor = written(other)
-        missing = {name: wanted for name, wanted in missing.items() if not _alike(tensor, wanted)}
+        missing = {name: wanted for name, wanted in missing.items() if name in places or not _alike(tensor, wanted)}
     if missing:
         loaded = load()
         missing = {

@@ -284,5 +284,6 @@ def test_the_tokens_of_any_batch_are_counted() -> None:
     tokens = torch.zeros(4, 9, dtype=torch.int64)
     for batch in (tokens, [tokens, None], {"input_ids": tokens}, UserDict(input_ids=tokens), (([tokens],),)):
         assert tokens_in(batch) == 32
-    for empty in ([], {}, (), None, "text", [{}], torch.tensor(3)):
+    others: list[Any] = [[], {}, (), None, "text", [{}], torch.tensor(3)]
+    for empty in others:
         assert tokens_in(empty) == 1

@@ -279,7 +279,24 @@ def test_what_was_trained_and_is_not_written_is_an_error(tmp_path: Path) -> None
     for more in ({"c": torch.ones(4)}, {"a": torch.zeros(3)}, {"a": torch.ones(3, dtype=torch.float16)}):
         with pytest.raises(LocalError, match="1 of 2 trained tensors are not in"):
             check_written(tmp_path, trained | more if "a" in more else {"a": trained["a"], **more}, dict)
+    with pytest.raises(LocalError, match=r"such as a$"):  # What stands under its name is what counts.
+        check_written(tmp_path, {"a": trained["b"]}, dict)
     check_written(tmp_path, {"c": torch.ones(4)}, lambda: {"c": torch.ones(4)})
+
+
+def test_what_a_library_loses_while_it_writes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = pytest.importorskip("transformers").LlamaForCausalLM
+    save = kind.save_pretrained
+
+    def lose(self: Any, out: Path) -> None:
+        self.model.norm.weight = nn.Parameter(torch.zeros_like(self.model.norm.weight))
+        save(self, out)
+
+    monkeypatch.setattr(kind, "save_pretrained", lose)
+    home = home_of(build_model("hf:llama", LLAMA, seed=1), tmp_path)
+    for dtype in ("", "bfloat16"):
+        with pytest.raises(LocalError, match=r"1 of 21 trained tensors are not in .*, such as model\.norm\.weight"):
+            export(home, tmp_path / f"out{dtype}", quiet, dtype=dtype)
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")

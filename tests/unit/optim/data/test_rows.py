@@ -5,17 +5,19 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from flockstep.optim.data import rows, streams
 from flockstep.optim.data.rows import MAX_NAMED, Skip, Skips, wide_encoding
 from flockstep.optim.data.sources import TokenSource, open_source, warning_of
 from flockstep.optim.data.streams import TokenStream
+from flockstep.optim.data.tokenizer import ByteTokenizer
 from flockstep.peer.errors import LocalError, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +82,22 @@ def test_a_line_of_another_encoding_or_beyond_all_length_costs_that_line(
     lines[3:3] = [b'{"text": "caf\xe9"}', b'{"text": "' + b"x" * 10_000 + b'"}', b'{"text": "\\ud800"}']
     seen = Seen(file_of(tmp_path, b"\n".join(lines)))
     assert seen.lines() == ["x.jsonl: row 4 is no UTF-8: byte 0xe9 in column 14", "x.jsonl: row 5 is longer than 0 MiB"]
+
+
+class StrictTokenizer(ByteTokenizer):
+    """As those of the `tokenizers` package, it takes no lone surrogates."""
+
+    def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+        for text in documents:
+            text.encode()
+        return super().encode(documents)
+
+
+def test_no_tokenizer_gets_what_is_no_text(tmp_path: Path) -> None:
+    lines = [line.replace("flock", "\\ud800") for line in GOOD[:300]]
+    source = open_source(file_of(tmp_path, "\n".join(lines)), sequence_length=LENGTH, tokenizer=StrictTokenizer())
+    assert isinstance(source, TokenStream)
+    assert b"a ? makes" in b"".join(bytes(sequence[1:].tolist()) for sequence in source.held_out())
 
 
 def test_lines_beyond_all_length_and_files_without_text_are_skipped_only_so_far(
