@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TextIO
 
+from flockstep.dht.members import owner_log
 from flockstep.peer.process import bridge
 
 PRELOADED = (
@@ -35,6 +36,8 @@ PRELOADED = (
 STEP_SECONDS = 0.2
 """How long a step of a `join` takes. That of a tiny model costs nothing: peers that train on while a test waits would
 make several rounds a second, on all cores."""
+OWNER_PERIOD = 2.0
+"""How often a process looks for what the run's owner states: a test would wait for half a minute, and train meanwhile."""
 
 # One thread each, those that start from nothing, too: several threads of each of several processes on a few cores wait for
 # each other in busy loops, and a step of a millisecond takes ten seconds.
@@ -76,6 +79,7 @@ def _run(
     """What the forked process does."""
     if new_session:
         os.setsid()
+    vars(owner_log)["OWNER_PERIOD"] = OWNER_PERIOD
     if forks and not new_session:  # A network process that is forked is in the session of the fork server.
         vars(bridge)["subprocess"] = _FORKING
     for number, file in enumerate(files):
