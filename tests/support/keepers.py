@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import trio
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.chain.certificate import value_of
@@ -68,6 +69,8 @@ CELLS = 40
 TENSORS = (TensorAt("weight", (CELLS * CELL,), "float32", 0),)
 MODEL = keyed("a layout of tests")
 PHASE_SECONDS = 5.0
+PULSE_PERIOD = 1.0
+"""Between two looks at what a trainer's pace depends on: four a second are 40 % of the timers of these runs."""
 
 
 def key(number: int) -> Identity:
@@ -362,9 +365,11 @@ def contribution_of(peer: PeerId, round_: int) -> "np.ndarray[Any, np.dtype[np.f
 async def in_memory(signed: SignedManifest, folder: Path, body: Callable[[KeptRun], Any], *, seed: int = 0) -> None:
     """Run `body(run)` on a network in memory, and end all peers."""
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
-    async with network.open(), trio.open_nursery() as nursery:
-        await body(KeptRun(signed, folder, nursery, network))
-        nursery.cancel_scope.cancel()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flockstep.optim.member.participant.PULSE_PERIOD", PULSE_PERIOD)
+        async with network.open(), trio.open_nursery() as nursery:
+            await body(KeptRun(signed, folder, nursery, network))
+            nursery.cancel_scope.cancel()
 
 
 def all_at(peers: Sequence[Peer], round_: int) -> bool:
