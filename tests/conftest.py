@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import is_hypothesis_test, settings
-from support.commands import fork_network_processes
+from support.commands import fork_network_processes, share_fork_server
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
 settings.register_profile("gate", deadline=None, database=None, derandomize=True)
@@ -25,12 +25,15 @@ Telemetry.strict = True  # An event, or a field of one, that is not in the table
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--natlab", action="store_true", help="run all of tests/natlab: as root, ten minutes")
     parser.addoption("--explore", action="store_true", help="run property tests alone, at random seeds")
+    parser.addoption("--share-fork-server", action="store_true", help="fork the commands of all workers from one process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "explore: repeats, at other seeds and sizes, what the gate tries once: for --explore")
     if config.getoption("--explore"):
         settings.load_profile("explore")
+    if config.getoption("--share-fork-server") and not hasattr(config, "workerinput"):
+        share_fork_server()
 
 
 @pytest.hookimpl(wrapper=True)
