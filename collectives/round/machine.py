@@ -302,10 +302,11 @@ class Round:
                 actions += self._answer() if vote.proposer != vote.me else self._close(now)
                 if self.slot != slot:
                     return actions
-                closes = closes if self._closed_at is None else self._closed_at + self.setup.timing.control
-            if now >= closes or self._has_proposed:
-                closes += CONTROL_STEPS * self.setup.timing.control
-            self._due = min(self._patience, closes)
+            # Others may wait for a Ready that only I have: a quorum's answers take as long as that takes them.
+            control, closed_at = self.setup.timing.control, self._closed_at
+            ends = max(closes, closes if closed_at is None else closed_at) + CONTROL_STEPS * control
+            steps = (closes, ends if closed_at is None else closed_at + control, ends)
+            self._due = min(self._patience, min((step for step in steps if now < step), default=ends))
         elif self._next_stall <= self._patience:
             self._due = self._next_stall
             if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
@@ -373,7 +374,8 @@ class Round:
             return actions
         roster = gather.proposal(setup, vote, heards, held)
         if isinstance(roster, str):
-            return [*actions, *self._no_roster_yet(roster, now)]
+            self._no_roster = roster
+            return [*actions, *(self._no_roster_yet(roster, now) if not awaited else [])]
         self._silent.update(awaited)
         self._has_proposed = True
         return [*actions, Send(tuple(sorted(self._active | set(vote.electorate.votes) - {""})), roster)]
