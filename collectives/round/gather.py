@@ -54,16 +54,7 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
 
     Honest members that were not drawn are not Ready: without the draw, keys that are Ready all the same would take the seats.
     """
-    fit = {
-        peer: (signed, ready)
-        for peer, (signed, ready) in vote.ready.items()
-        if ready.slot == vote.slot
-        and not ready.lock
-        and ready.base_root == setup.ready.base_root
-        and setup.charter.admits(peer, ready.invite)
-        and not (ready.voucher and peer in setup.charter.revoked)
-        and not setup.is_banned(peer)
-    }
+    fit = {peer: it for peer, it in vote.ready.items() if _fits(setup, vote, peer, it[1])}
     voters, drawn = vote.electorate.votes, setup.active
     order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in voters, peer not in drawn))
     taken: dict[PeerId, SignedReady] = {}
@@ -74,6 +65,18 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
         if size <= room and not setup.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
             taken[peer], room = fit[peer], room - size
     return taken
+
+
+def _fits(setup: Setup, vote: Vote, peer: PeerId, ready: wire.Ready) -> bool:
+    """Return True if I would be in a roster with this Ready, by what I know of its author."""
+    return (
+        ready.slot == vote.slot
+        and not ready.lock
+        and ready.base_root == setup.ready.base_root
+        and setup.charter.admits(peer, ready.invite)
+        and not (ready.voucher and peer in setup.charter.revoked)
+        and not setup.is_banned(peer)
+    )
 
 
 def why_not_close(setup: Setup, vote: Vote) -> str:
@@ -101,31 +104,34 @@ def _revision(setup: Setup) -> wire.PackedRevision:
     return setup.revision if setup.why_not_revise(setup.newest_revision, setup.revision) else setup.newest_revision
 
 
-def places(heards: Mapping[PeerId, wire.Heard], electorate: Electorate) -> list[bytes]:
+def places(heards: Mapping[PeerId, wire.Heard], proposer: PeerId, electorate: Electorate) -> list[bytes]:
     """Return the marks that have a place in a roster, at most 64: of these voters, and what a third of the votes hold.
 
-    One of these is honest, and holds a Ready that could be in a roster; no liar has one to itself.
+    One of these is honest, and holds a Ready that could be in a roster; no liar has one to itself. Where there are more,
+    the proposer's own list decides: a mark can be ground, and free keys can each have the votes of a few.
     """
+    first = {mark: place for place, mark in enumerate(marks_in(heards[proposer]))}
     votes, own = Counter[bytes](), {marks_in(heard)[0] for heard in heards.values()}
     for voter, said in heards.items():
         votes.update(dict.fromkeys(marks_in(said), electorate.votes_of([voter])))
     held = [mark for mark in votes if mark in own or votes[mark] >= electorate.third]
-    return sorted(held, key=lambda mark: (mark not in own, -votes[mark], mark))[: wire.MAX_ROSTER]
+    return sorted(held, key=lambda mark: (mark not in own, first.get(mark, len(first)), mark))[: wire.MAX_ROSTER]
 
 
 def seated(
     slot: wire.Slot, proposer: PeerId, shown: Sequence[SignedReady], electorate: Electorate, charter: Charter
-) -> tuple[PeerId, ...]:
+) -> dict[PeerId, SignedReady]:
     """Return the members of a roster of these Readys, in order: the proposer, the voters by rank, the others by rank.
 
-    Of two Readys of one peer the first counts, and of those that share an invitation as many as it is for.
+    Of two Readys of one peer the first counts that has room: of those that share an invitation as many as it is for.
     """
-    taken: dict[PeerId, wire.Ready] = {}
+    taken: dict[PeerId, SignedReady] = {}
     for signed, ready in shown:
-        if signed.sender not in taken and not charter.overbooked([it.invite for it in (*taken.values(), ready)]):
-            taken[signed.sender] = ready
-    order = ranked(slot, taken)
-    return tuple(sorted(order, key=lambda peer: (peer != proposer, peer not in electorate.votes)))
+        invites = [it.invite for _, it in taken.values()]
+        if signed.sender not in taken and not charter.overbooked([*invites, ready.invite]):
+            taken[signed.sender] = signed, ready
+    order = sorted(ranked(slot, taken), key=lambda peer: (peer != proposer, peer not in electorate.votes))
+    return {peer: taken[peer] for peer in order}
 
 
 def held(vote: Vote, passed_on: Iterable[SignedReady] = ()) -> Mapping[bytes, SignedReady]:
@@ -142,8 +148,8 @@ def proposal(
 ) -> wire.Roster | str:
     """Return the roster of a proposer, or why there is none.
 
-    `heards` are the voters' words of my slot, `held` the Readys that I hold, by mark: a voter that names another one does
-    not count.
+    `heards` are the voters' words of my slot, `held` the Readys that I hold, by mark. A voter that names another one does
+    not count, nor one whose own Ready I would not be in a roster with: its word alone would give that a place.
     """
     base, electorate = setup.ready.base_root, vote.electorate
     said = {
@@ -152,27 +158,27 @@ def proposal(
         if voter in electorate.votes
         and all(mark in held and not held[mark][1].lock and held[mark][1].base_root == base for mark in marks_in(it))
         and held[marks_in(it)[0]][0].sender == voter
+        and _fits(setup, vote, voter, held[marks_in(it)[0]][1])
     }
     if vote.me not in said or not electorate.is_quorum(said):
         return f"{len(said)} voters that start from this state have said whom they hold, which is no quorum"
-    shown = [held[mark] for mark in places(said, electorate)]
+    shown = [held[mark] for mark in places(said, vote.me, electorate)]
     members = seated(vote.slot, vote.me, shown, electorate, vote.charter)
     if len(members) < setup.min_peers:
         return f"{len(members)} members start from this state, the run asks for {setup.min_peers}"
     revision = _revision(setup)
     if setup.number_of(revision) < _least_revision(said, electorate):
         return "the voters hold a newer revision of the run than this peer"
-    first = {signed.sender: (signed, ready) for signed, ready in reversed(shown)}
-    rest = [encode(signed) for signed, _ in shown if signed.sender not in members or first[signed.sender][0] is not signed]
-    readies = {peer: first[peer][1] for peer in members}
+    rest = [encode(signed) for signed, ready in shown if (signed, ready) not in members.values()]
+    readies = {peer: ready for peer, (_, ready) in members.items()}
     lines = StatedLines(readies, setup.last, electorate.frontier)
     able = lines.able(setup.cells)
     bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
     fresh = newcomer_record(setup.charter.earned)
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, ready in readies.items())
-    packed = (*(encode(first[peer][0]) for peer in members), *rest)
+    packed = (*(encode(signed) for signed, _ in members.values()), *rest)
     words = tuple(encode(heards[voter][0]) for voter in said)
-    return wire.Roster(vote.slot, base, members, bounds, seats, packed, words, revision)
+    return wire.Roster(vote.slot, base, tuple(members), bounds, seats, packed, words, revision)
 
 
 def _least_revision(heards: Mapping[PeerId, wire.Heard], electorate: Electorate) -> int:
@@ -275,15 +281,16 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
     except RemoteError as error:
         return str(error)
     electorate, by_mark = vote.electorate, {mark_of(signed): (signed, ready) for signed, ready in shown}
-    if not electorate.is_quorum(heards):
-        return "it does not show whom a quorum of the voters holds"
-    due = places(heards, electorate)
+    if sender not in heards or not electorate.is_quorum(heards):
+        return "it does not show whom its proposer and a quorum of the voters hold"
+    due = places(heards, sender, electorate)
     if set(due) != by_mark.keys() or len(by_mark) != len(shown):
         return "it does not show the Readys that enough voters hold, and no others"
     for voter, it in heards.items():
         if by_mark[marks_in(it)[0]][0].sender != voter:
             return f"it shows a word of {voter} that does not begin with its own Ready"
-    if roster.members != seated(vote.slot, sender, [by_mark[mark] for mark in due], electorate, vote.charter):
+    members = seated(vote.slot, sender, [by_mark[mark] for mark in due], electorate, vote.charter)
+    if roster.members != tuple(members) or shown[: len(members)] != [*members.values()]:
         return "its members do not follow from whom the voters hold"
     if (flaw := setup.why_not_revise(roster.revision, setup.revision)) and roster.base_root == setup.ready.base_root:
         return flaw

@@ -223,7 +223,11 @@ FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
     "bounds": (lambda r: replace(r, bounds=(*r.bounds[:-1], r.bounds[-1] + 1)), "do not ascend"),
     "parts": (lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])), "do not follow from the lines"),
     "state": (lambda r: replace(r, base_root=b"o" * 32), "another state"),
-    "votes": (lambda r: replace(r, heards=r.heards[:3]), "whom a quorum of the voters holds"),
+    "votes": (lambda r: replace(r, heards=r.heards[:3]), "a quorum of the voters hold"),
+    "no word of its own": (
+        lambda r: replace(r, heards=tuple(data for data in r.heards if signed_in(data).sender != r.members[0])),
+        "whom its proposer",
+    ),
     "too few hold it": (
         lambda r: replace(r, readys=(*r.readys, encode(signed(PEERS[7], a_ready())))),
         "Readys that enough voters hold",
