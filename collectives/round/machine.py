@@ -57,6 +57,10 @@ class Round:
         """The hashes of the values that I hold."""
         self._closed_at: float | None = None
         """When I, the proposer, asked the voters of my slot whose Readys they hold; None before."""
+        self._answers_due = math.inf
+        """Until when I, the proposer, wait for the words of all that are here."""
+        self._full_at: float | None = None
+        """When all voters that are here were Ready in my slot; None before."""
         self._has_answered = False
         """True if I have told the proposer whose Readys I hold."""
         self._shown: dict[PeerId, dict[bytes, gather.SignedReady]] = {}
@@ -145,8 +149,11 @@ class Round:
     def show(self, carrier: PeerId, signed: wire.Signed, ready: wire.Ready) -> None:
         """Take a Ready, its signature checked, that a voter passes on; of each a limited number."""
         shown = self._shown.setdefault(carrier, {}) if carrier in self.vote.electorate.votes else {}
-        if ready.slot == self.slot and len(shown) < wire.MAX_ROSTER:
-            shown[gather.mark_of(signed)] = signed, ready
+        if ready.slot == self.slot:
+            shown.pop(mark := gather.mark_of(signed), None)
+            shown[mark] = signed, ready
+            if len(shown) > wire.MAX_ROSTER:  # It may have relayed others before: those that its Heard names come last.
+                del shown[next(iter(shown))]
 
     def learn(self, proof: wire.Proof, now: float) -> list[Action]:
         """Receive a proof whose signatures are checked."""
@@ -277,6 +284,8 @@ class Round:
         if self.vote.slot != self.slot:
             actions += self._enter(now)
         vote, slot = self.vote, self.slot
+        if self._full_at is None and self._active & vote.electorate.votes.keys() <= vote.reached | self._gone_on:
+            self._full_at = now
         if vote.proposal is not None:
             # It has a proof: it is decided on without moving any data, or by those that hold it.
             timing = self.setup.timing
@@ -302,16 +311,28 @@ class Round:
                 actions += self._answer() if vote.proposer != vote.me else self._close(now)
                 if self.slot != slot:
                     return actions
-            # Others may wait for a Ready that only I have: a quorum's answers take as long as that takes them.
-            control, closed_at = self.setup.timing.control, self._closed_at
-            ends = max(closes, closes if closed_at is None else closed_at) + CONTROL_STEPS * control
-            steps = (closes, ends if closed_at is None else closed_at + control, ends)
-            self._due = min(self._patience, min((step for step in steps if now < step), default=ends))
+                closes = closes if self._closed_at is None else self._answers_due
+            if now >= closes or self._has_proposed:
+                closes = max(closes, self._all_closed_at(vote.since)) + CONTROL_STEPS * self.setup.timing.control
+            self._due = min(self._patience, closes)
         elif self._next_stall <= self._patience:
             self._due = self._next_stall
             if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
                 return actions + self._stall(now)
         return actions
+
+    def _all_closed_at(self, since: float) -> float:
+        """Return by when all voters that are here have closed the gathering; `since` a quorum of them was Ready to me.
+
+        A liar that is Ready to some only makes a quorum earlier for these, and for others later that all are Ready. So mine
+        says nothing of theirs: each began when the last voter became Ready, or else it had its time by mine. A proposer
+        that is not Ready by then has no claim to more.
+        """
+        mine = since + self.setup.timing.gather
+        if self.vote.proposer not in self.vote.reached:
+            return mine
+        began = mine if self._full_at is None else min(mine, max(since, self._full_at))
+        return began + self.setup.timing.gather
 
     def _all_ready(self) -> bool:
         return self._active - self._gone_on <= self.vote.reached
@@ -319,7 +340,7 @@ class Round:
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
-        self._facts, self._closed_at, self._shown = MessageLog(), None, {}
+        self._facts, self._closed_at, self._full_at, self._shown = MessageLog(), None, None, {}
         self._has_answered = self._has_proposed = False
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
@@ -357,7 +378,7 @@ class Round:
                 return [*actions, *self._no_roster_yet(why_not, now)]
             mine = gather.heard(setup, vote)
             assert mine is not None
-            self._closed_at = now
+            self._closed_at, self._answers_due = now, now + setup.timing.control
             # Kept, since one of these peers may go on to a later slot.
             self._shown[vote.me] = {gather.mark_of(it): (it, ready) for it, ready in gather.willing(setup, vote).values()}
             return [*actions, Send(tuple(sorted(set(vote.electorate.votes) - {""})), mine)]
@@ -370,12 +391,14 @@ class Round:
         held = gather.held(vote, (it for shown in self._shown.values() for it in shown.values()))
         answered = {peer for peer, (_, it) in heards.items() if held.keys() >= {*gather.marks_in(it)}}
         awaited = {peer for peer in voters & self._active if setup.is_prompt(peer)} - answered
-        if awaited and now < self._closed_at + setup.timing.control:
+        if awaited and now < self._answers_due:
             return actions
         roster = gather.proposal(setup, vote, heards, held)
         if isinstance(roster, str):
             self._no_roster = roster
-            return [*actions, *(self._no_roster_yet(roster, now) if not awaited else [])]
+            if awaited and vote.since is not None:  # They may not have closed it: who is Ready to me may not be to them.
+                self._answers_due = max(self._answers_due, self._all_closed_at(vote.since) + setup.timing.control)
+            return actions
         self._silent.update(awaited)
         self._has_proposed = True
         return [*actions, Send(tuple(sorted(self._active | set(vote.electorate.votes) - {""})), roster)]

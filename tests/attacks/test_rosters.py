@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from flockstep.collectives.round.actions import OutcomeKind, Timing
 from flockstep.collectives.round.gather import held, mark_of, proposal, refusal
 from flockstep.dht.run import admission
 from flockstep.dht.run.admission import Charter, Invitation, Ticket
@@ -16,6 +18,8 @@ from support.rounds import (
     PEERS,
     RUN,
     SLOT,
+    Mail,
+    Rounds,
     a_ready,
     a_setup,
     a_vote,
@@ -26,6 +30,39 @@ from support.rounds import (
 
 VOTERS = PEERS[:4]
 ORDER = PROPOSER, FIRST, SECOND, LIAR = order_of(VOTERS)
+LONG = Timing(gather=20.0, control=2.0, transfer=5.0, patience=200.0)
+"""The time to become ready is many exchanges long: a quarter of an inner phase is."""
+
+
+def attempts_of_the_honest(rounds: Rounds) -> set[tuple[OutcomeKind, int]]:
+    found = [rounds.machines[peer].outcome for peer in ORDER[:3]]
+    return {(outcome.kind, outcome.slot.attempt) for outcome in found if outcome is not None}
+
+
+@pytest.mark.parametrize("told", [(0,), (0, 1), (1,), (1, 2), (2,)])
+@pytest.mark.parametrize("late", [None, 0, 1, 2])
+@pytest.mark.parametrize("says", [True, False])
+def test_a_voter_that_is_ready_to_some_makes_no_honest_one_leave_the_attempt(
+    told: tuple[int, ...], late: int | None, *, says: bool
+) -> None:
+    """Whom it tells closes the gathering earlier than the others, or has had a quorum for longer."""
+
+    def is_lost(target: str, mail: Mail) -> bool:
+        message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender == LIAR else None
+        return isinstance(message, wire.Heard) and not says
+
+    deaf = {(LIAR, voter) for place, voter in enumerate(ORDER[:3]) if place not in told}
+    rounds = Rounds(VOTERS, lost=is_lost, deaf=deaf, setups={voter: {"timing": LONG} for voter in VOTERS})
+    rounds.start(*(peer for place, peer in enumerate(ORDER) if place != late))
+    rounds.deliver_all()
+    if late is not None:
+        rounds.now = 0.75 * LONG.gather
+        rounds.start(ORDER[late])
+        rounds.deliver_all()
+    rounds.deaf = ()
+    rounds.settle()
+    assert attempts_of_the_honest(rounds) == {(OutcomeKind.DONE, 0)}
+    assert rounds.now <= 1.75 * LONG.gather + 2 * LONG.control
 
 
 def word_of(voter: str, ready: wire.Ready, others: Sequence[wire.Signed] = ()) -> tuple[wire.Signed, wire.Heard]:
@@ -125,3 +162,18 @@ def test_free_keys_that_are_ready_to_two_voters_each_take_nobodys_place() -> Non
     made = roster_of(known, lie, trainers)
     assert isinstance(made, wire.Roster)
     assert {*made.members} >= {*VOTERS, *trainers}
+
+
+def test_what_a_voter_has_relayed_takes_no_place_of_the_readys_that_its_word_names() -> None:
+    """A key tells the proposer another Ready than the rest; the voters have passed on those of many other keys before."""
+    key, told = PEERS[5], replace(a_ready(), tokens=20)
+    rounds = Rounds([*VOTERS, key], voters=VOTERS, deaf={(key, PROPOSER)})
+    for voter in ORDER[1:]:
+        for number in range(wire.MAX_ROSTER):
+            stranger = f"12D3KooWk{number:043d}"
+            rounds.machines[PROPOSER].show(voter, signed(stranger, a_ready()), a_ready())
+    rounds.do(PROPOSER, rounds.machines[PROPOSER].receive(signed(key, told), told, 0.0))
+    rounds.start()
+    rounds.settle()
+    assert attempts_of_the_honest(rounds) == {(OutcomeKind.DONE, 0)}
+    assert key in rounds.outcomes()[0].members
