@@ -31,6 +31,7 @@ from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.round.actions import Outcome
 from flockstep.peer import wire
+from flockstep.peer.digest import DIGEST_BYTES
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import Between, Size, decode, encode
@@ -203,7 +204,7 @@ class Liar:
     def _repacked(self, value: bytes, name: str) -> list[bytes]:
         """Return the bytes of a message with one other field of what they hold; signed messages are signed by the liar."""
         kind = PACKED.get(name)
-        if kind is None or not value:
+        if kind is None or len(value) <= DIGEST_BYTES:  # Of a value its hash, in a vote.
             return []
         if kind is wire.Value:
             inner = self.changed(open_value(value))
