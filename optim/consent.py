@@ -1,9 +1,9 @@
 """Consent: what a manifest may open on this computer without the word of its user.
 
 A manifest is a stranger's file, and what is trained on ends up in a model that all members hold. So from a manifest alone
-only text that every computer has, and public datasets and models of the hub at a commit, are opened, and these without this
-user's token. Everything else (paths, globs, folders, private names) must be named by the user too, word for word. A manifest
-that this peer has signed is its user's own word.
+only text that every computer has, public datasets and models of the hub at a commit, without this user's token, and packed
+data of the public web whose hash the manifest pins, are opened. Everything else (paths, globs, folders, private names) must
+be named by the user too, word for word. A manifest that this peer has signed is its user's own word.
 """
 
 import os
@@ -25,6 +25,17 @@ HUB_DATASET = re.compile(
 )
 """`org/name[@commit][/folder]`: a dataset of the hub, as it was at a commit, or a folder of it."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+PACKED = re.compile(r"tokens:(?P<place>.+?)(?:@(?P<index>[0-9a-f]{64}))?", re.ASCII)
+"""Packed data (`optim.shards`): where they are, and the hash of their index, which a manifest pins."""
+HUB_DATASETS = "hf://datasets/"
+PUBLIC_URL = re.compile(
+    r"https://(?P<host>(?=.{4,200}/)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9])"
+    r"(?:/(?!\.)[\w.~+=-]{1,100}){1,16}",
+    re.ASCII,
+)
+"""A folder of a web server that a manifest alone may name: by a name, since a number says nothing, and at the usual port."""
+_HOST = re.compile(r"https?://(?:[^/@]*@)?(?P<host>[^/?#]+)")
+HUB_HOST = "huggingface.co"
 
 
 def is_hub_id(name: str) -> bool:
@@ -35,9 +46,26 @@ def is_hub_id(name: str) -> bool:
 def is_public_data(source: str) -> bool:
     """Return True for a source that a manifest alone may open."""
     kind, _, place = source.partition(":")
-    match = HUB_DATASET.fullmatch(place.partition("?")[0])
-    is_dataset = match is not None and is_hub_id(match["repository"]) and match["commit"] is not None
-    return source == PUBLIC_TEXT or (kind == "hf" and is_dataset)
+    if (packed := PACKED.fullmatch(source)) is not None and packed["index"]:
+        folder = packed["place"]
+        on_hub = folder.startswith(HUB_DATASETS) and _is_public_dataset(folder.removeprefix(HUB_DATASETS))
+        return on_hub or PUBLIC_URL.fullmatch(folder) is not None
+    return source == PUBLIC_TEXT or (kind == "hf" and _is_public_dataset(place.partition("?")[0]))
+
+
+def _is_public_dataset(place: str) -> bool:
+    match = HUB_DATASET.fullmatch(place)
+    return match is not None and is_hub_id(match["repository"]) and match["commit"] is not None
+
+
+def host_of(source: str) -> str:
+    """Return the host from which a source is read; empty for one that is on this computer."""
+    kind, _, place = source.partition(":")
+    if kind == "hf" or place.startswith(HUB_DATASETS):
+        return "" if kind == "hf" and not _is_public_dataset(place.partition("?")[0]) else HUB_HOST
+    packed = PACKED.fullmatch(source)
+    url = _HOST.match(packed["place"]) if packed is not None else None
+    return url["host"] if url is not None else ""
 
 
 def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:

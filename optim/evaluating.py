@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..dht.members.evaluation import MAX_SAMPLE_BYTES, MAX_STATED_LOSS
 from ..peer.errors import LocalError, UsageError
+from .data.datasets import SequenceUnits
 from .data.sources import TokenSource, heldout_batches
-from .data.streams import TokenStream
 from .data.tokenizer import Tokenizer
 from .models.registry import vocabulary_of
 
@@ -43,7 +43,7 @@ class HeldOutText:
 
     def __init__(
         self,
-        source: TokenSource | TokenStream,
+        source: TokenSource | SequenceUnits,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         *,

@@ -17,10 +17,9 @@ from ..peer.config import PeerConfig
 from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed, UsageError
 from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
+from .data.datasets import SequenceUnits
 from .data.rows import Skip, Skips
-from .data.sources import TokenSource, open_data
-from .data.streams import TokenStream
-from .data.tokenizer import find_tokenizer
+from .data.sources import TokenSource
 from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
@@ -39,6 +38,7 @@ from .models.registry import (
     vocabulary_of,
 )
 from .ranks import launched_ranks
+from .shards.opening import open_corpus, tokenizer_of
 from .swarm import Swarm
 
 
@@ -91,9 +91,9 @@ def join_run(
         if device.type == "cuda" and local_rank is not None:
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
-        prepared: list[TokenSource | TokenStream] = []
+        prepared: list[TokenSource | SequenceUnits] = []
 
-        def open_agreed(signed: SignedManifest, is_new: bool) -> TokenSource | TokenStream:
+        def open_agreed(signed: SignedManifest, is_new: bool) -> TokenSource | SequenceUnits:
             """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
             data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
             try:
@@ -108,7 +108,7 @@ def join_run(
             with following(swarm):
                 return open_reported(data, config, swarm.telemetry, mine=mine)
 
-        def reopen() -> TokenSource | TokenStream:
+        def reopen() -> TokenSource | SequenceUnits:
             source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
             check_tokenizer(swarm.model, source)
             return source
@@ -149,14 +149,14 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_reported(data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool) -> TokenSource | TokenStream:
+def open_reported(data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool) -> TokenSource | SequenceUnits:
     """Open data of which each skipped row is an event, now and in training. Raises `UsageError`."""
 
     def report(skip: Skip) -> None:
         telemetry.emit("data.skipped", step="read the data", reason=skip.reason, name=skip.file, row=skip.row)
 
     skips = Skips(report)
-    source = open_data(data, config, mine=mine, skips=skips)
+    source = open_corpus(data, config, mine=mine, skips=skips)
     if skips.warning:
         telemetry.emit("data.sparse", step="open the data", reason=skips.warning)
     return source
@@ -260,11 +260,11 @@ def chooses_bf16(precision: str, device: torch.device) -> bool:
 
 def train(
     swarm: Swarm,
-    source: TokenSource | TokenStream,
+    source: TokenSource | SequenceUnits,
     device: torch.device,
     *,
     adaptive: bool,
-    reopen: Callable[[], TokenSource | TokenStream],
+    reopen: Callable[[], TokenSource | SequenceUnits],
 ) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`.
 
@@ -319,7 +319,7 @@ def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Modul
     return loss_of
 
 
-def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, config: PeerConfig) -> None:
+def may_evaluate(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device, config: PeerConfig) -> None:
     """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
     settings, data = swarm.manifest.eval, swarm.manifest.data
     swarm.evaluate_with(None)
@@ -330,7 +330,8 @@ def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.
         swarm.telemetry.emit("eval.skipped", step="join", reason=reason)
         return
     try:
-        text = HeldOutText(source, find_tokenizer(data, config), settings.prompts, device=device, loss_of=loss_on(device))
+        tokenizer = tokenizer_of(source, data, config)
+        text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_on(device))
     except FlockstepError as error:  # Others evaluate; this peer trains on all the same.
         swarm.telemetry.emit("eval.skipped", step="join", reason=str(error))
         return
@@ -354,7 +355,7 @@ def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
     return model
 
 
-def check_tokenizer(model: nn.Module, source: TokenSource | TokenStream) -> None:
+def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> None:
     """Raise `UsageError` for data with tokens that the model does not know: a GPU would only report a failed assertion."""
     size = vocabulary_of(model)
     if size is None:

@@ -27,6 +27,8 @@ _NEVER = tuple(
 """Unspecified, link-local (where clouds serve credentials), multicast and reserved addresses."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses that a translator turns into IPv4 ones (RFC 6052)."""
+_COMPATIBLE = ipaddress.ip_network("::/96")
+"""IPv6 addresses that once stood for IPv4 ones (RFC 4291, section 2.5.5.1)."""
 _METADATA = ipaddress.ip_address("fd00:ec2::254")
 """Where AWS serves them over IPv6."""
 _PRIVATE = tuple(
@@ -121,6 +123,12 @@ def why_not_dial(address: Address, theirs: Iterable[Address], here: Surroundings
     return "" if near or shared else "a private address of a network that I am not in"
 
 
+def is_public_ip(text: str) -> bool:
+    """Return True for an IP address, as the system resolves names, of the public internet: of no network of anybody's own."""
+    ip = _embedded(ipaddress.ip_address(text))
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in (*_NEVER, _COMPATIBLE))
+
+
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535
 
@@ -146,7 +154,10 @@ def _is_plain(address: Address) -> bool:
 
 def _ip_of(address: Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the IP of a resolved address; of an IPv6 form of an IPv4 address that one (mapped, 6to4, NAT64)."""
-    ip = ipaddress.ip_address(address.split("/")[2])
+    return _embedded(ipaddress.ip_address(address.split("/")[2]))
+
+
+def _embedded(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     if isinstance(ip, ipaddress.IPv6Address):
         embedded = ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None
         return ip.ipv4_mapped or ip.sixtofour or embedded or ip

@@ -77,6 +77,9 @@ class PeerConfig:
     allow_data: str = ""
     """The manifest's data source, word for word, if I allow the run to read it here; public data need no such word."""
 
+    data_cache: float = 4.0
+    """The disk space in GB (10^9 bytes) for shards of packed data that are read from elsewhere."""
+
     tokenizer: str = ""
     """The file of the run's tokenizer, if not in this folder or beside the data."""
 
@@ -110,6 +113,8 @@ class PeerConfig:
             raise UsageError(f"there is no precision {self.precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
+        if not 0 <= self.data_cache < 1e9:
+            raise UsageError(f"data_cache must be 0 or more GB, got {self.data_cache}", remedy="4 is the default")
         if not self.name.isprintable() or self.name != self.name.strip():
             remedy = "write it without control characters, and without spaces around it"
             raise UsageError(f"{self.name!r} cannot be a name", remedy=remedy)

@@ -109,6 +109,27 @@ def draft_of(path: Path, *, private: bool = False, replace: bool = True, sync: b
             sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def folder_draft_of(path: Path) -> Iterator[Path]:
+    """Yield a new empty folder that becomes `path`, where nothing is, when the block ends without an exception.
+
+    Else it is removed; what a killed process leaves is removed by a later one of the same target. Raises `LocalError`.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
+    with disk_errors(f"write {path}"):
+        _remove_stale(path)
+        draft.mkdir(parents=True)
+    try:
+        yield draft
+        with disk_errors(f"write {path}"):
+            for file in draft.iterdir():
+                _sync(file)
+            sync_folder(draft)
+        rename(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def room_on_disk(folder: Path, size: int) -> memoryview:
     """Return `size` bytes of memory that lie in a file without a name, so that the system may take the memory back.
 
@@ -167,5 +188,6 @@ def _link(draft: Path, path: Path) -> None:
 def _remove_stale(path: Path) -> None:
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
         with contextlib.suppress(OSError):  # Its writer has just ended; what cannot be removed harms nobody.
-            if draft.stat().st_mtime < time.time() - STALE_SECONDS:
-                draft.unlink()
+            newest = max((file.stat().st_mtime for file in draft.glob("*")), default=draft.stat().st_mtime)
+            if newest < time.time() - STALE_SECONDS:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()

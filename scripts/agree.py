@@ -21,6 +21,7 @@ from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import revised_by
 from ..dht.run.statements import OwnerStatements
+from ..optim.consent import host_of
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
 from ..peer.errors import LocalError, NotAgreed, UsageError
@@ -176,6 +177,8 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
     if not keeps:
         yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+        if host := host_of(config.data or manifest.data.source):
+            yield _row("from", f"{plain_text(host)}, which sees this computer's IP address")
     seconds = manifest.inner.seconds / manifest.outer.fragments
     each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
     streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""
@@ -188,7 +191,9 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
 
 
 def _says_yes(read: Callable[[str], str], source: str) -> bool:
-    return read(f"The run's owner has named other data, {source}. Train on it? [y/N] ").strip().lower() in YES
+    host = host_of(source)
+    place = f", read from {host}" if host else ""
+    return read(f"The run's owner has named other data, {source}{place}. Train on it? [y/N] ").strip().lower() in YES
 
 
 def terminal_reader() -> Callable[[str], str] | None:

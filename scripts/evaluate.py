@@ -15,12 +15,11 @@ from torch import nn
 from ..collectives.chain.certificate import settings_after
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import MAX_PROMPT_BYTES, SignedManifest
-from ..optim.data.sources import open_data
-from ..optim.data.tokenizer import find_tokenizer
 from ..optim.evaluating import HeldOutResult, HeldOutText
 from ..optim.flat import FlatLayout
 from ..optim.models.kept import BUFFERS, FOLDER, FROZEN
 from ..optim.models.registry import HF, build_model
+from ..optim.shards.opening import open_corpus, tokenizer_of
 from ..optim.trainer import check_tokenizer, choose_device, loss_on
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
@@ -65,14 +64,14 @@ def _measure(
     manifest, device = settings_after(checkpoint.place.certificate, signed), choose_device(config.device)
     is_mine = manifest.owner == Identity.load_or_create(identity_path(config.home)).peer_id
     tell(f"opening {plain_text(manifest.data.source)}")
-    data = open_data(manifest.data, config, mine=is_mine)
+    data = open_corpus(manifest.data, config, mine=is_mine)
     tell("building the model")
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)
     check_tokenizer(model, data)
     fill_in(model, checkpoint, theta)
     asked = tuple(prompts) or manifest.eval.prompts
-    tokenizer = find_tokenizer(manifest.data, config)
+    tokenizer = tokenizer_of(data, manifest.data, config)
     text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_on(device))
     return text.evaluate(model.to(device).eval(), tell=tell), asked, checkpoint.place.round
 

@@ -35,6 +35,7 @@ from .versions import FORM, FORMER, VERSION, is_later, is_version, other_form
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
+_PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+)", re.ASCII)
 MANIFEST_KIND = f"manifest {FORM}"
 _KIND = re.compile(r"manifest(?: ([1-9][0-9]{0,2}))?", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
@@ -89,6 +90,11 @@ class Data:
     """The hash of that file; `run create` fills it in."""
     sequence_length: Annotated[int, Between(1, 1 << 20)] = 256
     batch_size: Annotated[int, Between(1, 1 << 16)] = 16
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the source's name alone shows packed data (`optim.shards`), which say what tokenizer made them."""
+        return _PACKED.fullmatch(self.source) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +364,7 @@ class Manifest:
             yield "[eval] prompts are for runs that are evaluated: give every, the rounds between two evaluations"
         elif self.eval.every and kind not in (*TEXT_KINDS, TOKENS_KIND):
             yield f"[eval] evaluates language models: [data] source {self.data.source!r} is no text"
-        elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes":
+        elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes" and not self.data.is_packed:
             yield "[eval] prompts are texts, and tokens: has none: name the [data] tokenizer that made the tokens"
 
     def describe(self) -> tuple[str, ...]:

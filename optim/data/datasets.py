@@ -1,10 +1,11 @@
 """What can be shared among peers: anything that is read in units, from a dataset with an index to an endless stream."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from ...peer.digest import keyed
@@ -35,6 +36,21 @@ class Units(ABC):
     @abstractmethod
     def read(self, epoch: int, unit: int, done: int) -> Iterator[Any]:
         """The items of a unit from number `done` on."""
+
+    def expect(self, units: Sequence[int]) -> None:  # noqa: B027  Most have nothing to prepare.
+        """Prepare for these, which I have leased and read next, while I read another one."""
+
+
+class SequenceUnits(Units):
+    """Training sequences, int64 (sequence_length + 1,), in units, and beside them some that nobody trains on."""
+
+    sequence_length: int
+    vocab_size: int | None
+    """How many tokens its tokenizer knows; None if nobody says."""
+
+    @abstractmethod
+    def held_out(self) -> Iterator[Tensor]:
+        """The held-out sequences, the same and in the same order for everybody."""
 
 
 def source_of(*about: object) -> bytes:

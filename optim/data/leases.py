@@ -273,6 +273,10 @@ class Leases:
         self._last = place[1]
         return Lease(*place, held.done), why
 
+    def pending(self) -> list[UnitId]:
+        """What I lease and have not begun."""
+        return [place for place, held in self._held.items() if held.done is None]
+
     def holds(self, place: UnitId) -> bool:
         """Whether a unit that I have begun is still mine."""
         return place in self._held
@@ -303,21 +307,18 @@ class Leases:
         known = view is None or view.peers == 1 or self.forward or now - (self._known_since or 0.0) >= SETTLE
         for epoch in self._window() if view is None or known else [max(self.epoch, view.epoch + EPOCHS_AHEAD - 1)]:
             ranked = self._ranked(epoch)
-            claimed = sum(1 << unit for at, unit in self._pending() if at == epoch)
+            claimed = sum(1 << unit for at, unit in self.pending() if at == epoch)
             if units := self._in_order(epoch, (self._free(epoch) | claimed) & ranked):
                 return (epoch, units[0]), "by rank"
         return None
 
     def _unsettled(self) -> tuple[UnitId, str] | None:
-        if pending := self._pending():
+        if pending := self.pending():
             return min(pending, key=lambda at: self._held[at].since), UNSETTLED
         for epoch in self._window():
             if units := self._in_order(epoch, self._free(epoch)):
                 return (epoch, units[0]), UNSETTLED
         return None
-
-    def _pending(self) -> list[UnitId]:
-        return [place for place, held in self._held.items() if held.done is None]
 
     def _free(self, epoch: int) -> Bits:
         mine = sum(1 << unit for at, unit in self._held if at == epoch)

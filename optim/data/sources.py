@@ -27,6 +27,7 @@ from ...peer.digest import RunningDigest, keyed
 from ...peer.disk import disk_errors, draft_of, user_path
 from ...peer.errors import UsageError
 from ..consent import hide_secrets, trusts_data
+from .datasets import SequenceUnits
 from .hub import ENDINGS
 from .rows import Skips
 from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
@@ -130,13 +131,13 @@ class TokenSource:
         return torch.from_numpy(np.minimum(tokens, self._limit - 1))
 
 
-def heldout_batches(source: TokenSource | TokenStream, *, batch_size: int, num_batches: int) -> Iterator[Tensor]:
+def heldout_batches(source: TokenSource | SequenceUnits, *, batch_size: int, num_batches: int) -> Iterator[Tensor]:
     """At most `num_batches` full batches of held-out sequences, int64 (batch_size, sequence_length + 1), always the same.
 
     They are spread evenly over all that is held out; of a stream they are the first ones. Where there is less than one
     batch, it comes as one smaller batch.
     """
-    if isinstance(source, TokenStream):
+    if not isinstance(source, TokenSource):
         sequences = list(islice(source.held_out(), batch_size * num_batches))
     else:
         used = min(batch_size * num_batches, source.num_held_out)

@@ -32,7 +32,7 @@ from ...peer.digest import digest
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
 from ..consent import HUB_DATASET
-from .datasets import Repeated, Units, source_of
+from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files, newest_commit
 from .pages import NotText, group_starts, texts
 from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherEncoding, Skips, json_rows
@@ -260,7 +260,7 @@ def _kind_of(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-class TokenStream(Units):
+class TokenStream(SequenceUnits):
     """Training sequences of a stream, int64 (sequence_length + 1,), in units."""
 
     def __init__(
@@ -271,7 +271,6 @@ class TokenStream(Units):
         self.name = name
         self.sequence_length = sequence_length
         self.vocab_size = tokenizer.vocab_size
-        """How many tokens its tokenizer knows."""
         self._ends: Tokens = np.empty(0, np.int64)
         """Of the units that this peer has read, what was left at their ends: documents may be shorter than a sequence."""
         pieces = len(documents.pieces)
@@ -350,6 +349,18 @@ def open_stream(
     `skips` takes what is skipped of it, now and in training.
     """
     name = f"{kind}:{place}"
+    with _reaching(name, trusted=trusted):
+        documents, column = open_documents(kind, place, trusted=trusted, skips=skips)
+        stream = TokenStream(documents, name=name, column=column, tokenizer=tokenizer, sequence_length=sequence_length)
+        stream.check()
+    return stream
+
+
+def open_documents(
+    kind: str, place: str, *, trusted: bool = True, skips: Skips | None = None
+) -> tuple[Documents, str]:
+    """The documents of that name, and the column of their text. Raises `UsageError`."""
+    name = f"{kind}:{place}"
     if find_spec("pyarrow") is None:
         raise UsageError(f"{name} needs the package pyarrow", remedy="pip install 'flockstep[hf]'")
     path, _, query = place.partition("?")
@@ -357,17 +368,22 @@ def open_stream(
     if unknown := sorted(set(options) - {"split", "column"}):
         raise UsageError(f"{name}: there is no option {unknown[0]!r}", remedy="known are split= and column=")
     column = options["column"]
-    try:
+    with _reaching(name, trusted=trusted):
         reader, files = _files_of(kind, path, options["split"], trusted=trusted)
         documents = Documents(reader, files, column, skips or Skips())
         documents.check(name)
-        stream = TokenStream(documents, name=name, column=column, tokenizer=tokenizer, sequence_length=sequence_length)
-        stream.check()
+    return documents, column
+
+
+@contextlib.contextmanager
+def _reaching(name: str, *, trusted: bool) -> Iterator[None]:
+    """Raise `UsageError` for what cannot be reached."""
+    try:
+        yield
     except OSError as error:
         private = "" if trusted else f"; if it is private or gated, pass --allow-data {shlex.quote(name)}"
         remedy = f"check its name, its split, and the network{private}"
         raise UsageError(f"cannot open {name}: {error}", remedy=remedy) from error
-    return stream
 
 
 def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, Sequence[File]]:

@@ -113,7 +113,7 @@ BYTES = ByteTokenizer()
 
 def hash_of(path: Path) -> str:
     """What a manifest says of a tokenizer's file. Raises `UsageError` if it cannot be read."""
-    return HASH_PREFIX + digest(_read(path)).hex()
+    return HASH_PREFIX + digest(read_tokenizer(path)).hex()
 
 
 def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
@@ -129,7 +129,7 @@ def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
             f"the run's tokenizer is not at {' or '.join(str(path) for path in places)}",
             remedy=f"get {name} from the run's owner and say where it is with --tokenizer",
         )
-    content = _read(path)
+    content = read_tokenizer(path)
     if HASH_PREFIX + digest(content).hex() != data.tokenizer_hash:
         raise UsageError(
             f"{path} is not the run's tokenizer: its hash is {digest(content).hex()[:16]}…, "
@@ -139,7 +139,8 @@ def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
     return FileTokenizer(path, content)
 
 
-def _read(path: Path) -> bytes:
+def read_tokenizer(path: Path) -> bytes:
+    """The bytes of a tokenizer's file, within their limit. Raises `UsageError`."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)

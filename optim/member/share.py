@@ -265,6 +265,7 @@ class Walk:
         while True:
             self._shares.look(self)
             self.leases.claim(time.monotonic())
+            self.units.expect([unit for _, unit in self.leases.pending()])
             drawn = list(islice(self._items, batch_size))
             if len(drawn) < batch_size:  # A stop.
                 return

@@ -18,7 +18,7 @@ import typer
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
-from . import run, service
+from . import data, run, service
 from .bootstrap import bootstrap
 from .options import (
     Announce,
@@ -48,6 +48,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
 app.add_typer(run.app, name="run")
+app.add_typer(data.app, name="data")
 app.add_typer(service.app, name="service")
 
 
@@ -118,6 +119,7 @@ def join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
+    data_cache: Annotated[float, typer.Option(min=0, help="GB of disk for packed data that are read from elsewhere.")] = 4.0,
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
     allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
@@ -165,7 +167,7 @@ def join(
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
-    config = replace(config, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
+    config = replace(config, data_cache=data_cache, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     config = replace(config, precision=precision.value, compile_model=compile_model)
     preferred = load_preferences(config.home)
     limits = preferred.override(max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle)

@@ -125,8 +125,9 @@ def revise_run(
     for name, value in changes.items():
         if name.endswith(".source") and isinstance(value, str):
             from ...optim.data.streams import pinned_source
+            from ...optim.shards.opening import is_packed, pinned_packed
 
-            changes[name] = pinned_source(value)
+            changes[name] = pinned_packed(value)[0] if is_packed(value) else pinned_source(value)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         before = open_revision(log.revision, log.run, log.owner)

@@ -142,7 +142,14 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
 
 
 def _pinned(data: Data, path: Path) -> Data:
-    """Return the data settings with the commit of a dataset of the hub, and the hash of a tokenizer file beside `path`."""
+    """Return the data settings with the commit of a dataset of the hub, the hash of packed data, and that of a tokenizer.
+
+    The file of a tokenizer is beside `path`, or beside the shards that it made.
+    """
+    from ...optim.shards.opening import is_packed, pinned_data
+
+    if is_packed(data.source):
+        return pinned_data(data, str(path))
     if data.source.startswith(HF):
         from ...optim.data.streams import pinned_source
 

@@ -41,9 +41,9 @@ class User:
         return self.answers.pop(0)
 
 
-def signed(**changes: str) -> SignedManifest:
+def signed(**changes: object) -> SignedManifest:
     manifest = Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id)
-    return SignedManifest.sign(replace(manifest, **changes), OWNER)  # type: ignore[arg-type]  # texts
+    return SignedManifest.sign(replace(manifest, **changes), OWNER)  # type: ignore[arg-type]  # of fields
 
 
 def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
@@ -61,6 +61,22 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     other = User(tmp_path, "yes")
     other.agreement.agree(signed(name="other"))  # Other settings are another run.
     assert len(other.lines) > 1
+
+
+def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path) -> None:
+    source = f"tokens:https://data.example.org/x@{'0' * 64}"
+    other = signed(data=Data(source=source))
+    user = User(tmp_path, "n")
+    with pytest.raises(LocalError, match="not joined"):
+        user.agreement.agree(other)
+    assert "  from      data.example.org, which sees this computer's IP address" in user.lines
+    assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="text:{stdlib}")))
+    revised = User(tmp_path, "n")
+    (tmp_path / "runs" / other.run_id).mkdir(parents=True)
+    (tmp_path / "runs" / other.run_id / "agreed-data").write_text('["text:{stdlib}"]')
+    with pytest.raises(LocalError, match="not joined"):
+        revised.agreement.agree(other)
+    assert f"{source}, read from data.example.org. Train on it?" in revised.lines[-1]
 
 
 def test_a_keeper_is_shown_no_size_of_a_model_that_nobody_trains(tmp_path: Path) -> None:

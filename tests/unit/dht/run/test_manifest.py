@@ -535,3 +535,9 @@ def test_a_manifest_with_settings_of_a_later_version_says_what_it_needs(needed: 
     with pytest.raises(MalformedMessage) as raised:
         decode_manifest(msgpack.packb(body))
     assert ("needs flockstep 900.1" in str(raised.value)) == (needed == "900.1")
+
+
+def test_packed_data_say_themselves_what_tokenizer_made_them() -> None:
+    for source in ("tokens:https://x.example/y", f"tokens:packed@{'0' * 64}"):
+        text = SMALL.replace("text:corpus.txt", source) + '[eval]\nprompts = ["a"]'
+        assert Manifest.from_toml(text, where="run.toml", owner=OWNER.peer_id).data.is_packed

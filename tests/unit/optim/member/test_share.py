@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -149,6 +149,31 @@ def test_samples_are_collated_as_torch_does(tmp_path: Path) -> None:
     x, y = next(Peer("a", tmp_path, {}).batches(dataset))
     assert x.shape == (4, 3)
     assert torch.equal(x[:, 0], 3 * y)
+
+
+def test_what_is_leased_next_is_expected_while_another_unit_is_read(tmp_path: Path) -> None:
+    class Ahead(Units):
+        name, source, num_units = "ahead", bytes(16), 40
+
+        def __init__(self) -> None:
+            self.expected: list[list[int]] = []
+            self.read_units: list[int] = []
+
+        def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
+            self.read_units.append(unit)
+            return iter(range(done, 16))
+
+        def expect(self, units: Sequence[int]) -> None:
+            self.expected.append(list(units))
+
+    units = Ahead()
+    batches = Peer("a", tmp_path, {}).shares.batches(units, batch_size=4, workers=0)
+    while len(units.read_units) < 3:
+        next(batches)
+    assert all(units.expected)
+    begun, following = units.read_units[-2:]
+    assert any(following in expected for expected in units.expected)
+    assert begun not in units.expected[-1]
 
 
 def test_two_peers_split_the_data(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

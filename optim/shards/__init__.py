@@ -1,0 +1,10 @@
+"""Packed data: shards of tokens with an index that pins them, made once and read from anywhere, verified by hash.
+
+    cache       Shards on this computer: a folder of them, or a bounded cache that is filled ahead of the training.
+    index       The index of packed data: its tokens' type, the tokenizer that made them, and the hash of each shard.
+    opening     What a volunteer trains on: packed data by their name, or any other source.
+    pack        Makes shards of documents with a tokenizer: the same bytes of the same input, on any computer.
+    places      Where shards lie: a folder, a web server, a dataset of the hub.
+    reader      The training sequences of packed data, in units of whole shards.
+    web         Files of a web server, by range, from public addresses alone where a stranger has named it.
+"""

@@ -1,0 +1,211 @@
+"""Shards on this computer: a folder of them, or a bounded cache that is filled ahead of the training.
+
+Theory of operation. A shard is a file named by its hash. What is missing is read from its place into a *part*, which a
+later process resumes, and takes its name only when its hash is right. Two threads, which live as long as something is
+wanted, fetch first the shard that the trainer waits for, then those that its leases say come next. What the trainer has
+read stays for the next epoch, until the bound of the disk is reached: then the shard whose last use is longest ago goes. A
+second process of one home folder (an evaluation beside the training) has a cache of its own, which ends with it.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...peer.digest import RunningDigest
+from ...peer.disk import DISK_RESERVE, disk_errors, rename
+from ...peer.errors import FlockstepError, LocalError
+from ...peer.home_lock import home_lock
+from .index import Shard
+from .places import Folder, Place, patiently
+from .web import NotThere
+
+FETCHERS = 2
+"""Shards that are fetched at once: one stream does not fill a line with a long round trip."""
+CACHE = "shards"
+"""The folder of the cache, below the home folder's `cache`."""
+SHARD, PART = ".shard", ".part"
+PATIENCE = 1.0
+READ_BYTES = 1 << 20
+
+Tokens = npt.NDArray[Any]
+
+
+class Shards:
+    """The shards of one index, as arrays of uint16 or uint32; `place` is where they come from."""
+
+    def __init__(self, place: Place, dtype: str, cache: Path, limit: int) -> None:
+        self._place, self._dtype = place, np.dtype(dtype).newbyteorder("<")
+        self._folder, self._limit = cache / CACHE, limit
+        self._lock = threading.Condition()
+        self._wanted: list[Shard] = []
+        self._loading: set[bytes] = set()
+        self._failed: dict[bytes, FlockstepError] = {}
+        self._sound: set[bytes] = set()
+        """Shards whose hash was found right by this process."""
+        self._threads = 0
+        self._open = ExitStack()
+        self._locked = False
+
+    def take(self, shard: Shard) -> Tokens:
+        """Return the tokens of a shard, fetching it if it is not here. Raises `LocalError`."""
+        if isinstance(self._place, Folder):
+            path = self._place.path / shard.name
+            if (tokens := self._read(path, shard)) is None:
+                raise LocalError(f"{path} is not what its index says", remedy="pack it anew, or copy it once more")
+            return tokens
+        with self._lock:
+            self._lock_folder()
+            while True:
+                while shard.hash in self._loading:
+                    self._lock.wait(PATIENCE)  # Without a limit no signal would end it on Windows.
+                if (tokens := self._read(self._path(shard), shard)) is not None:
+                    return tokens
+                self._failed.pop(shard.hash, None)
+                with disk_errors(f"write in {self._folder}"):
+                    self._path(shard).unlink(missing_ok=True)  # The disk has damaged it.
+                self._want([shard], first=True)
+                while shard.hash in self._loading or shard in self._wanted:
+                    self._lock.wait(PATIENCE)
+                if (error := self._failed.pop(shard.hash, None)) is not None:
+                    raise error
+
+    def expect(self, shards: Sequence[Shard]) -> None:
+        """Fetch these in turn while the trainer reads another one, as far as they fit; what was expected before is not."""
+        if isinstance(self._place, Folder):
+            return
+        room = self._limit - max((each.num_bytes for each in shards), default=0)
+        with self._lock:
+            self._lock_folder()
+            self._wanted = []
+            for shard in shards:
+                if (room := room - shard.num_bytes) < 0:
+                    return
+                self._want([shard], first=False)
+
+    def _want(self, shards: Sequence[Shard], *, first: bool) -> None:
+        missing = [each for each in shards if each.hash not in self._loading and not self._path(each).is_file()]
+        others = [each for each in self._wanted if each not in missing]
+        self._wanted = [*missing, *others] if first else [*others, *missing]
+        while self._threads < min(FETCHERS, len(self._wanted) + len(self._loading)):
+            self._threads += 1
+            threading.Thread(target=self._fetch_all, daemon=True, name="shards").start()
+
+    def _fetch_all(self) -> None:
+        """Fetch what is wanted until nothing is."""
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._threads -= 1
+                    return
+                shard = self._wanted.pop(0)
+                self._loading.add(shard.hash)
+            error: FlockstepError | None = None
+            try:
+                with disk_errors(f"keep shards in {self._folder}"):
+                    self._make_room(shard)
+                self._fetch(shard)
+            except FlockstepError as failure:
+                error = failure
+            except Exception as failure:  # noqa: BLE001  The boundary of a thread: whoever waits is told.
+                error = LocalError(f"cannot fetch {shard.name}: {type(failure).__name__}: {failure}")
+            with self._lock:
+                self._loading.discard(shard.hash)
+                if error is not None:
+                    self._failed[shard.hash] = error
+                self._lock.notify_all()
+
+    def _fetch(self, shard: Shard) -> None:
+        part = self._path(shard).with_suffix(PART)
+        try:
+            patiently(lambda: self._go_on(shard, part))
+        except NotThere as error:
+            remedy = "tell the run's owner, or train on a copy of yours with --data tokens:FOLDER"
+            raise LocalError(f"cannot read {shard.name} of {self._place.name}: {error}", remedy=remedy) from error
+        except OSError as error:
+            remedy = "check the disk or the network"
+            raise LocalError(f"cannot read {shard.name} of {self._place.name}: {error}", remedy=remedy) from error
+
+    def _go_on(self, shard: Shard, part: Path) -> None:
+        """Read the rest of a shard into its part, which takes its name if its hash is right."""
+        done = part.stat().st_size if part.exists() else 0
+        if done < shard.num_bytes:
+            done, pieces = self._place.open(shard.name, done, shard.num_bytes)
+            with disk_errors(f"write {part}"):
+                file = part.open("r+b" if done else "wb", buffering=0)
+            with file:
+                file.seek(done)
+                for piece in pieces:
+                    with disk_errors(f"write {part}"):
+                        file.write(piece)
+                    done += len(piece)
+        if done < shard.num_bytes:
+            raise OSError(f"it ends after {done:,} of {shard.num_bytes:,} bytes")
+        if _hash_of(part) != shard.hash:
+            part.unlink()
+            raise NotThere("its hash is not the one that the run pins")
+        self._sound.add(shard.hash)
+        rename(part, self._path(shard))
+
+    def _read(self, path: Path, shard: Shard) -> Tokens | None:
+        """Return the tokens in a file, None if they are not there or others. Raises `LocalError` if it cannot be read."""
+        with disk_errors(f"read {path}"):
+            try:
+                if shard.hash not in self._sound and _hash_of(path) != shard.hash:
+                    return None
+                tokens: Tokens = np.fromfile(path, self._dtype, shard.num_tokens)
+            except FileNotFoundError:
+                return None
+            if not isinstance(self._place, Folder):
+                os.utime(path)  # Its last use.
+        self._sound.add(shard.hash)
+        return tokens if len(tokens) == shard.num_tokens else None
+
+    def _make_room(self, shard: Shard) -> None:
+        """Delete the shards whose last use is longest ago, until another one fits. Raises `OSError` if the disk is full."""
+        with self._lock:
+            keys = {each.hash.hex() for each in self._wanted} | {key.hex() for key in self._loading}
+        files = [path for path in self._folder.iterdir() if path.suffix in (SHARD, PART)]
+        sizes = {path: path.stat() for path in files}
+        room = self._limit - shard.num_bytes - sum(found.st_size for found in sizes.values())
+        free = shutil.disk_usage(self._folder).free - shard.num_bytes - DISK_RESERVE
+        for path in sorted(files, key=lambda path: sizes[path].st_mtime):
+            if min(room, free) >= 0:
+                return
+            if path.stem not in keys:
+                room, free = room + sizes[path].st_size, free + sizes[path].st_size
+                path.unlink(missing_ok=True)
+        if free < 0:
+            raise OSError(errno.ENOSPC, f"less than {DISK_RESERVE >> 20} MiB would be left")
+
+    def _lock_folder(self) -> None:
+        """Hold this cache for this process, or make one of its own."""
+        if self._locked:
+            return
+        self._locked = True
+        try:
+            self._open.enter_context(home_lock(self._folder, pid=os.getpid()))
+        except LocalError:
+            with disk_errors(f"write in {self._folder}"):
+                self._folder = Path(tempfile.mkdtemp(dir=self._folder.parent))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _path(self, shard: Shard) -> Path:
+        return self._folder / f"{shard.hash.hex()}{SHARD}"
+
+
+def _hash_of(path: Path) -> bytes:
+    hashed = RunningDigest()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(READ_BYTES):
+            hashed.add(piece)
+    return hashed.value()

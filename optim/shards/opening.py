@@ -1,0 +1,121 @@
+"""What a volunteer trains on: packed data by their name, or any other source.
+
+    tokens:FOLDER                                     a folder with an `index.json`, on this computer
+    tokens:https://host/folder@HASH                   a web server
+    tokens:hf://datasets/org/name@commit/folder@HASH  a dataset of the hub
+
+HASH is that of the index, 64 hex digits; `run create` fills it in. The same data in two places have one hash, so their
+readers share the work.
+"""
+
+from dataclasses import replace
+
+from ...dht.run.manifest import Data
+from ...peer.config import PeerConfig
+from ...peer.digest import digest
+from ...peer.disk import user_path, write_whole
+from ...peer.errors import UsageError
+from ...peer.plain import shortened
+from ..consent import HUB_DATASETS, PACKED, hide_secrets, trusts_data
+from ..data.datasets import SequenceUnits
+from ..data.rows import Skips
+from ..data.sources import TokenSource, open_data
+from ..data.tokenizer import BYTES as BYTE_TOKENIZER
+from ..data.tokenizer import MAX_TOKENIZER_BYTES, FileTokenizer, Tokenizer, find_tokenizer
+from .cache import Shards
+from .index import BYTES, HASH_PREFIX, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
+from .places import Folder, HubFolder, Place, patiently
+from .reader import TokenShards
+from .web import Web
+
+
+def is_packed(source: str) -> bool:
+    """Return True for the name of packed data, False for a single file of tokens and for other kinds."""
+    match = PACKED.fullmatch(source)
+    return match is not None and (
+        match["index"] is not None or "://" in match["place"] or (user_path(match["place"]) / INDEX).is_file()
+    )
+
+
+def open_corpus(
+    data: Data, config: PeerConfig, *, mine: bool = False, skips: Skips | None = None
+) -> TokenSource | SequenceUnits:
+    """What a volunteer trains on: the manifest's data, if they may be opened (`consent`), or their own.
+
+    `mine` is whether this peer has signed the manifest; `skips` takes what of the data is skipped. Raises `UsageError`, and `LocalError` for a disk that refuses.
+    """
+    source = config.data or data.source
+    if not is_packed(source):
+        return open_data(data, config, mine=mine, skips=skips)
+    trusted = bool(config.data) or trusts_data(source, config, mine=mine)
+    if not trusted:
+        hide_secrets()
+    place, index = open_index(source, trusted=trusted)
+    shards = Shards(place, index.dtype, config.home / "cache", int(config.data_cache * 1e9))
+    return TokenShards(index, shards, place, name=source, sequence_length=data.sequence_length)
+
+
+def open_index(source: str, *, trusted: bool) -> tuple[Place, ShardIndex]:
+    """Return the place of packed data, and their index, whose hash is the one in `source`. Raises `UsageError`."""
+    match = PACKED.fullmatch(source)
+    assert match is not None
+    place = _place_of(match["place"], trusted=trusted)
+    try:
+        found = patiently(lambda: place.whole(INDEX, MAX_INDEX_BYTES))
+    except OSError as error:
+        raise UsageError(f"cannot open {source}: {error}", remedy="check its address and the network") from error
+    index = read_index(found, place.name)
+    if match["index"] not in (None, index.hash.hex()):
+        raise UsageError(
+            f"{place.name} holds other data than the run pins: the hash of its index is {index.hash.hex()[:16]}…, "
+            f"not {match['index'][:16]}…",
+            remedy="tell the run's owner, or train on a copy of yours with --data tokens:FOLDER",
+        )
+    return place, index
+
+
+def _place_of(place: str, *, trusted: bool) -> Place:
+    if place.startswith(HUB_DATASETS):
+        return HubFolder(place, trusted=trusted)
+    if "://" in place:
+        return Web(place, public=not trusted)
+    return Folder(user_path(place))
+
+
+def pinned_packed(source: str) -> tuple[str, ShardIndex]:
+    """Return a name of packed data with the hash of their present index, and that index. Raises `UsageError`."""
+    match = PACKED.fullmatch(source)
+    assert match is not None
+    _, index = open_index(source, trusted=True)
+    return f"tokens:{match['place']}@{index.hash.hex()}", index
+
+
+def pinned_data(data: Data, where: str) -> Data:
+    """Return the settings of packed data with the hashes of their index and of their tokenizer. Raises `UsageError`."""
+    source, index = pinned_packed(data.source)
+    name, hash_ = (BYTES, "") if index.tokenizer == BYTES else (TOKENIZER, index.tokenizer)
+    if data.tokenizer not in (BYTES, name) or data.tokenizer_hash not in ("", hash_):
+        raise UsageError(
+            f"{where}: {data.source} was packed with another tokenizer than {shortened(data.tokenizer, 80)}",
+            remedy="leave tokenizer and tokenizer_hash out: they are filled in",
+        )
+    return replace(data, source=source, tokenizer=name, tokenizer_hash=hash_)
+
+
+def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerConfig) -> Tokenizer:
+    """Return the tokenizer of a run: of packed data the one that lies beside them. Raises `UsageError`."""
+    if config.tokenizer or not isinstance(source, TokenShards):
+        return find_tokenizer(data, config)
+    hash_ = source.index.tokenizer.removeprefix(HASH_PREFIX)
+    path = config.home / "cache" / "tokenizers" / f"{hash_}.json"
+    try:
+        found = path.read_bytes() if path.is_file() else b""
+    except OSError:
+        found = b""
+    if digest(found).hex() != hash_:
+        fetched = source.tokenizer(MAX_TOKENIZER_BYTES)
+        if fetched is None:
+            return BYTE_TOKENIZER
+        found = fetched
+        write_whole(path, found)
+    return FileTokenizer(path, found)

@@ -1,0 +1,206 @@
+"""Makes shards of documents with a tokenizer: the same bytes of the same input, on any computer.
+
+Theory of operation. Documents come in the order of their source. A long one is cut into pieces, at the ends of lines where
+it has some, so that it goes through the tokenizer in parallel; its end token follows its last piece alone. Every 20th piece
+is held out, until a million tokens are. What follows another stands behind it, and the whole is cut into shards of equal
+length: 8 Mi tokens, or fewer, so that there are 64 shards for peers to share. All is written into a draft of the folder,
+which takes its name when it is whole.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ...peer.digest import digest
+from ...peer.disk import disk_errors, folder_draft_of
+from ...peer.errors import UsageError
+from ..data.streams import HELD_OUT_EVERY
+from ..data.tokenizer import Tokenizer
+from .cache import Tokens
+from .index import (
+    BYTES,
+    HASH_PREFIX,
+    INDEX,
+    MAX_SHARD_BYTES,
+    MAX_SHARDS,
+    TOKENIZER,
+    WIDTHS,
+    ShardIndex,
+    dtype_for,
+    read_index,
+    shard_name,
+    write_index,
+)
+
+SHARD_TOKENS = 8 << 20
+"""16 MiB where a vocabulary fits into 16 bits: three seconds of a line of 50 Mbit/s, minutes of a model's steps."""
+LEAST_SHARD_TOKENS = 1 << 14
+"""Far more than a sequence, since what is left at the end of a shard is dropped."""
+ENOUGH_SHARDS = 64
+"""For peers to share; where there are fewer of the usual length, they are shorter."""
+HELD_OUT_TOKENS = 1 << 20
+"""What an evaluation reads is less."""
+PIECE = 1 << 16
+"""Characters of a document that go through the tokenizer at once."""
+TOGETHER = 1 << 20
+"""Characters of the pieces that do so on its threads."""
+READ_TOKENS = 1 << 20
+
+Tell = Callable[[int, int], None]
+"""Is told how many documents and tokens are done."""
+
+
+def pack(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    tokenizer_file: bytes = b"",
+    shard_tokens: int = 0,
+    tell: Tell = lambda documents, tokens: None,
+) -> ShardIndex:
+    """Write packed data into the new folder `out`, and return their index. Raises `FlockstepError`.
+
+    `tokenizer_file` is the file of the tokenizer, empty for bytes; `shard_tokens` the length of a shard, 0: as it suits.
+    """
+    dtype = dtype_for(tokenizer.vocab_size, masked=False)
+    most = min(MAX_SHARD_BYTES // WIDTHS[dtype], 1 << 24)
+    if shard_tokens and not LEAST_SHARD_TOKENS <= shard_tokens <= most:
+        raise UsageError(f"a shard has from {LEAST_SHARD_TOKENS:,} to {most:,} tokens, not {shard_tokens:,}")
+    if out.exists():
+        raise UsageError(f"{out} exists", remedy="name a new folder")
+    with folder_draft_of(out) as draft, disk_errors(f"write {out}"):
+        whole = _Cutter(draft, "whole", dtype, shard_tokens or SHARD_TOKENS)
+        held_out, num_documents = np.empty(0, dtype), 0
+        for number, (tokens, is_last) in enumerate(_encoded(documents, tokenizer)):
+            if number % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 and len(held_out) < HELD_OUT_TOKENS:
+                held_out = np.concatenate([held_out, tokens], dtype=dtype, casting="unsafe")
+            else:
+                whole.add(tokens)
+            num_documents += is_last
+            tell(num_documents, whole.num_tokens + len(held_out))
+        shards = whole.finish()
+        if whole.num_tokens < 2:
+            raise UsageError("there is no text to pack", remedy="check the source, and its column of text")
+        if not shard_tokens and len(shards) < ENOUGH_SHARDS:
+            shards = _cut_anew(draft, shards, dtype, max(LEAST_SHARD_TOKENS, -(-whole.num_tokens // ENOUGH_SHARDS)))
+        if len(shards) > MAX_SHARDS:
+            raise UsageError(f"these are {len(shards):,} shards, {MAX_SHARDS:,} at most", remedy="--shard-tokens 16777216")
+        for number, (name, _, _) in enumerate(shards):
+            (draft / name).rename(draft / shard_name(number, dtype))
+        kept = _Cutter(draft, "held-out", dtype, HELD_OUT_TOKENS << 2)
+        kept.add(held_out)
+        for name, _, _ in (held := kept.finish()):
+            (draft / name).rename(draft / shard_name(None, dtype))
+        if tokenizer_file:
+            (draft / TOKENIZER).write_bytes(tokenizer_file)
+        data = write_index(
+            dtype=dtype,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=HASH_PREFIX + digest(tokenizer_file).hex() if tokenizer_file else BYTES,
+            masked=False,
+            num_documents=num_documents,
+            shards=[(count, hash_) for _, count, hash_ in shards],
+            held_out=next(((count, hash_) for _, count, hash_ in held), None),
+        )
+        (draft / INDEX).write_bytes(data)
+    return read_index(data, str(out))
+
+
+def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[tuple[Tokens, bool]]:
+    """Yield the tokens of every piece in order, and whether a document ends with it."""
+
+    def encode(pieces: list[tuple[str, bool]]) -> list[tuple[Tokens, bool]]:
+        found = tokenizer.encode([text for text, _ in pieces])
+        no_end = 0 if tokenizer.end is None else 1
+        return [
+            (tokens if is_last else tokens[: len(tokens) - no_end], is_last)
+            for tokens, (_, is_last) in zip(found, pieces, strict=True)
+        ]
+
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:  # Beside the tokenizer's own threads: making arrays takes as long.
+        waiting = deque[Future[list[tuple[Tokens, bool]]]]()
+        for pieces in _together(documents):
+            waiting.append(pool.submit(encode, pieces))
+            if len(waiting) > threads:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+
+def _together(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
+    pieces, size = list[tuple[str, bool]](), 0
+    for document in documents:
+        for piece in _pieces(document):
+            pieces.append(piece)
+            size += len(piece[0])
+            if size >= TOGETHER:
+                yield pieces
+                pieces, size = [], 0
+    if pieces:
+        yield pieces
+
+
+def _pieces(document: str) -> Iterator[tuple[str, bool]]:
+    """Yield a document in pieces that end with a line where they can, each with whether it is the last one."""
+    start = 0
+    while start < len(document):
+        end = start + PIECE
+        if end < len(document):
+            end = document.rfind("\n", start, end) + 1 or end
+        yield document[start:end], end >= len(document)
+        start = end
+
+
+class _Cutter:
+    """Writes tokens into files of equal length, the last one shorter."""
+
+    def __init__(self, folder: Path, name: str, dtype: str, length: int) -> None:
+        self.num_tokens = 0
+        self._folder, self._name, self._length = folder, name, length
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._parts = list[Tokens]()
+        self._size = 0
+        self._files = list[tuple[str, int, bytes]]()
+
+    def add(self, tokens: Tokens) -> None:
+        """Write some more."""
+        self._parts.append(tokens.astype(self._dtype))
+        self._size += len(tokens)
+        self.num_tokens += len(tokens)
+        if self._size >= self._length:
+            whole = np.concatenate(self._parts)
+            for start in range(0, len(whole) - self._length + 1, self._length):
+                self._write(whole[start : start + self._length])
+            rest = whole[len(whole) - len(whole) % self._length :]
+            self._parts, self._size = [rest], len(rest)
+
+    def finish(self) -> list[tuple[str, int, bytes]]:
+        """Return the name, the number of tokens and the hash of each file."""
+        if self._size:
+            self._write(np.concatenate(self._parts))
+        return self._files
+
+    def _write(self, tokens: Tokens) -> None:
+        name, data = f"{self._name}-{len(self._files)}", tokens.tobytes()
+        (self._folder / name).write_bytes(data)
+        self._files.append((name, len(tokens), digest(data)))
+
+
+def _cut_anew(
+    folder: Path, files: list[tuple[str, int, bytes]], dtype: str, length: int
+) -> list[tuple[str, int, bytes]]:
+    """Cut files of tokens into shorter ones; returns these."""
+    anew = _Cutter(folder, "shorter", dtype, length)
+    for name, _, _ in files:
+        path = folder / name
+        with path.open("rb") as file:
+            while data := file.read(READ_TOKENS * WIDTHS[dtype]):
+                anew.add(np.frombuffer(data, np.dtype(dtype).newbyteorder("<")))
+        path.unlink()
+    return anew.finish()

@@ -1,0 +1,88 @@
+"""The training sequences of packed data, in units of whole shards.
+
+A unit is as many shards as make 1,024 units of an epoch, so whoever leases a unit needs these shards and no others. The
+sequences of a shard come in an order that is drawn anew each epoch, alike on every peer; what is left at the end of a shard
+is too short and dropped. In masked data a token t that is context alone comes as ~t, below zero.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...peer.digest import digest
+from ...peer.errors import UsageError
+from ..data.datasets import SequenceUnits, source_of
+from ..data.units import MAX_UNITS, drawn
+from .cache import Shards, Tokens
+from .index import BYTES, HASH_PREFIX, TOKENIZER, Shard, ShardIndex
+from .places import Place, patiently
+
+
+class TokenShards(SequenceUnits):
+    """Training sequences of packed data, int64 (sequence_length + 1,). Raises `UsageError` where no shard holds one."""
+
+    def __init__(self, index: ShardIndex, shards: Shards, place: Place, *, name: str, sequence_length: int) -> None:
+        self.index = index
+        self.name = name
+        self.sequence_length = sequence_length
+        self.vocab_size = index.vocab_size
+        self.num_units = min(len(index.shards), MAX_UNITS)
+        self.source = source_of("packed", index.hash, sequence_length)
+        self._shards, self._place = shards, place
+        self._expected: Sequence[int] = ()
+        if not any(self._count(shard) for shard in index.shards):
+            longest = max(shard.num_tokens for shard in index.shards)
+            remedy = "lower sequence_length, or pack with a larger --shard-tokens"
+            raise UsageError(f"{name}: no shard has {sequence_length + 1} tokens, the longest has {longest}", remedy=remedy)
+
+    def read(self, epoch: int, unit: int, done: int) -> Iterator[Tensor]:
+        """Sequences of a unit from number `done` on. Raises `LocalError` where a shard cannot be read."""
+        for number in range(unit, len(self.index.shards), self.num_units):
+            shard = self.index.shards[number]
+            count = self._count(shard)
+            if done >= count:
+                done -= count
+                continue
+            key = drawn(count, "order of a shard", self.source, str((epoch, number)).encode())
+            order = np.argsort(key, kind="stable")[done:]
+            done, tokens = 0, self._shards.take(shard)
+            yield from (self._sequence(tokens, int(at)) for at in order)
+
+    def expect(self, units: Sequence[int]) -> None:
+        """Fetch the shards of these units while I read another one."""
+        if units != self._expected:
+            self._expected = units
+            numbers = [number for unit in units for number in range(unit, len(self.index.shards), self.num_units)]
+            self._shards.expect([self.index.shards[number] for number in numbers])
+
+    def held_out(self) -> Iterator[Tensor]:
+        """Sequences of the held-out shard. Raises `LocalError` where it cannot be read."""
+        if (shard := self.index.held_out) is not None and (count := self._count(shard)):
+            tokens = self._shards.take(shard)
+            yield from (self._sequence(tokens, at) for at in range(count))
+
+    def tokenizer(self, most: int) -> bytes | None:
+        """Return the file of the tokenizer that made the tokens, None for bytes. Raises `UsageError`."""
+        if self.index.tokenizer == BYTES:
+            return None
+        where = f"{TOKENIZER} of {self._place.name}"
+        try:
+            data = patiently(lambda: self._place.whole(TOKENIZER, most))
+        except OSError as error:
+            raise UsageError(f"cannot read {where}: {error}", remedy="name its file with --tokenizer") from error
+        if HASH_PREFIX + digest(data).hex() != self.index.tokenizer:
+            raise UsageError(f"{where} is not the tokenizer of its shards", remedy="name its file with --tokenizer")
+        return data
+
+    def _count(self, shard: Shard) -> int:
+        return (shard.num_tokens - 1) // self.sequence_length
+
+    def _sequence(self, tokens: Tokens, at: int) -> Tensor:
+        start = at * self.sequence_length
+        found = tokens[start : start + self.sequence_length + 1].astype(np.int64)
+        if self.index.masked:
+            flag = 1 << (8 * tokens.itemsize - 1)
+            found = np.where(found & flag, ~(found & (flag - 1)), found)
+        return torch.from_numpy(found)

@@ -1,0 +1,80 @@
+"""`flockstep data pack`: makes shards of tokens, which volunteers read by a run's link, of text, JSON, parquet or the hub."""
+
+import shlex
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..optim.data.streams import STREAMS, open_documents
+from ..optim.data.text import texts
+from ..optim.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
+from ..optim.shards.index import TOKENIZER
+from ..optim.shards.pack import pack
+from ..peer.disk import user_path
+from ..peer.errors import LocalError
+from ..peer.plain import plain_text
+
+KINDS = {".jsonl": "json", ".json": "json", ".gz": "json", ".parquet": "parquet"}
+"""Of a path without a kind, by its ending; all others are text."""
+SHOWN_PERIOD = 0.2
+
+
+def pack_data(
+    source: str, out: Path, write_line: Callable[[str], None], *, tokenizer: str = "bytes", shard_tokens: int = 0
+) -> None:
+    """Pack a source with a tokenizer, its file, its folder or `bytes`, into the new folder `out`. Raises `FlockstepError`."""
+    kind, _, place = source.partition(":")
+    if kind not in ("text", *STREAMS):
+        kind, place = KINDS.get(user_path(source).suffix, "text"), source
+    data = b""
+    if tokenizer != BYTES.name:
+        path = user_path(tokenizer)
+        path = path / TOKENIZER if path.is_dir() else path
+        data = read_tokenizer(path)
+    made_by = FileTokenizer(path, data) if data else BYTES
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[done]}")
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("packing", total=None, done="")
+        began = shown_at = time.monotonic()
+
+        def tell(documents: int, tokens: int) -> None:
+            nonlocal shown_at
+            now = time.monotonic()
+            if now - shown_at > SHOWN_PERIOD:
+                shown_at = now
+                speed = tokens / (now - began) / 1e6
+                progress.update(task, done=f"{documents:,} documents, {tokens:,} tokens, {speed:.2f} M a second")
+
+        def at(done: int, total: int) -> None:
+            progress.update(task, total=total if total > 1 else None, completed=done)
+
+        documents = _documents(kind, place, at)
+        index = pack(documents, made_by, out, tokenizer_file=data, shard_tokens=shard_tokens, tell=tell)
+    size = sum(shard.num_bytes for shard in index.shards)
+    write_line(
+        f"Packed {index.num_documents:,} documents into {len(index.shards):,} shards of {out}: {index.num_tokens:,} tokens, "
+        f"{size / 1e6:,.1f} MB. Its index is {index.hash.hex()}."
+    )
+    write_line(f"Train on it:  [data] source = {shlex.quote(f'tokens:{plain_text(str(out))}')}")
+    write_line("For others, put the folder on a web server or into a dataset of the hub: docs/data.md.")
+
+
+def _documents(kind: str, place: str, at: Callable[[int, int], None]) -> Iterator[str]:
+    """Yield the documents of a source; `at` is told how many of its pieces are done. Raises `FlockstepError`."""
+    if kind == "text":
+        for number, text in enumerate(texts(place)):
+            at(number, 0)
+            yield text.decode()
+        return
+    documents, _ = open_documents(kind, place)
+    try:
+        for piece in range(len(documents.pieces)):
+            at(piece, len(documents.pieces))
+            yield from documents.read(piece)
+    except (OSError, EOFError, zlib.error) as error:
+        raise LocalError(f"cannot read {kind}:{place}: {error}", remedy="check the disk or the network") from error

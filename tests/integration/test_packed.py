@@ -1,0 +1,91 @@
+"""A run on packed data with a tokenizer of its own: two peers with empty homes and nothing but the link."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from flockstep.dht.run.manifest import load_manifest
+from flockstep.peer.config import PeerConfig
+from flockstep.scripts.runs.run import create_run
+from support.bootstraps import kept
+from support.commands import Command, flockstep
+from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
+from support.packed import STORIES, train_tokenizer
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("httpx")
+
+RUN = """
+name = "packed"
+[model]
+size = "0.2m"
+vocab_size = 300
+[data]
+source = "tokens:hf://datasets/{repository}@{commit}/sample"
+sequence_length = 32
+batch_size = 4
+[inner]
+steps = 4
+[outer]
+rounds = 3
+[admission]
+voters = "members"
+[eval]
+every = 1
+prompts = ["once upon"]
+"""
+
+
+def test_two_peers_train_on_packed_data_by_the_link_alone(
+    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, story in enumerate(STORIES * 4):
+        (tmp_path / "books" / f"{number // 100}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "books" / f"{number // 100}" / f"{number}.txt").write_text(story)
+    (tmp_path / "tokenizer").mkdir()
+    train_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
+    pack = ["data", "pack", str(tmp_path / "books"), str(tmp_path / "p"), "--tokenizer", str(tmp_path / "tokenizer")]
+    packing = flockstep(*pack, "--shard-tokens", "16384")
+    assert packing.returncode == 0, packing.stderr
+    assert "Packed 1,600 documents into" in packing.stdout
+    refused = flockstep(*pack)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    shards = sorted(path.name for path in (tmp_path / "p").glob("0*.u16"))
+    with stand_in(StandIn({f"sample/{path.name}": path.read_bytes() for path in (tmp_path / "p").iterdir()})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        toml = tmp_path / "run.toml"
+        toml.write_text(RUN.format(repository=REPOSITORY, commit=COMMIT))
+        link = create_run(toml, [bootstrap_address], PeerConfig(home=tmp_path / "owner"), lambda line: None)
+        data = load_manifest(tmp_path / "packed.flockstep").manifest.data
+        assert (data.tokenizer, data.source[:7]) == ("tokenizer.json", "tokens:")
+        hub.asked.clear()
+        with kept(link, tmp_path / "owner"):
+            peers = [
+                Command(
+                    *("join", link, "--home", str(tmp_path / name), "--host", "127.0.0.1", "--port", "0", "--threads", "1"),
+                    *("--json", "--yes", "--save", str(tmp_path / f"{name}.safetensors")),
+                    stderr=subprocess.PIPE,
+                    env=dict(os.environ),
+                )
+                for name in ("a", "b")
+            ]
+            outputs = [peer.communicate(timeout=240) for peer in peers]
+            assert [peer.returncode for peer in peers] == [0, 0], outputs
+        events = [[json.loads(line) for line in out.splitlines()] for out, _ in outputs]
+    for told in events:
+        assert [event["units"] for event in told if event["event"] == "data.shared"] == [len(shards)]
+        assert not [event for event in told if event["event"] == "eval.skipped"]
+    assert any(event["event"] == "round.done" and event["round"] == 3 for told in events for event in told)
+    texts = [event["texts"] for told in events for event in told if event["event"] == "eval.result" and event["texts"]]
+    assert texts
+    asked = [path.rpartition("/")[2] for path in hub.paths]
+    read = [name for name in asked if name.endswith(".u16") and name != "held-out.u16"]
+    assert len(read) == len(set(read))  # No two peers have read the same shard.
+    assert 2 <= len(read) < len(shards)
+    assert (tmp_path / "a.safetensors").is_file()
+    home = str(tmp_path / "a")
+    evaluated = flockstep("eval", home, "--home", home, "--data", f"tokens:{tmp_path}/p", "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["samples"][0]["prompt"] == "once upon"

@@ -1,0 +1,383 @@
+"""Packed data as training sequences: from a folder, a web server and the hub, whatever happens on the way."""
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flockstep.dht.run.manifest import Data
+from flockstep.optim.consent import host_of, is_public_data
+from flockstep.optim.data.sources import heldout_batches
+from flockstep.optim.shards import cache as caching
+from flockstep.optim.shards import places
+from flockstep.optim.shards.index import ShardIndex
+from flockstep.optim.shards.opening import is_packed, open_corpus, pinned_data, tokenizer_of
+from flockstep.optim.shards.reader import TokenShards
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest
+from flockstep.peer.errors import LocalError, NotAgreed, UsageError
+from flockstep.peer.home_lock import home_lock
+from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
+from support.packed import STORIES, packed, train_tokenizer
+from support.web import WebStandIn, web_stand_in
+
+LENGTH = 32
+HASH = "0" * 64
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> ShardIndex:
+    """Packed bytes in `tmp_path / "p"`."""
+    return packed(tmp_path / "p")
+
+
+@pytest.fixture
+def web(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebStandIn]:
+    """A web server that has them, and readers who ask again at once."""
+    monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
+    with web_stand_in(WebStandIn(tmp_path / "p")) as web:
+        yield web
+
+
+def opened(source: str, home: Path, **config: Any) -> TokenShards:
+    found = open_corpus(Data(source=source, sequence_length=LENGTH), PeerConfig(home=home, allow_data=source, **config))
+    assert isinstance(found, TokenShards)
+    return found
+
+
+def name_of(web: WebStandIn, index: ShardIndex) -> str:
+    return f"tokens:{web.url}@{index.hash.hex()}"
+
+
+def whole(source: TokenShards, epoch: int = 0) -> list[list[int]]:
+    return [item.tolist() for unit in range(source.num_units) for item in source.read(epoch, unit, 0)]
+
+
+def test_an_epoch_has_every_sequence_once_and_another_order(tmp_path: Path, index: ShardIndex) -> None:
+    source = opened(f"tokens:{tmp_path}/p", tmp_path / "home")
+    first, second = whole(source), whole(source, 1)
+    assert sorted(first) == sorted(second)
+    assert first != second
+    assert len(first) == sum((shard.num_tokens - 1) // LENGTH for shard in index.shards)
+    assert {len(sequence) for sequence in first} == {LENGTH + 1}
+    assert source.num_units == len(index.shards)
+    text = b"".join(bytes(sequence[:-1]) for sequence in first)
+    assert b"00000 once" in text
+    assert b"00010 once" not in text
+    held = torch.cat(list(heldout_batches(source, batch_size=4, num_batches=3)))
+    assert bytes(held[0].tolist()).startswith(b"00010 once")
+
+
+def test_a_unit_is_resumed_where_it_was(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.optim.shards.reader.MAX_UNITS", 8)
+    source = opened(f"tokens:{tmp_path}/p", tmp_path / "home")
+    assert source.num_units == 8 < len(index.shards)
+    items = list(source.read(3, 1, 0))
+    for done in (1, len(items) // 2, len(items) - 1, len(items), len(items) + 5):
+        assert [item.tolist() for item in source.read(3, 1, done)] == [item.tolist() for item in items[done:]]
+
+
+def test_the_same_data_are_known_by_their_index_wherever_they_are(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    here, there = opened(f"tokens:{tmp_path}/p", tmp_path / "a"), opened(name_of(web, index), tmp_path / "b")
+    assert here.source == there.source
+    assert whole(here) == whole(there)
+    other = packed(tmp_path / "q", STORIES[1:])
+    assert other.hash != index.hash
+    assert opened(f"tokens:{tmp_path}/q", tmp_path / "a").source != here.source
+
+
+def test_only_the_shards_of_a_unit_are_fetched_and_each_once(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    source = opened(name_of(web, index), tmp_path / "home")
+    for _ in range(2):
+        assert list(source.read(0, 3, 0))
+    assert web.names == ["index.json", "00003.u16"]
+    again = opened(name_of(web, index), tmp_path / "home")
+    assert list(again.read(0, 3, 0))
+
+
+def test_what_comes_next_is_fetched_while_another_unit_is_read(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    source = opened(name_of(web, index), tmp_path / "home")
+    source.expect([4, 5])
+    assert web.was_asked("00004.u16")
+    assert web.was_asked("00005.u16")
+    assert list(source.read(0, 5, 0))
+    source.expect([4, 5])
+    assert sorted(web.names[1:]) == ["00004.u16", "00005.u16"]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_shard_that_breaks_off_is_resumed(tmp_path: Path, web: WebStandIn, index: ShardIndex, ranges: bool) -> None:
+    web.cuts, web.ranges = 2, ranges
+    assert list(opened(name_of(web, index), tmp_path / "home").read(0, 1, 0))
+    half = index.shards[1].num_bytes // 2
+    assert [asked for name, asked in web.asked if name != "index.json"] == [
+        None, f"bytes={half}-", f"bytes={half + half // 2 if ranges else half}-",
+    ]  # fmt: skip
+
+
+def test_a_later_process_goes_on_with_the_part_of_a_former_one(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    shard, home = index.shards[2], tmp_path / "home"
+    part = home / "cache" / "shards" / f"{shard.hash.hex()}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes((tmp_path / "p" / shard.name).read_bytes()[:100])
+    assert list(opened(name_of(web, index), home).read(0, 2, 0))
+    assert web.asked[-1] == (shard.name, "bytes=100-")
+    part.write_bytes(bytes(shard.num_bytes + 10))  # Of no use: it is taken for another one and fetched anew.
+    part.with_suffix(".shard").unlink()
+    with pytest.raises(LocalError, match="its hash is not the one that the run pins"):
+        list(opened(name_of(web, index), home).read(0, 2, 0))
+    assert not part.exists()
+
+
+def test_a_server_that_is_busy_for_a_moment_ends_nothing(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    web.breaks = places.TRIES - 1
+    source = opened(name_of(web, index), tmp_path / "home")
+    web.breaks = places.TRIES - 1
+    assert list(source.read(0, 0, 0))
+    web.breaks = places.TRIES
+    with pytest.raises(LocalError, match="503") as refused:
+        list(source.read(0, 1, 0))
+    assert refused.value.remedy
+    assert list(source.read(0, 1, 0))  # The next time it is asked anew.
+
+
+def test_a_body_that_does_not_end_is_read_to_its_length(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    source = opened(name_of(web, index), tmp_path / "home")
+    web.endless = True
+    assert list(source.read(0, 0, 0))
+    with pytest.raises(UsageError, match="has no index"):
+        opened(name_of(web, index), tmp_path / "home")
+
+
+def test_a_false_shard_is_one_line_and_leaves_nothing(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    source = opened(name_of(web, index), tmp_path / "home")
+    path = tmp_path / "p" / "00000.u16"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(LocalError, match=r"00000\.u16 of http.*its hash is not the one that the run pins") as refused:
+        list(source.read(0, 0, 0))
+    assert refused.value.remedy
+    assert web.names.count("00000.u16") == 1
+    assert [path.name for path in (tmp_path / "home" / "cache" / "shards").iterdir()] == ["lock"]
+    with pytest.raises(LocalError, match=r"00000\.u16 is not what its index says"):
+        list(opened(f"tokens:{tmp_path}/p", tmp_path / "home").read(0, 0, 0))
+
+
+def test_a_false_index_a_redirect_and_a_file_that_is_not_there_are_one_line(
+    tmp_path: Path, web: WebStandIn, index: ShardIndex
+) -> None:
+    for source, reason in (
+        (f"tokens:{web.url}@{HASH}", "holds other data than the run pins"),
+        (f"tokens:{tmp_path}/p@{HASH}", "holds other data than the run pins"),
+        (f"tokens:{tmp_path}/none@{HASH}", "cannot open tokens:.*No such file"),
+        ("tokens:http://127.0.0.1:1/x", "127.0.0.1 is not reached"),
+        ("tokens:http://nobody.invalid/x", "nobody.invalid has no address"),
+        ("tokens:ftp://x/y", "is no folder of a web server"),
+        ("tokens:http://user@host/y", "is no folder of a web server"),
+        ("tokens:http://[/y", "is no address"),
+        ("tokens:http://host:99999/y", "is no address"),
+        ("tokens:hf://datasets/a/b/c", "is no folder of the hub at a commit"),
+    ):
+        with pytest.raises(UsageError, match=reason) as refused:
+            opened(source, tmp_path / "home")
+        assert refused.value.remedy
+    web.redirect = "http://127.0.0.1/router/reboot"
+    with pytest.raises(UsageError, match=r"is redirected to http://127\.0\.0\.1/router/reboot: name that instead"):
+        opened(name_of(web, index), tmp_path / "home")
+    assert len(web.asked) == 2
+
+
+def test_a_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    size = index.shards[0].num_bytes
+    source = opened(name_of(web, index), tmp_path / "home", data_cache=3.5 * size / 1e9)
+    folder = tmp_path / "home" / "cache" / "shards"
+    for number in (0, 1, 2):
+        assert list(source.read(0, number, 0))
+        os.utime(folder / f"{index.shards[number].hash.hex()}.shard", (number + 10, number + 10))
+    assert list(source.read(0, 0, 0))  # Now shard 1 is the one whose use is longest ago.
+    assert list(source.read(0, 3, 0))
+    kept = {path.stem for path in folder.glob("*.shard")}
+    assert kept == {index.shards[number].hash.hex() for number in (0, 2, 3)}
+    tiny = opened(name_of(web, index), tmp_path / "tiny", data_cache=0.0)
+    tiny.expect([1, 2, 3])
+    for number in (0, 1, 2):
+        assert list(tiny.read(0, number, 0))
+        assert len(list((tmp_path / "tiny").rglob("*.shard"))) == 1
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, web: WebStandIn, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching, "DISK_RESERVE", 1 << 60)
+    with pytest.raises(LocalError, match=r"cannot keep shards in .*MiB would be left") as refused:
+        list(opened(name_of(web, index), tmp_path / "home").read(0, 0, 0))
+    assert refused.value.remedy
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalError, match="cannot write in"):
+        list(opened(name_of(web, index), tmp_path / "file").read(0, 0, 0))
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_once_more(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    expected = whole(opened(f"tokens:{tmp_path}/p", tmp_path / "a"))
+    assert whole(opened(name_of(web, index), tmp_path / "home")) == expected
+    for path in (tmp_path / "home" / "cache" / "shards").glob("*.shard"):
+        path.write_bytes(path.read_bytes()[:-2] + b"\1\1")
+    assert whole(opened(name_of(web, index), tmp_path / "home")) == expected
+
+
+def test_a_second_process_of_a_home_folder_has_a_cache_of_its_own(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    folder = tmp_path / "home" / "cache" / "shards"
+    with home_lock(folder, pid=os.getpid()):
+        source = opened(name_of(web, index), tmp_path / "home")
+        assert list(source.read(0, 0, 0))
+        assert not list(folder.glob("*.shard"))
+        assert len(list((tmp_path / "home").rglob("*.shard"))) == 1
+        del source
+    assert not list((tmp_path / "home").rglob("*.shard"))
+
+
+def test_a_reader_that_waits_is_told_of_a_failure_in_the_fetching_thread(
+    tmp_path: Path, web: WebStandIn, index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    source = opened(name_of(web, index), tmp_path / "home")
+    monkeypatch.setattr(caching.Shards, "_go_on", fail)
+    with pytest.raises(LocalError, match="ZeroDivisionError: a bug"):
+        list(source.read(0, 0, 0))
+    assert all(thread.name != "shards" for thread in threading.enumerate() if not thread.daemon)
+
+
+def test_shards_of_the_hub_are_read_at_the_commit(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx")
+    files = {f"sample/{path.name}": path.read_bytes() for path in (tmp_path / "p").iterdir()}
+    with stand_in(StandIn(files)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        name = f"tokens:hf://datasets/{REPOSITORY}@{COMMIT}/sample@{index.hash.hex()}"
+        data = Data(source=name, sequence_length=LENGTH)
+        source = open_corpus(data, PeerConfig(home=tmp_path / "home"))  # From the manifest alone.
+        assert isinstance(source, TokenShards)
+        assert list(source.read(0, 1, 0))
+        assert {token for _, token in hub.asked} == {None}
+        folder = f"/datasets/{REPOSITORY}/resolve/{COMMIT}/sample"
+        assert hub.paths[1:] == [f"{folder}/index.json", f"{folder}/00001.u16"]
+        hub.files.pop("sample/00002.u16")
+        again = open_corpus(data, PeerConfig(home=tmp_path / "home"))
+        assert isinstance(again, TokenShards)
+        with pytest.raises(LocalError, match=r"has no 00002\.u16"):
+            list(again.read(0, 2, 0))
+
+
+def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> None:
+    content = train_tokenizer(tmp_path / "tokenizer.json")
+    index = packed(tmp_path / "p", tokenizer=content)
+    given = Data(source=f"tokens:{tmp_path}/p", sequence_length=LENGTH)
+    data = pinned_data(given, "run.toml")
+    assert data.source == f"tokens:{tmp_path}/p@{index.hash.hex()}"
+    assert (data.tokenizer, data.tokenizer_hash) == ("tokenizer.json", f"blake3:{digest(content).hex()}")
+    assert pinned_data(data, "run.toml") == data
+    config = PeerConfig(home=tmp_path / "home", allow_data=data.source)
+    source = open_corpus(data, config)
+    assert isinstance(source, TokenShards)
+    for _ in range(2):
+        tokenizer = tokenizer_of(source, data, config)
+        assert tokenizer.decode(next(source.held_out()).numpy()).startswith("00010 once")
+        (tmp_path / "p" / "tokenizer.json").unlink(missing_ok=True)  # The second time it is in the home folder.
+    for wrong in ({"tokenizer": "other.json"}, {"tokenizer_hash": f"blake3:{HASH}"}):
+        with pytest.raises(UsageError, match="was packed with another tokenizer"):
+            pinned_data(Data(**{"source": f"tokens:{tmp_path}/p", **wrong}), "run.toml")
+    (tmp_path / "p" / "tokenizer.json").write_bytes(content + b" ")
+    with pytest.raises(UsageError, match="is not the tokenizer of its shards"):
+        tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
+    bytes_alone = packed(tmp_path / "q")
+    plain = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
+    assert (plain.source[-64:], plain.tokenizer, plain.tokenizer_hash) == (bytes_alone.hash.hex(), "bytes", "")
+
+
+def test_a_sequence_that_no_shard_holds_is_one_line(tmp_path: Path, index: ShardIndex) -> None:
+    longest = max(shard.num_tokens for shard in index.shards)
+    data = Data(source=f"tokens:{tmp_path}/p", sequence_length=longest)
+    with pytest.raises(UsageError, match=f"no shard has {longest + 1} tokens"):
+        open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
+
+
+def test_what_is_packed_and_what_is_a_file_of_tokens(tmp_path: Path, index: ShardIndex) -> None:
+    (tmp_path / "x.u16").touch()
+    for source in (f"tokens:{tmp_path}/p", f"tokens:{tmp_path}/none@{HASH}", "tokens:https://x.example/y", "tokens:http://x"):
+        assert is_packed(source)
+    for source in (f"tokens:{tmp_path}/x.u16", f"tokens:{tmp_path}", "text:{stdlib}", "hf:a/b", "text:p@" + HASH):
+        assert not is_packed(source)
+
+
+PUBLIC = [
+    *(f"tokens:https://data.example.org/{path}@{HASH}" for path in ("a", "a/b-1/c_2", "x.y/~z=1+2")),
+    f"tokens:https://bucket.s3.eu-central-1.amazonaws.com/corpus@{HASH}",
+    f"tokens:hf://datasets/org/name@{COMMIT}/folder@{HASH}",
+    f"tokens:hf://datasets/org/name@{COMMIT}@{HASH}",
+]
+NOT_PUBLIC = [
+    "tokens:https://data.example.org/a",
+    f"tokens:https://data.example.org/a@{HASH[1:]}",
+    f"tokens:https://data.example.org/a@{HASH}\n",
+    f"tokens:http://data.example.org/a@{HASH}",
+    f"tokens:https://data.example.org:8443/a@{HASH}",
+    f"tokens:https://data.example.org/a?x=1@{HASH}",
+    f"tokens:https://data.example.org/../a@{HASH}",
+    f"tokens:https://data.example.org/a/%2e%2e/b@{HASH}",
+    f"tokens:https://data.example.org@{HASH}",
+    f"tokens:https://user@data.example.org/a@{HASH}",
+    f"tokens:https://127.0.0.1/a@{HASH}",
+    f"tokens:https://127.1/a@{HASH}",
+    f"tokens:https://2130706433/a@{HASH}",
+    f"tokens:https://[::1]/a@{HASH}",
+    f"tokens:https://localhost/a@{HASH}",
+    f"tokens:https://router/a@{HASH}",
+    f"tokens:ftp://data.example.org/a@{HASH}",
+    f"tokens:file:///etc/passwd@{HASH}",
+    f"tokens:~/.ssh@{HASH}",
+    f"tokens:.@{HASH}",
+    f"tokens:hf://datasets/org/name/folder@{HASH}",
+    f"tokens:hf://datasets/org/name@main/folder@{HASH}",
+    f"tokens:hf://org/name@{COMMIT}@{HASH}",
+    f"text:https://data.example.org/a@{HASH}",
+]
+
+
+@pytest.mark.parametrize("source", PUBLIC)
+def test_what_a_manifest_alone_may_name(source: str) -> None:
+    assert is_public_data(source)
+    assert host_of(source) in ("data.example.org", "bucket.s3.eu-central-1.amazonaws.com", "huggingface.co")
+
+
+@pytest.mark.parametrize("source", NOT_PUBLIC)
+def test_what_a_manifest_alone_may_not_name(source: str, tmp_path: Path) -> None:
+    assert not is_public_data(source)
+    with pytest.raises(NotAgreed, match="nobody here has agreed"):
+        open_corpus(Data(source=source), PeerConfig(home=tmp_path))
+
+
+def test_a_host_is_told_of_what_is_not_on_this_computer() -> None:
+    for source in ("text:{stdlib}", "tokens:~/x", "hf:folder", "own", f"tokens:/x@{HASH}"):
+        assert host_of(source) == ""
+    assert host_of(f"hf:a/b@{COMMIT}?split=x") == "huggingface.co"
+    assert host_of("tokens:http://me@10.0.0.1:80/x") == "10.0.0.1:80"
+
+
+def test_masked_tokens_come_below_zero(tmp_path: Path) -> None:
+    from flockstep.optim.shards.cache import Shards
+    from flockstep.optim.shards.index import read_index, write_index
+    from flockstep.optim.shards.places import Folder
+
+    tokens = [5, 5 | 1 << 15, 0 | 1 << 15, 7, 32_767 | 1 << 15]
+    data = b"".join(token.to_bytes(2, "little") for token in tokens)
+    (tmp_path / "00000.u16").write_bytes(data)
+    index = read_index(
+        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", masked=True, num_documents=1,
+                    shards=[(5, digest(data))], held_out=None), "x",
+    )  # fmt: skip
+    place = Folder(tmp_path)
+    source = TokenShards(index, Shards(place, "uint16", tmp_path, 0), place, name="x", sequence_length=4)
+    assert [item.tolist() for item in itertools.islice(source.read(0, 0, 0), 9)] == [[5, ~5, ~0, 7, ~32_767]]

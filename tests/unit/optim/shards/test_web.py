@@ -1,0 +1,162 @@
+"""A web server that a stranger has named: from public addresses alone, over TLS, to the address that was checked."""
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from flockstep.optim.shards.web import NotThere, Web
+from flockstep.peer.address import is_public_ip
+from flockstep.peer.errors import UsageError
+from support.web import WebStandIn, web_stand_in
+
+NAME = "data.example.org"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "0.0.0.0"),
+        *("0.1.2.3", "224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1"),
+        *("fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "ff0e::1", "::ffff:127.0.0.1"),
+        *("::ffff:10.0.0.1", "2002:7f00:1::", "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:db8::1"),
+        *("2001::1", "::127.0.0.1"),
+    ],
+)
+def test_no_address_of_anybodys_own_network_is_public(address: str) -> None:
+    assert not is_public_ip(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::1"]
+)
+def test_addresses_of_the_public_internet_are(address: str) -> None:
+    assert is_public_ip(address)
+
+
+@pytest.mark.parametrize(
+    "found", [["127.0.0.1"], ["10.0.0.1"], ["::1"], ["1.1.1.1", "192.168.0.1"], ["169.254.169.254"], ["::ffff:10.0.0.1"]]
+)
+def test_a_name_that_leads_into_this_network_is_not_asked(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(found))
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it was asked"))
+    web = Web(f"https://{NAME}/x", public=True)
+    with pytest.raises(NotThere, match=rf"{NAME} is .*, no address of the public internet"):
+        web.whole("index.json", 10)
+    with pytest.raises(NotThere, match=rf"{NAME} is .*, no address of the public internet"):
+        web.open("00000.u16", 0, 10)
+
+
+def resolver(addresses: list[str]) -> Any:
+    """A name server on which every name has these addresses."""
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        return [(None, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    return resolve
+
+
+@pytest.mark.parametrize("url", [f"http://{NAME}/x", "https://127.0.0.1/x", f"https://{NAME}:444/x", "https://x/y"])
+def test_what_a_run_alone_may_not_name_is_refused_here_too(url: str) -> None:
+    with pytest.raises(UsageError, match="may not be named by a run alone"):
+        Web(url, public=True)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for localhost that signs itself, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    path = tmp_path / "localhost.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture
+def web(tmp_path: Path, certificate: Path) -> Iterator[WebStandIn]:
+    """A web server over TLS."""
+    (tmp_path / "x").write_bytes(b"0123456789")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    with web_stand_in(WebStandIn(tmp_path), context) as web:
+        yield web
+
+
+def test_the_servers_certificate_is_checked_for_its_name(
+    web: WebStandIn, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        Web(web.url, public=False).whole("x", 100)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert Web(web.url, public=False).whole("x", 100) == b"0123456789"
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        Web(web.url.replace("localhost", "127.0.0.1"), public=False).whole("x", 100)
+
+
+def test_a_range_is_asked_for_and_the_answer_says_where_it_begins(
+    web: WebStandIn, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    asked = Web(web.url, public=False)
+    for ranges, begun, data in ((True, 4, b"456"), (False, 0, b"0123456")):
+        web.ranges = ranges
+        at, pieces = asked.open("x", 4, 7)
+        assert (at, b"".join(pieces)) == (begun, data)
+    with pytest.raises(OSError, match="404"):
+        asked.whole("none", 10)
+
+
+def test_what_is_no_web_server_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            with server.accept()[0] as stream:
+                stream.recv(1 << 12)
+                stream.sendall(b"SSH-2.0-x\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OSError, match="no answer of a web server: BadStatusLine"):
+            Web(f"http://127.0.0.1:{port}/x", public=False).whole("x", 10)
+        thread.join()
+
+
+def test_addresses_are_those_that_were_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def connect(address: Any, **_: Any) -> Any:
+        asked.append(address)
+        raise OSError("not today")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(["1.1.1.1", "2606:4700:4700::1111"]))
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(OSError, match=f"{NAME} is not reached: not today"):
+        Web(f"https://{NAME}/x", public=True).whole("x", 10)
+    assert asked == [(str(ipaddress.ip_address(text)), 443) for text in ("1.1.1.1", "2606:4700:4700::1111")]
