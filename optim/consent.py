@@ -28,6 +28,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKED = re.compile(r"tokens:(?P<place>.+?)(?:@(?P<index>[0-9a-f]{64}))?", re.ASCII)
 """Packed data (`optim.shards`): where they are, and the hash of their index, which a manifest pins."""
 HUB_DATASETS = "hf://datasets/"
+SWARM = "swarm:"
+FROM_MEMBERS = re.compile(rf"tokens:{SWARM}(?P<size>[1-9][0-9]{{0,6}})@(?P<index>[0-9a-f]{{64}})", re.ASCII)
+"""Packed data that the members of a run provide: the length and the hash of their index."""
 PUBLIC_URL = re.compile(
     r"https://(?P<host>(?=.{4,200}/)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9])"
     r"(?:/(?!\.)[\w.~+=-]{1,100}){1,16}",
@@ -48,6 +51,8 @@ def is_public_data(source: str) -> bool:
     kind, _, place = source.partition(":")
     if (packed := PACKED.fullmatch(source)) is not None and packed["index"]:
         folder = packed["place"]
+        if FROM_MEMBERS.fullmatch(source):
+            return True
         on_hub = folder.startswith(HUB_DATASETS) and _is_public_dataset(folder.removeprefix(HUB_DATASETS))
         return on_hub or PUBLIC_URL.fullmatch(folder) is not None
     return source == PUBLIC_TEXT or (kind == "hf" and _is_public_dataset(place.partition("?")[0]))

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model, parts_of
 from .models.machine import memory
 from .ranks import Ranks
+
+_T = TypeVar("_T")
 
 EVALUATION_SHARE = 0.1
 """The part of its last phase that a drawn peer may spend on an evaluation: the others wait for it no longer than for a peer
@@ -296,6 +298,20 @@ class Swarm:
         for batch in self._ranks.deal(batches):
             self._batch_tokens += tokens_in(batch)
             yield batch
+
+    def fetch_file(self, hash_: bytes, size: int, path: Path) -> None:
+        """Write a file of the run's data, which its members provide, to a path. On rank 0 alone. Raises `FlockstepError`."""
+        self._first.fetch_file(hash_, size, path)
+
+    def await_file(self) -> bool:
+        """Wait a moment for a member that has such a file; returns False where this peer is to leave."""
+        return self._first.await_file()
+
+    def in_turn(self, do: Callable[[], _T]) -> _T:
+        """Return what `do` returns: rank 0 runs it first, then the others."""
+        done: list[_T] = []
+        self._ranks.from_first(NoneType, lambda: done.append(do()))
+        return done[0] if done else do()
 
     def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult] | None) -> None:
         """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).

@@ -38,7 +38,7 @@ from .models.registry import (
     vocabulary_of,
 )
 from .ranks import launched_ranks
-from .shards.opening import open_corpus, tokenizer_of
+from .shards.opening import FromMembers, open_corpus, tokenizer_of
 from .swarm import Swarm
 
 
@@ -106,7 +106,8 @@ def join_run(
                 refused.revision = swarm.revision
                 raise
             with following(swarm):
-                return open_reported(data, config, swarm.telemetry, mine=mine)
+                members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
+                return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
 
         def reopen() -> TokenSource | SequenceUnits:
             source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
@@ -149,14 +150,16 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_reported(data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool) -> TokenSource | SequenceUnits:
+def open_reported(
+    data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool, members: FromMembers | None
+) -> TokenSource | SequenceUnits:
     """Open data of which each skipped row is an event, now and in training. Raises `UsageError`."""
 
     def report(skip: Skip) -> None:
         telemetry.emit("data.skipped", step="read the data", reason=skip.reason, name=skip.file, row=skip.row)
 
     skips = Skips(report)
-    source = open_corpus(data, config, mine=mine, skips=skips)
+    source = open_corpus(data, config, mine=mine, members=members, skips=skips)
     if skips.warning:
         telemetry.emit("data.sparse", step="open the data", reason=skips.warning)
     return source

@@ -21,7 +21,7 @@ from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import revised_by
 from ..dht.run.statements import OwnerStatements
-from ..optim.consent import host_of
+from ..optim.consent import FROM_MEMBERS, host_of
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
 from ..peer.errors import LocalError, NotAgreed, UsageError
@@ -177,6 +177,8 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
     if not keeps:
         yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+        if FROM_MEMBERS.fullmatch(config.data or manifest.data.source):
+            yield _row("from", "the members of the run")
         if host := host_of(config.data or manifest.data.source):
             yield _row("from", f"{plain_text(host)}, which sees this computer's IP address")
     seconds = manifest.inner.seconds / manifest.outer.fragments

@@ -343,6 +343,7 @@ LINES = {
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
+    "file.awaited": "{reason}: waiting for the run's data (Ctrl-C to leave)",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
     "checkpoint.unwritten": "no use of the disk: {reason}",
     "checkpoint.damaged": "no use of the disk: {reason}",

@@ -35,7 +35,7 @@ from .versions import FORM, FORMER, VERSION, is_later, is_version, other_form
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
-_PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+)", re.ASCII)
+_PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+|swarm:.+)", re.ASCII)
 MANIFEST_KIND = f"manifest {FORM}"
 _KIND = re.compile(r"manifest(?: ([1-9][0-9]{0,2}))?", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")

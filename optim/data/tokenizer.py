@@ -21,7 +21,7 @@ from ...peer.errors import UsageError
 
 HASH_PREFIX = "blake3:"
 MAX_TOKENIZER_BYTES = 64 << 20
-"""The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
+"""The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
 

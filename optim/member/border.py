@@ -177,6 +177,16 @@ class PublishLeases(Command[View | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class FetchFile(Command[None]):
+    """Write a file of the run's data, which members provide, to a path. Fails where nobody that is here has it."""
+
+    hash: bytes
+    size: int
+    """Bytes."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveRun(Command[None]):
     """Send every member a goodbye."""
 

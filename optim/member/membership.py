@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ RAMP = (0.25, 0.5)
 """The weights of a newcomer's first contributions: its fresh inner optimizer knows no curvature yet."""
 LINGER_SECONDS = 15.0
 """How long a peer that has finished serves the last state to members that have not, and waits until it is on disk."""
+
+
+FILE_RETRY_SECONDS = 2.0
+"""Between two looks for a member that has a file of the run's data."""
 
 
 class Act(StrEnum):
@@ -201,6 +206,15 @@ class Membership:
         """My share of a dataset as batches, see `Shares.batches`."""
         assert self._shares is not None
         return self._shares.batches(dataset, **options)
+
+    def fetch_file(self, hash_: bytes, size: int, path: Path) -> None:
+        """Write a file of the run's data, which members provide, to a path. From any thread. Raises `FlockstepError`."""
+        self._network.fetch_file(hash_, size, path)
+
+    def await_file(self) -> bool:
+        """Wait a moment for a member that has a file; returns False where this peer is to leave."""
+        self._network.await_file()
+        return not self._stop.wait(FILE_RETRY_SECONDS)
 
     @property
     def vectors(self) -> TrainingVectors:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from ...collectives.codec import CELL
@@ -26,6 +27,7 @@ from .border import (
     NO_PULSE,
     AttachVectors,
     AverageDelta,
+    FetchFile,
     JoinRun,
     LeaveRun,
     OpenRun,
@@ -177,6 +179,14 @@ class Network:
         number = 1 if self._leases is None else self._leases.number + 1
         self._leases = PublishLeases(share, ranking, number, urgent)
         return self._leases
+
+    def fetch_file(self, hash_: bytes, size: int, path: Path) -> None:
+        """Write a file of the run's data to a path. From any thread. Raises `FlockstepError` if nobody here has it."""
+        self._process.call(FetchFile(hash_, size, path), cancel=self._stopped)
+
+    def await_file(self) -> None:
+        """Take in what has happened meanwhile, while the trainer waits for a file."""
+        self._drain()
 
     def poll(self) -> bool:
         """Process the notices that have arrived. Returns whether a restarted network process waits for `reenter`."""

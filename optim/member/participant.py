@@ -46,11 +46,13 @@ from ...peer.transport import Host
 from ..data.lease_view import Neighbours
 from ..data.leases import View
 from ..outer import OuterSettings
+from ..shards.seeding import Seeds
 from .apply import LeafHashes, elements_of, keep_rest, leaf_step
 from .border import (
     BLANK,
     AttachVectors,
     AverageDelta,
+    FetchFile,
     JoinRun,
     LeaveRun,
     OpenRun,
@@ -95,6 +97,7 @@ class Connected:
         invite: bytes,
         folder: Path,
         anchor: Head | None,
+        seeds: Seeds,
     ) -> None:
         self.channel = channel
         self.nursery = nursery
@@ -108,6 +111,7 @@ class Connected:
         self.folder = folder
         self.anchor = anchor
         """The certificate that the join link names."""
+        self.seeds = seeds
 
     @classmethod
     @asynccontextmanager
@@ -135,11 +139,17 @@ class Connected:
                 invite=reached.invite,
                 folder=reached.folder,
                 anchor=reached.anchor,
+                seeds=reached.seeds,
             )
 
     def handlers(self) -> Sequence[Handler]:
         """The commands that this peer carries out."""
-        return AttachVectors.handled_by(self.attach), LeaveRun.handled_by(self.leave)
+        fetch = FetchFile.handled_by(self.fetch_file)
+        return AttachVectors.handled_by(self.attach), LeaveRun.handled_by(self.leave), fetch
+
+    async def fetch_file(self, command: FetchFile) -> None:
+        """Fetch a file of the run's data from members that the directory names."""
+        await self.seeds.fetch(command.hash, command.size, command.path, ())
 
     async def attach(self, command: AttachVectors) -> None:
         """Become a participant with the trainer's vectors, which carries out the commands from then on."""
@@ -198,6 +208,7 @@ class Participant:
         self._node = node
         self._telemetry = node.telemetry
         self._host = connected.host
+        self._seeds = connected.seeds
         self._signed = signed
         self._resume = connected.config.resume
         self._vectors, self._state = vectors, (vectors.theta, vectors.momentum)
@@ -241,6 +252,7 @@ class Participant:
             ReportProgress.handled_by(self.report_progress),
             PublishEvaluation.handled_by(self.publish_evaluation),
             PublishLeases.handled_by(self.publish_leases),
+            FetchFile.handled_by(self.fetch_file),
             LeaveRun.handled_by(self.leave),
         )
 
@@ -385,6 +397,10 @@ class Participant:
         if command.urgent or trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
             self._announce()
         return self._neighbours.view()
+
+    async def fetch_file(self, command: FetchFile) -> None:
+        """Fetch a file of the run's data from other members."""
+        await self._seeds.fetch(command.hash, command.size, command.path, self._gossip.presence.others())
 
     async def leave(self, command: LeaveRun) -> None:
         """End the round whose cut I have acknowledged, then send everybody a goodbye."""

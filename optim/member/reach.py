@@ -31,6 +31,7 @@ from ...peer.identity import Identity, identity_path
 from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, Traffic
+from ..shards.seeding import Seeds
 
 STATEMENTS_SECONDS = 5.0
 """The members pass on what the owner has stated, too; so a newcomer does not wait longer for a directory."""
@@ -51,6 +52,8 @@ class ReachedRun:
     """The run's folder on my disk."""
     anchor: Head | None
     """The certificate that the join link names, or of a newcomer its bootstraps; None if none does."""
+    seeds: Seeds
+    """The files of the run's data, where members provide them."""
 
 
 @asynccontextmanager
@@ -76,7 +79,9 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         async with Node(host, identity, config, telemetry) as node:
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
-            yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor)
+            seeds = Seeds(node, directory, signed, config.home)
+            node.nursery.start_soon(seeds.run)
+            yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor, seeds)
 
 
 async def stated_revision(

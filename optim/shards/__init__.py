@@ -2,9 +2,11 @@
 
     cache       Shards on this computer: a folder of them, or a bounded cache that is filled ahead of the training.
     index       The index of packed data: its tokens' type, the tokenizer that made them, and the hash of each shard.
+    members     The trainer's side of data from members: a place whose files the network process fetches by their hash.
     opening     What a volunteer trains on: packed data by their name, or any other source.
     pack        Makes shards of documents with a tokenizer: the same bytes of the same input, on any computer.
     places      Where shards lie: a folder, a web server, a dataset of the hub.
     reader      The training sequences of packed data, in units of whole shards.
+    seeding     The network process's side of data from members: serves the files of a run's data by hash, and fetches them.
     web         Files of a web server, by range, from public addresses alone where a stranger has named it.
 """

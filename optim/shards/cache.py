@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,28 +26,38 @@ from ...peer.disk import DISK_RESERVE, disk_errors, rename
 from ...peer.errors import FlockstepError, LocalError
 from ...peer.home_lock import home_lock
 from .index import Shard
+from .members import Absent
 from .places import Folder, Place, patiently
+from .seeding import SHARD, shards_folder
 from .web import NotThere
 
 FETCHERS = 2
 """Shards that are fetched at once: one stream does not fill a line with a long round trip."""
-CACHE = "shards"
-"""The folder of the cache, below the home folder's `cache`."""
-SHARD, PART = ".shard", ".part"
+PART = ".part"
 PATIENCE = 1.0
 READ_BYTES = 1 << 20
 
 Tokens = npt.NDArray[Any]
 
 
+class _Absent(LocalError):
+    """No member that is here has a shard."""
+
+
 class Shards:
     """The shards of one index, as arrays of uint16 or uint32; `place` is where they come from."""
 
-    def __init__(self, place: Place, dtype: str, cache: Path, limit: int) -> None:
+    def __init__(
+        self, place: Place, dtype: str, home: Path, limit: int, awaits: Callable[[], bool] | None = None
+    ) -> None:
         self._place, self._dtype = place, np.dtype(dtype).newbyteorder("<")
-        self._folder, self._limit = cache / CACHE, limit
+        self._folder, self._limit = shards_folder(home), limit
+        self._awaits = awaits
+        """Waits a moment for a shard that nobody has; returns False to give up."""
         self._lock = threading.Condition()
         self._wanted: list[Shard] = []
+        self._spare: list[Shard] = []
+        """What is fetched for other members as long as there is room."""
         self._loading: set[bytes] = set()
         self._failed: dict[bytes, FlockstepError] = {}
         self._sound: set[bytes] = set()
@@ -63,6 +73,14 @@ class Shards:
             if (tokens := self._read(path, shard)) is None:
                 raise LocalError(f"{path} is not what its index says", remedy="pack it anew, or copy it once more")
             return tokens
+        while True:
+            try:
+                return self._take(shard)
+            except _Absent as error:
+                if self._awaits is None or not self._awaits():
+                    raise LocalError(str(error), remedy=error.remedy) from error
+
+    def _take(self, shard: Shard) -> Tokens:
         with self._lock:
             self._lock_folder()
             while True:
@@ -78,6 +96,13 @@ class Shards:
                     self._lock.wait(PATIENCE)
                 if (error := self._failed.pop(shard.hash, None)) is not None:
                     raise error
+
+    def fill(self, shards: Sequence[Shard]) -> None:
+        """Fetch these, too, while nothing else is wanted and none has to go for them: so that other members find them."""
+        with self._lock:
+            self._lock_folder()
+            self._spare = list(shards)
+            self._start_threads(1)
 
     def expect(self, shards: Sequence[Shard]) -> None:
         """Fetch these in turn while the trainer reads another one, as far as they fit; what was expected before is not."""
@@ -96,7 +121,10 @@ class Shards:
         missing = [each for each in shards if each.hash not in self._loading and not self._path(each).is_file()]
         others = [each for each in self._wanted if each not in missing]
         self._wanted = [*missing, *others] if first else [*others, *missing]
-        while self._threads < min(FETCHERS, len(self._wanted) + len(self._loading)):
+        self._start_threads(min(FETCHERS, len(self._wanted) + len(self._loading)))
+
+    def _start_threads(self, number: int) -> None:
+        while self._threads < number:
             self._threads += 1
             threading.Thread(target=self._fetch_all, daemon=True, name="shards").start()
 
@@ -104,10 +132,9 @@ class Shards:
         """Fetch what is wanted until nothing is."""
         while True:
             with self._lock:
-                if not self._wanted:
+                if (shard := self._next()) is None:
                     self._threads -= 1
                     return
-                shard = self._wanted.pop(0)
                 self._loading.add(shard.hash)
             error: FlockstepError | None = None
             try:
@@ -124,10 +151,23 @@ class Shards:
                     self._failed[shard.hash] = error
                 self._lock.notify_all()
 
+    def _next(self) -> Shard | None:
+        if self._wanted:
+            return self._wanted.pop(0)
+        while self._spare:
+            shard = self._spare.pop()
+            if shard.hash not in self._loading and not self._path(shard).is_file():
+                if sum(path.stat().st_size for path in self._folder.iterdir()) + shard.num_bytes <= self._limit:
+                    return shard
+                self._spare = []
+        return None
+
     def _fetch(self, shard: Shard) -> None:
         part = self._path(shard).with_suffix(PART)
         try:
             patiently(lambda: self._go_on(shard, part))
+        except Absent as error:
+            raise _Absent(f"cannot read {shard.name}: {error}", remedy="wait until a member that has it is here") from error
         except NotThere as error:
             remedy = "tell the run's owner, or train on a copy of yours with --data tokens:FOLDER"
             raise LocalError(f"cannot read {shard.name} of {self._place.name}: {error}", remedy=remedy) from error

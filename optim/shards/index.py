@@ -7,7 +7,7 @@ it is context alone: no loss is computed for predicting it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ MAX_SHARD_BYTES = 64 << 20
 MAX_INDEX_BYTES = 6 << 20
 """80 bytes a shard. What JSON makes of so many brackets is 200 MB for a moment."""
 MAX_VOCABULARY = 1 << 24
+MAX_TOKENIZER_BYTES = 64 << 20
+"""The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
 WIDTHS = {"uint16": 2, "uint32": 4}
 _MAX_COUNT = 1 << 60
 
@@ -51,6 +53,8 @@ class ShardIndex:
     vocab_size: int
     tokenizer: str
     """`bytes`, or `blake3:` and the hash of `tokenizer.json` in hex."""
+    tokenizer_bytes: int
+    """The length of that file; 0 without."""
     masked: bool
     num_documents: int
     shards: tuple[Shard, ...]
@@ -58,6 +62,14 @@ class ShardIndex:
     """Tokens that nobody trains on."""
     hash: bytes
     """BLAKE3 of the file itself."""
+
+    @property
+    def files(self) -> Iterator[tuple[str, bytes, int]]:
+        """Yield the name, hash and length of every file beside the index."""
+        for shard in (*self.shards, *(() if self.held_out is None else (self.held_out,))):
+            yield shard.name, shard.hash, shard.num_bytes
+        if self.tokenizer != BYTES:
+            yield TOKENIZER, bytes.fromhex(self.tokenizer.removeprefix(HASH_PREFIX)), self.tokenizer_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +92,7 @@ def write_index(
     dtype: str,
     vocab_size: int,
     tokenizer: str,
+    tokenizer_bytes: int,
     masked: bool,
     num_documents: int,
     shards: Sequence[tuple[int, bytes]],
@@ -91,6 +104,7 @@ def write_index(
         "dtype": dtype,
         "vocab_size": vocab_size,
         "tokenizer": tokenizer,
+        "tokenizer_bytes": tokenizer_bytes,
         "masked": masked,
         "documents": num_documents,
         "held_out": None if held_out is None else [held_out[0], held_out[1].hex()],
@@ -130,6 +144,7 @@ def _index(about: dict[str, Any], hash_: bytes) -> ShardIndex:
         dtype=dtype,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
+        tokenizer_bytes=_count(about.get("tokenizer_bytes"), "tokenizer_bytes", 0, MAX_TOKENIZER_BYTES),
         masked=masked,
         num_documents=_count(about.get("documents"), "documents", 0, _MAX_COUNT),
         shards=tuple(_shard(number, row, dtype) for number, row in enumerate(rows)),

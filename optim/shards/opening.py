@@ -3,12 +3,16 @@
     tokens:FOLDER                                     a folder with an `index.json`, on this computer
     tokens:https://host/folder@HASH                   a web server
     tokens:hf://datasets/org/name@commit/folder@HASH  a dataset of the hub
+    tokens:swarm:SIZE@HASH                            the members of the run; SIZE is the length of the index in bytes
 
 HASH is that of the index, 64 hex digits; `run create` fills it in. The same data in two places have one hash, so their
 readers share the work.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from ...dht.run.manifest import Data
 from ...peer.config import PeerConfig
@@ -16,7 +20,7 @@ from ...peer.digest import digest
 from ...peer.disk import user_path, write_whole
 from ...peer.errors import UsageError
 from ...peer.plain import shortened
-from ..consent import HUB_DATASETS, PACKED, hide_secrets, trusts_data
+from ..consent import FROM_MEMBERS, HUB_DATASETS, PACKED, SWARM, hide_secrets, trusts_data
 from ..data.datasets import SequenceUnits
 from ..data.rows import Skips
 from ..data.sources import TokenSource, open_data
@@ -24,8 +28,10 @@ from ..data.tokenizer import BYTES as BYTE_TOKENIZER
 from ..data.tokenizer import MAX_TOKENIZER_BYTES, FileTokenizer, Tokenizer, find_tokenizer
 from .cache import Shards
 from .index import BYTES, HASH_PREFIX, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
+from .members import Absent, Bring, Members
 from .places import Folder, HubFolder, Place, patiently
 from .reader import TokenShards
+from .seeding import files_folder
 from .web import Web
 
 
@@ -33,16 +39,32 @@ def is_packed(source: str) -> bool:
     """Return True for the name of packed data, False for a single file of tokens and for other kinds."""
     match = PACKED.fullmatch(source)
     return match is not None and (
-        match["index"] is not None or "://" in match["place"] or (user_path(match["place"]) / INDEX).is_file()
+        match["place"].startswith(SWARM)
+        or match["index"] is not None or "://" in match["place"] or (user_path(match["place"]) / INDEX).is_file()
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FromMembers:
+    """How a member reads what the others provide."""
+
+    bring: Bring
+    awaits: Callable[[], bool]
+    """Waits a moment for members that are not here; returns False to give up."""
+
+
 def open_corpus(
-    data: Data, config: PeerConfig, *, mine: bool = False, skips: Skips | None = None
+    data: Data,
+    config: PeerConfig,
+    *,
+    mine: bool = False,
+    members: FromMembers | None = None,
+    skips: Skips | None = None,
 ) -> TokenSource | SequenceUnits:
     """What a volunteer trains on: the manifest's data, if they may be opened (`consent`), or their own.
 
-    `mine` is whether this peer has signed the manifest; `skips` takes what of the data is skipped. Raises `UsageError`, and `LocalError` for a disk that refuses.
+    `mine` is whether this peer has signed the manifest, `members` how the others are asked, if they are, and
+    `skips` takes what of the data is skipped. Raises `UsageError`, and `LocalError` for a disk that refuses.
     """
     source = config.data or data.source
     if not is_packed(source):
@@ -50,20 +72,29 @@ def open_corpus(
     trusted = bool(config.data) or trusts_data(source, config, mine=mine)
     if not trusted:
         hide_secrets()
-    place, index = open_index(source, trusted=trusted)
-    shards = Shards(place, index.dtype, config.home / "cache", int(config.data_cache * 1e9))
+    place, index = open_index(source, trusted=trusted, config=config, members=members)
+    awaits = None if members is None else members.awaits
+    shards = Shards(place, index.dtype, config.home, int(config.data_cache * 1e9), awaits)
     return TokenShards(index, shards, place, name=source, sequence_length=data.sequence_length)
 
 
-def open_index(source: str, *, trusted: bool) -> tuple[Place, ShardIndex]:
+def open_index(
+    source: str, *, trusted: bool, config: PeerConfig | None = None, members: FromMembers | None = None
+) -> tuple[Place, ShardIndex]:
     """Return the place of packed data, and their index, whose hash is the one in `source`. Raises `UsageError`."""
     match = PACKED.fullmatch(source)
     assert match is not None
-    place = _place_of(match["place"], trusted=trusted)
-    try:
-        found = patiently(lambda: place.whole(INDEX, MAX_INDEX_BYTES))
-    except OSError as error:
-        raise UsageError(f"cannot open {source}: {error}", remedy="check its address and the network") from error
+    from_members, place = FROM_MEMBERS.fullmatch(source), _place_of(match["place"], trusted=trusted)
+    if from_members is not None and config is not None:
+        bring = None if members is None else members.bring
+        place = Members(bytes.fromhex(from_members["index"]), int(from_members["size"]), config.home, bring)
+    while True:
+        try:
+            found = patiently(partial(place.whole, INDEX, MAX_INDEX_BYTES))
+            break
+        except OSError as error:
+            if not isinstance(error, Absent) or members is None or not members.awaits():
+                raise UsageError(f"cannot open {source}: {error}", remedy="check its address and the network") from error
     index = read_index(found, place.name)
     if match["index"] not in (None, index.hash.hex()):
         raise UsageError(
@@ -71,6 +102,8 @@ def open_index(source: str, *, trusted: bool) -> tuple[Place, ShardIndex]:
             f"not {match['index'][:16]}…",
             remedy="tell the run's owner, or train on a copy of yours with --data tokens:FOLDER",
         )
+    if isinstance(place, Members):
+        place.learn(index)
     return place, index
 
 
@@ -86,8 +119,26 @@ def pinned_packed(source: str) -> tuple[str, ShardIndex]:
     """Return a name of packed data with the hash of their present index, and that index. Raises `UsageError`."""
     match = PACKED.fullmatch(source)
     assert match is not None
-    _, index = open_index(source, trusted=True)
-    return f"tokens:{match['place']}@{index.hash.hex()}", index
+    folder = seed_folder(source)
+    place, index = open_index(source if folder is None else f"tokens:{folder}", trusted=True)
+    if folder is None:
+        return f"tokens:{match['place']}@{index.hash.hex()}", index
+    return f"tokens:{SWARM}{len(place.whole(INDEX, MAX_INDEX_BYTES))}@{index.hash.hex()}", index
+
+
+def seed_folder(source: str) -> Path | None:
+    """Return the folder of `tokens:swarm:FOLDER` in a `run.toml`, whose data members provide; None for other sources.
+
+    Raises `UsageError` where nothing is packed there.
+    """
+    match = PACKED.fullmatch(source)
+    if match is None or not match["place"].startswith(SWARM):
+        return None
+    folder = user_path(match["place"].removeprefix(SWARM)).absolute()
+    if not (folder / INDEX).is_file():
+        what = f"{source}: there are no packed data in {folder}"
+        raise UsageError(what, remedy="write tokens:swarm:FOLDER; `flockstep data pack` makes the folder")
+    return folder
 
 
 def pinned_data(data: Data, where: str) -> Data:
@@ -107,7 +158,7 @@ def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerCo
     if config.tokenizer or not isinstance(source, TokenShards):
         return find_tokenizer(data, config)
     hash_ = source.index.tokenizer.removeprefix(HASH_PREFIX)
-    path = config.home / "cache" / "tokenizers" / f"{hash_}.json"
+    path = files_folder(config.home) / hash_
     try:
         found = path.read_bytes() if path.is_file() else b""
     except OSError:

@@ -102,6 +102,7 @@ def pack(
             dtype=dtype,
             vocab_size=tokenizer.vocab_size,
             tokenizer=HASH_PREFIX + digest(tokenizer_file).hex() if tokenizer_file else BYTES,
+            tokenizer_bytes=len(tokenizer_file),
             masked=False,
             num_documents=num_documents,
             shards=[(count, hash_) for _, count, hash_ in shards],

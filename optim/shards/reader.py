@@ -5,6 +5,7 @@ sequences of a shard come in an order that is drawn anew each epoch, alike on ev
 is too short and dropped. In masked data a token t that is context alone comes as ~t, below zero.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..data.datasets import SequenceUnits, source_of
 from ..data.units import MAX_UNITS, drawn
 from .cache import Shards, Tokens
 from .index import BYTES, HASH_PREFIX, TOKENIZER, Shard, ShardIndex
+from .members import Members
 from .places import Place, patiently
 
 
@@ -56,6 +58,10 @@ class TokenShards(SequenceUnits):
             self._expected = units
             numbers = [number for unit in units for number in range(unit, len(self.index.shards), self.num_units)]
             self._shards.expect([self.index.shards[number] for number in numbers])
+            if isinstance(self._place, Members):
+                others = [*self.index.shards, *([] if self.index.held_out is None else [self.index.held_out])]
+                random.shuffle(others)  # Each member another part of the data, so that together they have all.
+                self._shards.fill(others)
 
     def held_out(self) -> Iterator[Tensor]:
         """Sequences of the held-out shard. Raises `LocalError` where it cannot be read."""

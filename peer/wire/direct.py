@@ -123,6 +123,26 @@ class Leaves:
     hashes: Annotated[tuple[Hash, ...], Size(20_000)]
 
 
+MAX_FILES_HELD = (1 << 16) + 8
+"""The files of packed data, of which a run has no more."""
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class FilesAsk:
+    """Requests which files of the run's data a peer provides."""
+
+    run: RunId
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class FilesHeld:
+    """The answer to `FilesAsk`: the first four bytes of the hash of each, one after the other, in ascending order."""
+
+    tags: Annotated[bytes, Size(MAX_FILES_HELD * 4)]
+
+
 @grows
 @dataclass(frozen=True, slots=True)
 class Fetch:

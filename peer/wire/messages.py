@@ -18,6 +18,8 @@ from .direct import (
     Beat,
     Claim,
     Fetch,
+    FilesAsk,
+    FilesHeld,
     Goodbye,
     Leaves,
     LeavesAsk,
@@ -410,6 +412,8 @@ CODES: dict[int, type] = {
     63: Commit,
     64: Heard,
     65: Roster,
+    66: FilesAsk,
+    67: FilesHeld,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

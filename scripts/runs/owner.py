@@ -124,9 +124,13 @@ def revise_run(
     certified = _check_not_over(link, config)
     for name, value in changes.items():
         if name.endswith(".source") and isinstance(value, str):
+            from ...optim.consent import SWARM
             from ...optim.data.streams import pinned_source
             from ...optim.shards.opening import is_packed, pinned_packed
 
+            if value.startswith(f"tokens:{SWARM}"):
+                remedy = "publish them elsewhere, or create a new run"
+                raise UsageError("the data that members provide are those of the manifest alone", remedy=remedy)
             changes[name] = pinned_packed(value)[0] if is_packed(value) else pinned_source(value)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:

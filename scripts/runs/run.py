@@ -30,6 +30,7 @@ from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...optim.consent import is_hub_id
+from ...optim.shards.seeding import SEED
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import user_path, write_whole
@@ -77,6 +78,7 @@ def create_run(
     check_version(manifest.min_version)  # Before anybody hears of a run that its own keeper could not keep.
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
+    seed = _seed_of(manifest, path)
     manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
     manifest = replace(manifest, layout=_pinned_layout(manifest, model, path, write_line))
     signed = SignedManifest.sign(manifest, identity)
@@ -92,6 +94,8 @@ def create_run(
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     begun = first.keep(signed.run_id, config.home / "runs" / signed.run_id) if first is not None else None
     write_whole(kept, signed.publishable)
+    if seed is not None:
+        write_whole(config.home / "runs" / signed.run_id / SEED, str(seed).encode())
 
     from ...dht.rendezvous import publish_manifest
 
@@ -105,6 +109,8 @@ def create_run(
         write_line(f"{joining}.")
     if charter.kind == "invite":
         write_line(f"and --invite INVITATION, which `flockstep run invite {kept}` makes for whom you choose.")
+    if seed is not None:
+        write_line(f"Its data are in {seed}: keep or join it from this home folder until members have them.")
     if begun is not None:
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
@@ -139,6 +145,17 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
             remedy="leave start out: it is filled in",
         )
     return first
+
+
+def _seed_of(manifest: Manifest, path: Path) -> Path | None:
+    """Return the folder of data that members provide, None for other data. Raises `UsageError` where they could not."""
+    from ...optim.shards.opening import seed_folder
+
+    folder = seed_folder(manifest.data.source)
+    if folder is not None and manifest.admission.kind == "invite":
+        what = f"{path}: whoever is invited needs the data before the members know it, so they cannot provide them"
+        raise UsageError(what, remedy="put them on a web server or a hub, or list the peers in [admission] allow")
+    return folder
 
 
 def _pinned(data: Data, path: Path) -> Data:

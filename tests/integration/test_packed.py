@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,79 @@ def test_two_peers_train_on_packed_data_by_the_link_alone(
     evaluated = flockstep("eval", home, "--home", home, "--data", f"tokens:{tmp_path}/p", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(evaluated.stdout)["samples"][0]["prompt"] == "once upon"
+
+
+SWARM_RUN = """
+name = "swarm"
+[model]
+size = "0.2m"
+vocab_size = 300
+[data]
+source = "tokens:swarm:{folder}"
+sequence_length = 32
+batch_size = 4
+[inner]
+steps = 4
+[outer]
+rounds = 100000
+[admission]
+voters = "members"
+[eval]
+every = 1
+prompts = ["once upon"]
+"""
+
+
+class Joined:
+    """A `flockstep join` with an empty home and the link, whose events are read one by one."""
+
+    def __init__(self, link: str, home: Path) -> None:
+        place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
+        self.home = home
+        self.process = Command("join", link, *place, "--json", "--yes", env=dict(os.environ))
+        self.events: list[dict[str, object]] = []
+
+    def until(self, reached: Callable[[dict[str, object]], bool]) -> None:
+        """Read events until one for which this is so."""
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if reached(self.events[-1]):
+                return
+        raise AssertionError(self.events[-5:])
+
+
+@contextmanager
+def joined(link: str, home: Path) -> Iterator[Joined]:
+    """A `flockstep join` that is killed at the end."""
+    peer = Joined(link, home)
+    with peer.process:
+        try:
+            yield peer
+        finally:
+            peer.process.kill()
+
+
+def test_members_provide_the_data_and_the_tokenizer_once_the_owner_has_gone(
+    bootstrap_address: str, tmp_path: Path
+) -> None:
+    train_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "books").mkdir()
+    for number, story in enumerate(STORIES):
+        (tmp_path / "books" / f"{number}.txt").write_text(story)
+    flockstep("data", "pack", str(tmp_path / "books"), str(tmp_path / "p"), "--tokenizer", str(tmp_path), check=True)
+    num_shards = len(list((tmp_path / "p").glob("*.u16")))
+    toml = tmp_path / "run.toml"
+    toml.write_text(SWARM_RUN.format(folder=tmp_path / "p"))
+    said: list[str] = []
+    link = create_run(toml, [bootstrap_address], PeerConfig(home=tmp_path / "owner"), said.append)
+    assert any("keep or join it from this home folder until members have them" in line for line in said)
+    with ExitStack() as stack:
+        with kept(link, tmp_path / "owner"):
+            first = stack.enter_context(joined(link, tmp_path / "a"))
+            # It fetches what it trains, and then the rest, for others.
+            first.until(lambda event: len(list((tmp_path / "a").rglob("*.shard"))) == num_shards)
+        (tmp_path / "p").rename(tmp_path / "gone")
+        second = stack.enter_context(joined(link, tmp_path / "b"))
+        second.until(lambda event: event["event"] == "step")
+    assert not [event for event in second.events if event["event"] == "eval.skipped"]
+    assert list((tmp_path / "b").rglob("*.shard"))

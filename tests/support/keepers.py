@@ -53,6 +53,7 @@ from flockstep.optim.member.border import (
 )
 from flockstep.optim.member.participant import Connected
 from flockstep.optim.outer import OuterSettings
+from flockstep.optim.shards.seeding import Seeds
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import keyed
@@ -301,6 +302,7 @@ class KeptRun:
             invite=b"",
             folder=folder,
             anchor=None,
+            seeds=Seeds(node, directory, signed, config.home),
         )
         size = CELLS * CELL
         kept: Any = codecs_named(signed.manifest.codec.contributions).memory_dtype

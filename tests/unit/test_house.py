@@ -156,7 +156,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "optim/models": (),
     "optim/data": (),
     "optim/shards": ("data",),
-    "optim/member": ("data",),
+    "optim/member": ("data", "shards"),
     "optim/keeper": ("member",),
     "scripts/demo": ("page",),
     "scripts/doctor": (),

@@ -472,7 +472,7 @@ _PIECES = shares(speed.ALLOWANCE_BYTES / speed.ALLOWANCE_PERIOD / speed.MAX_PIEC
 _CIRCUITS: Level = (LIMITS.circuit_rate / (1 << 20), LIMITS.relay_rate / (1 << 20), LIMITS.relay_rate / (1 << 20))
 _DIALS = shares(dialback.DIALS_PER_PERIOD / dialback.DIAL_PERIOD, dialback.ALL_DIALS)
 _SIGNED = "… `Signed`, `Certificate`, `Proof`, `Unheard`, `Accusations`"
-_ASKED = "… `MembersAsk`, `LedgerAsk`, `StateAsk`, `LeavesAsk`, `VoteAsk`"
+_ASKED = "… `MembersAsk`, `LedgerAsk`, `StateAsk`, `LeavesAsk`, `FilesAsk`, `VoteAsk`"
 _QUESTIONS: Level = (
     directory_server.QUESTIONS_PER_SECOND,
     directory_server.QUESTIONS_PER_SECOND * directory_server.NETWORK_QUESTIONS,

@@ -31,7 +31,8 @@ def test_what_is_written_is_read(
 ) -> None:
     name = tokenizer if isinstance(tokenizer, str) else f"blake3:{tokenizer.hex()}"
     data = write_index(
-        dtype=dtype, vocab_size=vocab, tokenizer=name, masked=masked, num_documents=documents, shards=rows, held_out=held
+        dtype=dtype, vocab_size=vocab, tokenizer=name, tokenizer_bytes=7, masked=masked,
+        num_documents=documents, shards=rows, held_out=held,
     )
     index = read_index(data, "x")
     assert [(shard.num_tokens, shard.hash) for shard in index.shards] == rows
@@ -43,8 +44,8 @@ def test_what_is_written_is_read(
 
 
 GOOD: dict[str, Any] = {
-    "version": 1, "dtype": "uint16", "vocab_size": 9, "tokenizer": "bytes", "masked": False, "documents": 1, "held_out": None,
-    "shards": [[5, "00" * 32]],
+    "version": 1, "dtype": "uint16", "vocab_size": 9, "tokenizer": "bytes", "tokenizer_bytes": 0, "masked": False,
+    "documents": 1, "held_out": None, "shards": [[5, "00" * 32]],
 }  # fmt: skip
 
 
@@ -54,7 +55,8 @@ GOOD: dict[str, Any] = {
         {"version": 2}, {"dtype": "float32"}, {"dtype": ["uint16"]}, {"vocab_size": 0}, {"vocab_size": 65_537},
         {"vocab_size": True}, {"vocab_size": 40_000, "masked": True}, {"masked": 1}, {"tokenizer": "../x"},
         {"tokenizer": "blake3:00"}, {"tokenizer": 3}, {"tokenizer": "blake3:" + "é" * 64}, {"documents": -1},
-        {"documents": 1.0}, {"held_out": []}, {"held_out": [0, "00" * 32]}, {"shards": []}, {"shards": {}},
+        {"documents": 1.0}, {"tokenizer_bytes": 1 << 27}, {"held_out": []}, {"held_out": [0, "00" * 32]},
+        {"shards": []}, {"shards": {}},
         {"shards": [[5]]}, {"shards": [[0, "00" * 32]]}, {"shards": [["5", "00" * 32]]},
         {"shards": [[5, "0x" * 32]]}, {"shards": [[5, 7]]}, {"shards": [[MAX_SHARD_BYTES // 2 + 1, "00" * 32]]},
         {"shards": [[5, "00" * 32]] * (MAX_SHARDS + 1)},
@@ -83,7 +85,8 @@ def test_long_and_deep_ones_are_not_parsed() -> None:
 def test_the_largest_index_fits() -> None:
     rows = [(MAX_SHARD_BYTES // 2, b"\xff" * 32)] * MAX_SHARDS
     data = write_index(
-        dtype="uint16", vocab_size=9, tokenizer="bytes", masked=False, num_documents=1, shards=rows, held_out=None
+        dtype="uint16", vocab_size=9, tokenizer="bytes", tokenizer_bytes=0, masked=False, num_documents=1, shards=rows,
+        held_out=None,
     )
     assert len(read_index(data, "x").shards) == MAX_SHARDS
 

@@ -52,7 +52,7 @@ def test_the_index_says_what_the_files_are(tmp_path: Path) -> None:
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = train_tokenizer(tmp_path / "tokenizer.json")
     first = packed(tmp_path / "a", tokenizer=data)
-    monkeypatch.setattr(packing.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("flockstep.optim.shards.pack.os.cpu_count", lambda: 1)
     assert packed(tmp_path / "b", tokenizer=data) == first
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()

@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def index(tmp_path: Path) -> ShardIndex:
 @pytest.fixture
 def web(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebStandIn]:
     """A web server that has them, and readers who ask again at once."""
-    monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("flockstep.optim.shards.places.time.sleep", lambda seconds: None)
     with web_stand_in(WebStandIn(tmp_path / "p")) as web:
         yield web
 
@@ -286,9 +287,9 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
         tokenizer = tokenizer_of(source, data, config)
         assert tokenizer.decode(next(source.held_out()).numpy()).startswith("00010 once")
         (tmp_path / "p" / "tokenizer.json").unlink(missing_ok=True)  # The second time it is in the home folder.
-    for wrong in ({"tokenizer": "other.json"}, {"tokenizer_hash": f"blake3:{HASH}"}):
+    for wrong in (replace(given, tokenizer="other.json"), replace(given, tokenizer_hash=f"blake3:{HASH}")):
         with pytest.raises(UsageError, match="was packed with another tokenizer"):
-            pinned_data(Data(**{"source": f"tokens:{tmp_path}/p", **wrong}), "run.toml")
+            pinned_data(wrong, "run.toml")
     (tmp_path / "p" / "tokenizer.json").write_bytes(content + b" ")
     with pytest.raises(UsageError, match="is not the tokenizer of its shards"):
         tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
@@ -375,7 +376,7 @@ def test_masked_tokens_come_below_zero(tmp_path: Path) -> None:
     data = b"".join(token.to_bytes(2, "little") for token in tokens)
     (tmp_path / "00000.u16").write_bytes(data)
     index = read_index(
-        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", masked=True, num_documents=1,
+        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", tokenizer_bytes=0, masked=True, num_documents=1,
                     shards=[(5, digest(data))], held_out=None), "x",
     )  # fmt: skip
     place = Folder(tmp_path)

@@ -42,6 +42,8 @@ MESSAGES = [
     wire.StateOffer(((1, HASH, b"certificate"),)),
     wire.LeavesAsk("run", HASH),
     wire.Leaves((HASH,)),
+    wire.FilesAsk("run"),
+    wire.FilesHeld(b"hhhh"),
     wire.Fetch(HASH, 7),
     wire.Serve(5, ""),
     wire.Signed(PEER, 20, b"payload", SIGNATURE),
