@@ -73,7 +73,7 @@ class MicroBatches:
             for number, piece in enumerate(pieces, 1):
                 later = number < len(pieces)
                 with model.no_sync() if later and isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
-                    part = self._loss_of(model, piece) * (len(piece) / len(batch))
+                    part = self._loss_of(model, piece) * (_targets(piece) / _targets(batch).clamp(min=1))
                     part.backward()  # type: ignore[no-untyped-call]  # of torch
                 loss += part.detach()
             return loss
@@ -116,6 +116,11 @@ class MicroBatches:
         if self._measuring and device.type == "cuda":
             torch.cuda.synchronize(device)
         return self._clock()
+
+
+def _targets(batch: Tensor) -> Tensor:
+    """Return how many tokens of a batch have a loss, all but those below zero; on its device, which is not waited for."""
+    return (batch[:, 1:] >= 0).sum()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -154,6 +154,25 @@ class Documents:
                     raise UsageError(f"{file.name}: {what}, as in the files before it", remedy="name other data")
                 return
 
+    def values(self, piece: int) -> Iterator[Any]:
+        """Yield what each row of a piece of JSON has in the column, text or not.
+
+        Raises `UsageError` for what is no JSON, and `OSError` as `read`.
+        """
+        file = self.pieces[piece].file
+        if self._kind != "json":
+            raise UsageError(f"{file.name} is parquet: of that only texts are read", remedy="name files of JSON")
+        number = 0
+        try:
+            with file.open() as opened:
+                for number, row in json_rows(opened):
+                    if isinstance(row, Flaw):
+                        raise UsageError(f"{file.name}: row {number:,} {row.reason}", remedy="mend or remove it")
+                    if row is not BLANK:
+                        yield row.get(self._column) if isinstance(row, dict) else row
+        except (ValueError, EOFError, zlib.error) as error:
+            raise UsageError(f"{file.name}: row {number + 1:,}: {error}", remedy="mend the file") from error
+
     def check(self, name: str) -> None:
         """Warn if more than 1 % of the first rows have no text.
 
@@ -357,21 +376,28 @@ def open_stream(
 
 
 def open_documents(
-    kind: str, place: str, *, trusted: bool = True, skips: Skips | None = None
+    kind: str,
+    place: str,
+    *,
+    trusted: bool = True,
+    column: str = "text",
+    is_text: bool = True,
+    skips: Skips | None = None,
 ) -> tuple[Documents, str]:
-    """The documents of that name, and the column of their text. Raises `UsageError`."""
+    """The documents of that name, and the column of their text, or of something else. Raises `UsageError`."""
     name = f"{kind}:{place}"
     if find_spec("pyarrow") is None:
         raise UsageError(f"{name} needs the package pyarrow", remedy="pip install 'flockstep[hf]'")
     path, _, query = place.partition("?")
-    options = {"split": "train", "column": "text", **dict(parse_qsl(query, keep_blank_values=True))}
+    options = {"split": "train", "column": column, **dict(parse_qsl(query, keep_blank_values=True))}
     if unknown := sorted(set(options) - {"split", "column"}):
         raise UsageError(f"{name}: there is no option {unknown[0]!r}", remedy="known are split= and column=")
     column = options["column"]
     with _reaching(name, trusted=trusted):
         reader, files = _files_of(kind, path, options["split"], trusted=trusted)
         documents = Documents(reader, files, column, skips or Skips())
-        documents.check(name)
+        if is_text:
+            documents.check(name)
     return documents, column
 
 

@@ -103,6 +103,11 @@ class FileTokenizer(Tokenizer):
         encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array(one.ids + self._end, np.uint32) for one in encoded]
 
+    def encode_at(self, documents: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
+        """The tokens of each document without an end, and the character at which each begins."""
+        encoded = self._tokenizer.encode_batch(list(documents), add_special_tokens=False)
+        return [(np.array(one.ids, np.uint32), np.array([at for at, _ in one.offsets], np.int64)) for one in encoded]
+
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The text, special tokens left out."""
         return str(self._tokenizer.decode([token for token in tokens.tolist() if token < self.vocab_size]))

@@ -21,6 +21,8 @@ from .gpt import GPT
 from .gpt_config import gpt_config
 from .needs import ModelSize, size_of_gpt
 
+IGNORED = -100
+"""A target without a loss."""
 HF = "hf:"
 """The prefix of transformers' models."""
 
@@ -70,15 +72,20 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
 def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1).
 
+    A token t that is context alone comes as ~t, below zero: it is no target (-100, as torch's `cross_entropy` ignores it).
+
     A model whose `forward` takes `labels` is called like a transformers model, which shifts them itself; any other one
     is called with inputs and targets. The loss is the result, or its `.loss`. Raises `UsageError`.
     """
+    inputs, targets = torch.where(tokens < 0, ~tokens, tokens), torch.where(tokens < 0, IGNORED, tokens)
+    # The mean of nothing would be no number: such a batch has one target, and no weight in its step (`micro_batches`).
+    targets[0, -1] = torch.where((targets[:, 1:] >= 0).any(), targets[0, -1], inputs[0, -1])
     base = unwrapped(model)
     adapted = getattr(base, "get_base_model", None)  # The model inside of peft's, whose own `forward` accepts any argument.
     if "labels" in inspect.signature((adapted() if callable(adapted) else base).forward).parameters:
-        output = model(input_ids=tokens, labels=tokens)
+        output = model(input_ids=inputs, labels=targets)
     else:
-        output = model(tokens[:, :-1], tokens[:, 1:])
+        output = model(inputs[:, :-1], targets[:, 1:])
     loss = getattr(output, "loss", output)
     if not isinstance(loss, Tensor) or loss.ndim:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -1,6 +1,7 @@
 """Packed data: shards of tokens with an index that pins them, made once and read from anywhere, verified by hash.
 
     cache       Shards on this computer: a folder of them, or a bounded cache that is filled ahead of the training.
+    chat        Chats as text, by the template of their tokenizer, and where in it the answers stand.
     index       The index of packed data: its tokens' type, the tokenizer that made them, and the hash of each shard.
     members     The trainer's side of data from members: a place whose files the network process fetches by their hash.
     opening     What a volunteer trains on: packed data by their name, or any other source.

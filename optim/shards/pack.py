@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from ...peer.digest import digest
 from ...peer.disk import disk_errors, folder_draft_of
 from ...peer.errors import UsageError
 from ..data.streams import HELD_OUT_EVERY
-from ..data.tokenizer import Tokenizer
+from ..data.tokenizer import FileTokenizer, Tokenizer
 from .cache import Tokens
+from .chat import Rendered
 from .index import (
     BYTES,
     HASH_PREFIX,
@@ -46,6 +48,8 @@ HELD_OUT_TOKENS = 1 << 20
 """What an evaluation reads is less."""
 PIECE = 1 << 16
 """Characters of a document that go through the tokenizer at once."""
+CHATS = 64
+"""Chats that go through the tokenizer together."""
 TOGETHER = 1 << 20
 """Characters of the pieces that do so on its threads."""
 READ_TOKENS = 1 << 20
@@ -67,49 +71,98 @@ def pack(
 
     `tokenizer_file` is the file of the tokenizer, empty for bytes; `shard_tokens` the length of a shard, 0: as it suits.
     """
-    dtype = dtype_for(tokenizer.vocab_size, masked=False)
-    most = min(MAX_SHARD_BYTES // WIDTHS[dtype], 1 << 24)
-    if shard_tokens and not LEAST_SHARD_TOKENS <= shard_tokens <= most:
-        raise UsageError(f"a shard has from {LEAST_SHARD_TOKENS:,} to {most:,} tokens, not {shard_tokens:,}")
-    if out.exists():
-        raise UsageError(f"{out} exists", remedy="name a new folder")
-    with folder_draft_of(out) as draft, disk_errors(f"write {out}"):
-        whole = _Cutter(draft, "whole", dtype, shard_tokens or SHARD_TOKENS)
-        held_out, num_documents = np.empty(0, dtype), 0
-        for number, (tokens, is_last) in enumerate(_encoded(documents, tokenizer)):
-            if number % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 and len(held_out) < HELD_OUT_TOKENS:
-                held_out = np.concatenate([held_out, tokens], dtype=dtype, casting="unsafe")
-            else:
-                whole.add(tokens)
+    writer = _Packing(tokenizer, tokenizer_file, shard_tokens, tell, masked=False)
+    return writer.write(_encoded(documents, tokenizer), out)
+
+
+def pack_chats(
+    chats: Iterable[Rendered],
+    tokenizer: FileTokenizer,
+    out: Path,
+    *,
+    tokenizer_file: bytes,
+    shard_tokens: int = 0,
+    tell: Tell = lambda documents, tokens: None,
+) -> ShardIndex:
+    """Write rendered chats as packed data whose answers alone have a loss; see `pack`."""
+    writer = _Packing(tokenizer, tokenizer_file, shard_tokens, tell, masked=True)
+    return writer.write(_encoded_chats(chats, tokenizer, writer.dtype), out)
+
+
+class _Packing:
+    """Writes tokens, which come piece by piece, as packed data."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokenizer_file: bytes, shard_tokens: int, tell: Tell, *, masked: bool
+    ) -> None:
+        self.dtype = dtype_for(tokenizer.vocab_size, masked=masked)
+        most = min(MAX_SHARD_BYTES // WIDTHS[self.dtype], 1 << 24)
+        if shard_tokens and not LEAST_SHARD_TOKENS <= shard_tokens <= most:
+            raise UsageError(f"a shard has from {LEAST_SHARD_TOKENS:,} to {most:,} tokens, not {shard_tokens:,}")
+        self._vocab_size, self._file, self._masked = tokenizer.vocab_size, tokenizer_file, masked
+        self._shard_tokens, self._tell = shard_tokens, tell
+
+    def write(self, encoded: Iterable[tuple[Tokens, bool]], out: Path) -> ShardIndex:
+        """Write them into the new folder `out`. Raises `FlockstepError`."""
+        if out.exists():
+            raise UsageError(f"{out} exists", remedy="name a new folder")
+        with folder_draft_of(out) as draft, disk_errors(f"write {out}"):
+            data = self._write(encoded, draft)
+        return read_index(data, str(out))
+
+    def _write(self, encoded: Iterable[tuple[Tokens, bool]], draft: Path) -> bytes:
+        dtype, wanted = self.dtype, self._shard_tokens
+        whole = _Cutter(draft, "whole", dtype, wanted or SHARD_TOKENS)
+        held_out = _Cutter(draft, "held-out", dtype, MAX_SHARD_BYTES // WIDTHS[dtype])
+        num_documents = 0
+        for number, (tokens, is_last) in enumerate(encoded):
+            is_held_out = number % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 and held_out.num_tokens < HELD_OUT_TOKENS
+            (held_out if is_held_out else whole).add(tokens)
             num_documents += is_last
-            tell(num_documents, whole.num_tokens + len(held_out))
+            self._tell(num_documents, whole.num_tokens + held_out.num_tokens)
         shards = whole.finish()
         if whole.num_tokens < 2:
             raise UsageError("there is no text to pack", remedy="check the source, and its column of text")
-        if not shard_tokens and len(shards) < ENOUGH_SHARDS:
+        if not wanted and len(shards) < ENOUGH_SHARDS:
             shards = _cut_anew(draft, shards, dtype, max(LEAST_SHARD_TOKENS, -(-whole.num_tokens // ENOUGH_SHARDS)))
         if len(shards) > MAX_SHARDS:
             raise UsageError(f"these are {len(shards):,} shards, {MAX_SHARDS:,} at most", remedy="--shard-tokens 16777216")
+        held = held_out.finish()[:1]
         for number, (name, _, _) in enumerate(shards):
             (draft / name).rename(draft / shard_name(number, dtype))
-        kept = _Cutter(draft, "held-out", dtype, HELD_OUT_TOKENS << 2)
-        kept.add(held_out)
-        for name, _, _ in (held := kept.finish()):
+        for name, _, _ in held:
             (draft / name).rename(draft / shard_name(None, dtype))
-        if tokenizer_file:
-            (draft / TOKENIZER).write_bytes(tokenizer_file)
+        if self._file:
+            (draft / TOKENIZER).write_bytes(self._file)
         data = write_index(
             dtype=dtype,
-            vocab_size=tokenizer.vocab_size,
-            tokenizer=HASH_PREFIX + digest(tokenizer_file).hex() if tokenizer_file else BYTES,
-            tokenizer_bytes=len(tokenizer_file),
-            masked=False,
+            vocab_size=self._vocab_size,
+            tokenizer=HASH_PREFIX + digest(self._file).hex() if self._file else BYTES,
+            tokenizer_bytes=len(self._file),
+            masked=self._masked,
             num_documents=num_documents,
             shards=[(count, hash_) for _, count, hash_ in shards],
             held_out=next(((count, hash_) for _, count, hash_ in held), None),
         )
         (draft / INDEX).write_bytes(data)
-    return read_index(data, str(out))
+        return data
+
+
+def _encoded_chats(
+    chats: Iterable[Rendered], tokenizer: FileTokenizer, dtype: str
+) -> Iterator[tuple[Tokens, bool]]:
+    """Yield the tokens of every chat; those outside of answers, and the end behind it, have their highest bit set."""
+    flag = np.uint32(1 << (8 * WIDTHS[dtype] - 1))
+    chats = iter(chats)
+    while some := list(islice(chats, CHATS)):
+        for (tokens, begins), chat in zip(tokenizer.encode_at([chat.text for chat in some]), some, strict=True):
+            is_answer = np.zeros(len(tokens), np.bool_)
+            for start, stop in chat.answers:
+                is_answer |= (begins >= start) & (begins < stop)
+            masked = np.where(is_answer, tokens, tokens | flag)
+            if tokenizer.end is not None and (not len(tokens) or int(tokens[-1]) != tokenizer.end):
+                masked = np.append(masked, np.uint32(tokenizer.end) | flag)
+            yield masked, True
 
 
 def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[tuple[Tokens, bool]]:

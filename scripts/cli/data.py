@@ -19,6 +19,7 @@ def pack(
     out: Annotated[Path, typer.Argument(help="The new folder of the shards.")],
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a folder that has one.")] = "bytes",
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.  [default: 8 Mi, or less for 64 shards]")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Rows are lists of messages; answers alone are learned.")] = False,
 ) -> None:
     """Pack documents into shards of tokens, which volunteers read by a run's link, by range and verified by hash.
 
@@ -29,7 +30,8 @@ def pack(
       flockstep data pack ~/books packed
       flockstep data pack 'json:chats/*.jsonl?column=answer' packed --tokenizer tokenizer.json
       flockstep data pack hf:org/name/sample packed --tokenizer my-model
+      flockstep data pack 'json:chats.jsonl?column=messages' packed --tokenizer my-model --chat
     """
     from ..pack import pack_data
 
-    pack_data(source, out, typer.echo, tokenizer=tokenizer, shard_tokens=shard_tokens)
+    pack_data(source, out, typer.echo, tokenizer=tokenizer, shard_tokens=shard_tokens, chat=chat)

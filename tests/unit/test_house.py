@@ -110,6 +110,7 @@ ONLY_USERS = {
     "httpx": ("optim/data/hub.py",),
     "pyarrow": ("optim/data/pages.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
+    "jinja2": ("optim/shards/chat.py",),
     "starlette": ("scripts/page/server.py",),
     "uvicorn": ("scripts/page/server.py",),
     "textual": ("scripts/watch/top.py",),

@@ -1,0 +1,107 @@
+"""Chats as text, by the template of their tokenizer, and where in it the answers stand.
+
+A template is a program (Jinja) of whoever has made the tokenizer. It runs when data are packed, on the packer's computer, in
+the sandbox that transformers uses for it, and never on a volunteer's. An answer is what a turn of the assistant adds to the
+chat before it with the prompt for that turn; a template that does not add at the end is refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...peer.errors import UsageError
+
+ASSISTANT = "assistant"
+ROLES = {"human": "user", "gpt": ASSISTANT}
+"""What some collections call them."""
+MAX_CONFIG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A chat as text."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    """Where in it each answer begins and ends, in characters."""
+
+
+class ChatTemplate:
+    """A Jinja template with the special tokens that it may name. Raises `UsageError` for what is no template."""
+
+    def __init__(self, template: str, tokens: Mapping[str, str]) -> None:
+        controls = ["jinja2.ext.loopcontrols"]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=controls)
+        environment.globals["raise_exception"] = _refuse
+        self._tokens = dict(tokens)
+        try:
+            self._template = environment.from_string(template)
+        except jinja2.TemplateError as error:
+            what = f"the tokenizer's chat template is no Jinja: {error}"
+            raise UsageError(what, remedy="take another tokenizer") from error
+
+    @classmethod
+    def beside(cls, tokenizer: Path) -> "ChatTemplate":
+        """The template in the `chat_template.jinja` or `tokenizer_config.json` beside a tokenizer's file."""
+        file, config = tokenizer.with_name("chat_template.jinja"), tokenizer.with_name("tokenizer_config.json")
+        about: Any = {}
+        try:
+            if config.is_file() and config.stat().st_size <= MAX_CONFIG_BYTES:
+                about = json.loads(config.read_bytes())
+            template = file.read_text(encoding="utf-8") if file.is_file() else about.get("chat_template")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            what = f"cannot read the chat template beside {tokenizer}: {error}"
+            raise UsageError(what, remedy="check the file") from error
+        if isinstance(template, list):  # Several by name.
+            named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+            template = named.get("default")
+        if not isinstance(template, str) or not template:
+            remedy = "put its tokenizer_config.json or chat_template.jinja there"
+            raise UsageError(f"the tokenizer {tokenizer} has no chat template", remedy=remedy)
+        tokens = {}
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            value = about.get(name) if isinstance(about, dict) else None
+            value = value.get("content") if isinstance(value, dict) else value
+            tokens[name] = value if isinstance(value, str) else ""
+        return cls(template, tokens)
+
+    def render(self, chat: object) -> Rendered | None:
+        """A chat, a list of messages with a role and a content; None if it has no answer. Raises `UsageError`."""
+        messages = _messages(chat)
+        text, answers = "", list[tuple[int, int]]()
+        for number, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            before = self._text(messages[:number], prompt=True)
+            text = self._text(messages[: number + 1], prompt=False)
+            if not text.startswith(before) or (answers and answers[-1][1] > len(before)):
+                what = "the tokenizer's chat template does not add an answer behind the chat before it"
+                raise UsageError(what, remedy="take a tokenizer whose template does, or pack rendered text")
+            answers.append((len(before), len(text)))
+        return Rendered(text, tuple(answers)) if answers else None
+
+    def _text(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=prompt, tools=None, **self._tokens)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise UsageError(f"the tokenizer's chat template refuses a chat: {error}", remedy="check its roles") from error
+
+
+def _messages(chat: object) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = []
+    for message in chat if isinstance(chat, list) else ():
+        said = message if isinstance(message, dict) else {}
+        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise UsageError("a message of a chat has no role or no content that is text", remedy="check its column")
+        found.append({"role": ROLES.get(role, role), "content": content})
+    return found
+
+
+def _refuse(reason: str) -> None:
+    raise jinja2.TemplateError(str(reason)[:200])
