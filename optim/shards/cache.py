@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ class Shards:
         while self._spare:
             shard = self._spare.pop()
             if shard.hash not in self._loading and not self._path(shard).is_file():
-                if sum(path.stat().st_size for path in self._folder.iterdir()) + shard.num_bytes <= self._limit:
+                if sum(found.st_size for found in self._kept().values()) + shard.num_bytes <= self._limit:
                     return shard
                 self._spare = []
         return None
@@ -214,11 +214,10 @@ class Shards:
         """Delete the shards whose last use is longest ago, until another one fits. Raises `OSError` if the disk is full."""
         with self._lock:
             keys = {each.hash.hex() for each in self._wanted} | {key.hex() for key in self._loading}
-        files = [path for path in self._folder.iterdir() if path.suffix in (SHARD, PART)]
-        sizes = {path: path.stat() for path in files}
+        sizes = self._kept()
         room = self._limit - shard.num_bytes - sum(found.st_size for found in sizes.values())
         free = shutil.disk_usage(self._folder).free - shard.num_bytes - DISK_RESERVE
-        for path in sorted(files, key=lambda path: sizes[path].st_mtime):
+        for path in sorted(sizes, key=lambda path: sizes[path].st_mtime):
             if min(room, free) >= 0:
                 return
             if path.stem not in keys:
@@ -226,6 +225,15 @@ class Shards:
                 path.unlink(missing_ok=True)
         if free < 0:
             raise OSError(errno.ENOSPC, f"less than {DISK_RESERVE >> 20} MiB would be left")
+
+    def _kept(self) -> dict[Path, os.stat_result]:
+        """Return what is in the cache; another thread may rename or delete a file meanwhile. Raises `OSError`."""
+        found = {}
+        for path in self._folder.iterdir():
+            if path.suffix in (SHARD, PART):
+                with suppress(FileNotFoundError):
+                    found[path] = path.stat()
+        return found
 
     def _lock_folder(self) -> None:
         """Hold this cache for this process, or make one of its own."""

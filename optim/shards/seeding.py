@@ -38,6 +38,8 @@ ANSWER_SECONDS = 10.0
 STALL_SECONDS = 20.0
 """As for a leaf of a state: a provider serves its own rounds first."""
 SCAN_SECONDS = 5.0
+SCAN_SHARE = 50
+"""Times as long as a look takes, at least, until the next one: 65,536 shards take a good part of a second."""
 
 Peers = Callable[[], Sequence[PeerId]]
 
@@ -63,6 +65,7 @@ class Seeds:
         self._home = home
         self._own = home / "runs" / signed.run_id / SEED
         self._served: dict[bytes, FileBlob] = {}
+        self._tags = b""
         self._held: dict[PeerId, tuple[float, frozenset[bytes]]] = {}
         """What each member has said that it holds, and when."""
         self._missed: set[bytes] = set()
@@ -71,13 +74,14 @@ class Seeds:
     async def run(self) -> None:
         """Serve what lies on the disk, as it comes and goes, until cancelled."""
         while self._index is not None:
+            began = trio.current_time()
             await self.look()
-            await trio.sleep(SCAN_SECONDS)
+            await trio.sleep(max(SCAN_SECONDS, SCAN_SHARE * (trio.current_time() - began)))
 
     async def look(self) -> None:
         """Serve what lies on the disk now."""
         try:
-            found = dict(await self._node.compute(self._scan))
+            found = await self._node.compute(lambda: dict(self._scan()))
         except (OSError, FlockstepError) as error:
             self._node.telemetry.emit("data.not_provided", step="read the run's data", reason=str(error))
             return
@@ -86,6 +90,7 @@ class Seeds:
                 self._node.blobs.put(key, blob)
         self._node.blobs.drop(self._served.keys() - found.keys())
         self._served = found
+        self._tags = b"".join(sorted({key[:TAG_BYTES] for key in found}))
 
     async def fetch(self, key: bytes, size: int, path: Path, members: Iterable[PeerId]) -> None:
         """Write the file with this hash to `path`. Raises `NetworkError` if no member that is here provides it."""
@@ -152,7 +157,7 @@ class Seeds:
     async def _tell(self, peer: PeerId, question: wire.FilesAsk) -> wire.FilesHeld:
         if question.run != self._run:
             raise NetworkError("this peer takes part in another run")
-        return wire.FilesHeld(b"".join(sorted({key[:TAG_BYTES] for key in self._served})))
+        return wire.FilesHeld(self._tags)
 
     def _scan(self) -> Iterator[tuple[bytes, FileBlob]]:
         """Yield the files of the run's data on this computer. Raises `OSError` and `UsageError`."""
