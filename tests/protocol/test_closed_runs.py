@@ -36,7 +36,10 @@ OWNER, LISTED, STRANGER, SECOND = (Identity.from_seed(bytes([seed]) * 32) for se
 ALLOW = Charter(run=RUN, owner=OWNER.peer_id, kind="allow", allowed=frozenset({OWNER.peer_id, LISTED.peer_id}))
 INVITE = Charter(run=RUN, owner=OWNER.peer_id, kind="invite")
 INVITED = Ticket(Invitation.sign(OWNER, RUN, LISTED.peer_id), b"").credential(LISTED.peer_id)
-QUESTIONS = (wire.StateAsk(RUN), wire.LeavesAsk(RUN, bytes(32)), wire.LedgerAsk(RUN, 1, 16), wire.MembersAsk(RUN, b""))
+QUESTIONS = (
+    *(wire.StateAsk(RUN), wire.LeavesAsk(RUN, bytes(32)), wire.LedgerAsk(RUN, 1, 16), wire.MembersAsk(RUN, b"")),
+    wire.FilesAsk(RUN),
+)
 CELLS = 12
 
 
