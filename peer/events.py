@@ -342,7 +342,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("host.died", "The libp2p host has stopped.", "reason"),
         _row("connection.refused", "A connection was refused or evicted; repeats are counted.", "peer step reason",
              origin="IP address of the last one", count="refusals since the last such event"),
-        _row("libp2p.unknown_version", "The fixes are for another version of libp2p.", "reason"),
         _row("dial.failed", "A rung of the dial ladder failed.", "peer reason", step="rung that failed"),
         _row("connection.climbed", "A connection moved to a better rung.", "peer", step="rung that it has now"),
         _row("connection.alive", "A connection in doubt has shown a sign of life.", "peer step seconds"),

@@ -87,12 +87,13 @@ async def open_host(
 ) -> AsyncIterator["Libp2pHost"]:
     """Run a host that listens; with the limits of a bootstrap it is one, which relays and dials back for others.
 
-    Raises `LocalError` if no port can be had, `UsageError` for an invalid announced address.
+    Raises `LocalError` if no port can be had or py-libp2p is of another version, `UsageError` for an invalid announced
+    address.
     """
     for address in config.announce:
         if not valid_address(address):
             raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
-    fixes.apply_fixes(telemetry)
+    fixes.apply_fixes()
     host = Libp2pHost(identity, config, telemetry, bootstrap, gate or GateLimits())
     async with background() as nursery:
         await nursery.start(host.run, nursery)
@@ -304,7 +305,7 @@ class Libp2pHost:
         return [
             connection
             for connection in self._swarm.connections.get(peer, ())
-            if not connection.is_closed and not connection.muxed_conn.event_shutting_down.is_set()
+            if not connection.is_closed and connection.muxed_conn.is_established
         ]
 
     def _connections(self, peer: PeerId) -> list[Any]:

@@ -8,12 +8,10 @@ an interval. A late check is not counted: then my own event loop did not run (a 
 bytes that arrived meanwhile are not read yet. A second doubt joins the check that is under way.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import trio
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
 from ..telemetry import Telemetry
 from ..transport import PeerId
@@ -26,9 +24,6 @@ LOOK_INTERVAL = 0.5
 SILENT_LOOKS = 10
 """Five seconds: TCP retransmits a lost ping after 0.2, 0.6, 1.4 and 3 s (RFC 6298), and a full buffer in a router
 delays the answer by a second or two. Heartbeats detect a dead peer sooner where one is expected."""
-
-PING_VALUE = 0xD0B7
-"""Carried by the ping and sent back; nothing reads it."""
 
 
 class Liveness:
@@ -58,7 +53,7 @@ class Liveness:
             async def ping() -> None:
                 nonlocal reason
                 try:
-                    await _ping(connection.muxed_conn)
+                    await connection.muxed_conn.ping()
                 except CONNECTION_ERRORS as error:
                     reason = str(error)
                     nursery.cancel_scope.cancel()
@@ -87,8 +82,3 @@ async def shows_life(signs: Callable[[], object]) -> bool:
         if trio.current_time() < due + LOOK_INTERVAL:
             looks += 1
     return False
-
-
-async def _ping(muxer: Any) -> None:
-    muxer._ping_sent_time = trio.current_time()  # The library computes the round trip from it at any answer.
-    await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, PING_VALUE))

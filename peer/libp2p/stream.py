@@ -60,7 +60,7 @@ class Libp2pStream:
             await self._raw.close()
         except CONNECTION_ERRORS:
             return
-        if self._nursery is not None and not self._muxed.recv_closed:
+        if self._nursery is not None and not self._muxed.is_over:
             self._nursery.start_soon(self._drain)
 
     async def reset(self) -> None:

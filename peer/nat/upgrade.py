@@ -89,7 +89,12 @@ class Moves:
         return [connection for connection in self._connections(peer) if is_relayed(connection)]
 
     async def disconnected(self, network: Any, connection: Any) -> None:
-        """Ignore it."""
+        """Report why a connection was ended here, unless it was closed in order."""
+        muxed, peer = connection.muxed_conn, str(connection.muxed_conn.peer_id)
+        if muxed.machine.violation:
+            self._telemetry.emit("peer.charged", peer=peer, step="yamux", reason=muxed.machine.violation)
+        elif muxed.gave_way:
+            self._telemetry.emit("connection.refused", peer=peer, step="yamux", reason=muxed.machine.end)
 
     async def opened_stream(self, network: Any, stream: Any) -> None:
         """Ignore it."""

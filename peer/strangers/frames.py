@@ -1,21 +1,19 @@
-"""Yamux frames of strangers: turns for other tasks, a rate for each address, and a bound on windows.
+"""Yamux frames of strangers: turns for other tasks, a rate for each address, and a bound on windows. Pure.
 
-Theory of operation. A frame without a body has 12 bytes and takes the library 10 to 80 µs, so that one slow line could take
-a whole core; and the library handles frames of unknown kinds without ever giving others a turn: 1 MiB of them held up the
-event loop for 0.8 s. So the loop that reads frames counts them. After `TURN` of them other tasks have a turn, and what is
-beyond the budget waits: nothing is dropped, the sender's line fills. A KiB of bodies pays for a frame, so that bulk and
-rounds are never held up. The budget is that of the address that the connection came from (see `gate`), or its own.
+Theory of operation. A frame without a body has 12 bytes and takes some 5 µs to handle, so that one slow line could take a
+whole core. So frames are counted. After `TURN` of them other tasks have a turn, and what is beyond the budget waits: nothing
+is dropped, the sender's line fills. A KiB of bodies pays for a frame, so that bulk and rounds are never held up. The budget
+is that of the address that the connection came from (see `gate`), or its own.
 
-A window is memory that is promised. It grows while it is read (`fixes.update_window_by_halves`), and a handler that stops
-reading then holds all of it: `window_room` bounds what the windows of one connection, and of all, grow to.
+A window is memory that is promised. It grows while it is read, and a handler that stops reading then holds all of it:
+`WindowBudget` bounds what the windows of one connection, and of all, grow to. A connection inside of another one takes from
+what that one has for all that run in it. First windows are the protocol's promise, 256 KiB of every stream, so that many
+connections could hold more than a computer has: beyond `UNREAD_IN_ALL` the one that holds most gives way (`UnreadBudget`).
 """
 
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
-
-import trio
-from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, MAX_WINDOW_SIZE
 
 from ..quota.origins import UNKNOWN, Rates
 from ..transport import PeerId
@@ -28,59 +26,121 @@ FRAMES_PER_SECOND, FRAMES_BURST_SECONDS = 512.0, 16.0
 
 BYTES_OF_A_FRAME = 1 << 10
 
-WINDOWS_OF_ONE = 2 * MAX_WINDOW_SIZE
+FIRST_WINDOW = 256 << 10
+"""The protocol's."""
+MAX_WINDOW = 16 << 20
+"""As in go-yamux: a line of 100 MB/s and 160 ms."""
+
+WINDOWS_OF_ONE = 2 * MAX_WINDOW
 WINDOWS_IN_ALL = 256 << 20
 """Bytes by which the windows of one connection, and of all of them, exceed the first ones: two streams at full speed on a
 long line, and 4 MiB for each member of a full roster, as a line of 40 MB/s with 0.1 s to each of them fills."""
 
+UNREAD_IN_ALL = 2 * WINDOWS_IN_ALL
+"""Bytes that have arrived and were not read: those of all grown windows, and of 1,024 first ones."""
+
+LOOK_BYTES = 16 << 20
+"""Bytes that arrive between two looks at what is unread: a look takes as long as some frames."""
+
 Spend = Callable[[PeerId, float], float]
 """Takes so many frames of a peer from a budget, and returns for how many seconds it has to wait."""
-
-_grown: WeakSet[Any] = WeakSet()
-"""The streams whose window has grown."""
 
 
 class FrameMeter:
     """Counts the frames of one connection."""
 
-    def __init__(self, peer: PeerId, spend: Spend) -> None:
-        self._peer = peer
-        self._spend = spend
+    def __init__(self) -> None:
         self._frames = 0
         self._num_bytes = 0
 
-    def count(self, num_bytes: int) -> bool:
-        """Count a frame with its body; returns whether it is time to `rest`."""
+    def count(self, num_bytes: int) -> None:
+        """Count a frame with its body."""
         self._frames += 1
         self._num_bytes += num_bytes
+
+    @property
+    def is_due(self) -> bool:
+        """True once others should have a turn, and the frames be billed."""
         return self._frames >= TURN
 
-    async def rest(self) -> None:
-        """Give other tasks a turn, and wait until the frames are within the budget."""
+    def bill(self) -> float:
+        """Return how many frames no bytes have paid for since the last bill."""
         unpaid = max(0.0, self._frames - self._num_bytes / BYTES_OF_A_FRAME)
         self._frames = self._num_bytes = 0
-        await trio.sleep(self._spend(self._peer, unpaid))
+        return unpaid
 
 
-def own_budget() -> Spend:
+def own_budget(clock: Callable[[], float]) -> Spend:
     """Return the budget of a connection that came through no gate."""
     rates = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
-    return lambda peer, frames: rates.spend(UNKNOWN, trio.current_time(), frames)
+    return lambda peer, frames: rates.spend(UNKNOWN, clock(), frames)
 
 
-def carrier(conn: Any) -> Any:
+class WindowBudget:
+    """What the windows of some streams may grow by together, `most` bytes, and within `outer`.
+
+    A stream has a `window`, which only this changes, a `FIRST_WINDOW` of it at first; `unread`, which has a length; and
+    `is_over`.
+    """
+
+    def __init__(self, most: int, outer: "WindowBudget | None" = None) -> None:
+        self._most = most
+        self._outer = outer
+        self._grown: WeakSet[Any] = WeakSet()
+        """A stream that nobody holds any more takes nothing, however it ended."""
+
+    def grow(self, stream: Any) -> int:
+        """Double the window of a stream, as far as there is room; returns by how many bytes it has grown."""
+        growth: int = max(0, min(stream.window, MAX_WINDOW - stream.window, self._room()))
+        if growth:
+            stream.window += growth
+            self._add(stream)
+        return growth
+
+    def _room(self) -> int:
+        room = self._most - sum(map(_held, self._grown))
+        return room if self._outer is None else min(room, self._outer._room())
+
+    def _add(self, stream: Any) -> None:
+        self._grown.add(stream)
+        if self._outer is not None:
+            self._outer._add(stream)
+
+
+ALL_WINDOWS = WindowBudget(WINDOWS_IN_ALL)
+"""That of this process."""
+
+
+class UnreadBudget:
+    """The bytes that arrived and were not read, of all connections of this process."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._connections: WeakSet[Any] = WeakSet()
+        self._arrived = 0
+
+    def add(self, connection: Any) -> None:
+        """Count its `unread_bytes`, too."""
+        self._connections.add(connection)
+
+    def arrive(self, num_bytes: int) -> Any | None:
+        """Count bytes that arrive; returns the connection that has to give way, if any."""
+        self._arrived += num_bytes
+        if self._arrived < LOOK_BYTES:
+            return None
+        self._arrived = 0
+        unread = {connection: connection.unread_bytes for connection in self._connections}
+        return max(unread, key=unread.__getitem__) if sum(unread.values()) > self._most else None
+
+
+ALL_UNREAD = UnreadBudget(UNREAD_IN_ALL)
+
+
+def _held(stream: Any) -> int:
+    """What a stream takes of its budget: what its window has grown by, or what is still unread of that."""
+    return max(0, (len(stream.unread) if stream.is_over else stream.window) - FIRST_WINDOW)
+
+
+def carrier(muxer: Any) -> Any:
     """Return the connection that a relayed one runs in; None for one with a socket of its own."""
-    return getattr(getattr(conn.secured_conn.conn.read_writer.read_write_closer, "stream", None), "muxed_conn", None)
-
-
-def window_room(stream: Any) -> int:
-    """Return by how many bytes a stream's window may grow now. All circuits in one connection have together what one has."""
-    grown = [one for one in _grown if not one.closed]
-    around = carrier(stream.conn)
-    alike = grown if around else stream.conn.streams.values()
-    of_one = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in alike if carrier(one.conn) is around)
-    in_all = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in grown)
-    _grown.add(stream)
-    room: int = min(MAX_WINDOW_SIZE - stream.target_recv_window, WINDOWS_OF_ONE - of_one, WINDOWS_IN_ALL - in_all)
-    window: int = stream.target_recv_window
-    return max(0, min(room, window))
+    return getattr(getattr(muxer.secured_conn.conn.read_writer.read_write_closer, "stream", None), "muxed_conn", None)

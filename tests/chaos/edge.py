@@ -30,7 +30,6 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p.fixes import _writer_of
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import ASK, _packet, message_packet
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
@@ -195,7 +194,8 @@ async def one_stranger(target: Victim, chance: random.Random, streams: int) -> N
             with suppress(*ERRORS), trio.move_on_after(2):
                 connection = connections[0]
                 if not chance.randrange(6):
-                    await _writer_of(connection.muxed_conn).post([frames(chance)]).wait()
+                    connection.muxed_conn.machine.outbox.append(frames(chance))
+                    await connection.muxed_conn.written()
                     continue
                 stream: Any = await connection.muxed_conn.open_stream()
                 protocol = chance.choice((*target.protocols, "/nothing/1"))

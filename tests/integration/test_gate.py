@@ -2,7 +2,6 @@
 
 import resource
 import socket
-import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +22,7 @@ from flockstep.peer.quota.shares import Shares
 from flockstep.peer.strangers.frames import TURN, carrier
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
-from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
+from flockstep.peer.yamux.machine import HEADER, UPDATE
 
 NOT_EXEMPT = ("192.0.2.0/24",)
 ECHO = "/test/echo/1"
@@ -335,4 +334,5 @@ async def through_relays(num_others: int) -> AsyncIterator[list[Libp2pHost]]:
 async def flood(host: Libp2pHost, peer: str, num_frames: int) -> None:
     """Send window updates for a stream that does not exist."""
     (connection,) = host._connections(peer)
-    await connection.muxed_conn._write_frames([struct.pack(YAMUX_HEADER_FORMAT, 0, 1, 0, 999, 1) * num_frames])
+    connection.muxed_conn.machine.outbox.append(HEADER.pack(0, UPDATE, 0, 999, 1) * num_frames)
+    await connection.muxed_conn.written()

@@ -2,24 +2,28 @@
 
 import importlib.metadata
 import logging
+import re
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.errors import LocalError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import fixes
 from flockstep.peer.libp2p.tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.strangers.frames import FIRST_WINDOW, MAX_WINDOW
+from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import Rung, Stream
+from flockstep.peer.yamux import muxer
+from flockstep.peer.yamux.machine import HEADER, PING, SYN
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection import swarm_connection
 from libp2p.peer.id import ID
@@ -28,7 +32,6 @@ from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
 from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.transport import CircuitV2Transport
-from libp2p.stream_muxer.yamux import yamux
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
@@ -62,20 +65,27 @@ async def hosts(number: int) -> AsyncIterator[list[Libp2pHost]]:
                 yield [first, *others]
 
 
-def test_another_version_of_the_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
-    fixes.apply_fixes(telemetry)
-    assert events == []
+def test_another_version_of_the_library_is_refused_before_it_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    patched: list[str] = []
     monkeypatch.setattr(fixes, "WRITTEN_FOR", "0.0.0")
-    fixes.apply_fixes(telemetry)
-    assert events[0]["event"] == "libp2p.unknown_version"
-    assert importlib.metadata.version("libp2p") in str(events[0]["reason"])
+    monkeypatch.setattr(fixes, "_fixes", [lambda: patched.append("patched")])
+    with pytest.raises(LocalError, match=f"libp2p {importlib.metadata.version('libp2p')} is installed") as raised:
+        fixes.apply_fixes()
+    assert "libp2p==0.0.0" in raised.value.remedy
+    assert patched == []
+
+
+def test_the_list_of_patches_names_each_of_them_and_tests_that_exist() -> None:
+    _, _, table = (fixes.__doc__ or "").partition("    patch ")
+    named = {line.split()[0] for line in table.splitlines()[1:] if re.match(r"    \S", line)}
+    patches = {patch.__name__ for patch in fixes._fixes} | {"limit_greetings", "limit_identify"}
+    assert named == patches
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in re.findall(r"\b(test_\w+)(?!:)\b", table) if f"def {name}(" not in tests] == []
 
 
 def test_the_library_keeps_quiet() -> None:
-    fixes.apply_fixes(Telemetry())  # pytest itself handles all logging, so what would be printed cannot be looked at.
+    fixes.apply_fixes()  # pytest itself handles all logging, so what would be printed cannot be looked at.
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("libp2p").handlers)
     module: Any = swarm_connection
     assert module.logging is logging.getLogger(swarm_connection.__name__)
@@ -158,7 +168,7 @@ def test_a_window_is_updated_by_halves_and_doubles() -> None:
     async def main() -> None:
         async with hosts(2) as (first, second):
             stream: Any = await second.open_stream(first.peer_id, ECHO)
-            piece, window, unread = bytes(1000), yamux.DEFAULT_WINDOW_SIZE, 0
+            piece, window, unread = bytes(1000), FIRST_WINDOW, 0
 
             async def send() -> None:
                 nonlocal unread
@@ -178,7 +188,7 @@ def test_a_window_is_updated_by_halves_and_doubles() -> None:
                 await send()
                 window, unread = 2 * window, 0
                 assert stream._muxed.send_window == window
-            while window < yamux.MAX_WINDOW_SIZE:
+            while window < MAX_WINDOW:
                 piece = bytes(window // 2)
                 await send()
                 window, unread = 2 * window, 0
@@ -192,10 +202,6 @@ def test_a_window_is_updated_by_halves_and_doubles() -> None:
 def muxer_to(host: Libp2pHost, peer: str) -> Any:
     (connection,) = host.host.get_network().connections[ID.from_base58(peer)]
     return connection.muxed_conn
-
-
-def ping(number: int) -> bytes:
-    return struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, number)
 
 
 def test_two_that_fill_both_directions_still_answer_each_other() -> None:
@@ -213,7 +219,7 @@ def test_two_that_fill_both_directions_still_answer_each_other() -> None:
 
                 async def ask() -> None:
                     while received[host.peer_id] < more_than_sockets_hold:
-                        await muxer_to(host, other.peer_id)._write_frame(ping(0))
+                        await muxer_to(host, other.peer_id).ping()
 
                 host.handle("/test/count/1", count)
                 nursery.start_soon(ask)
@@ -230,7 +236,7 @@ def test_two_that_fill_both_directions_still_answer_each_other() -> None:
 
 
 def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixes, "MAX_FRAMES_WAITING", 100)
+    monkeypatch.setattr(muxer, "MAX_PIECES_WAITING", 100)
 
     async def main() -> None:
         async with hosts(3) as (first, greedy, honest):
@@ -243,7 +249,8 @@ def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch
 
             async def ask_on() -> None:
                 while True:
-                    await muxer_to(greedy, first.peer_id)._write_frames([ping(0)] * 1000)
+                    muxer_to(greedy, first.peer_id).machine.outbox += [HEADER.pack(0, PING, SYN, 0, 0)] * 1000
+                    await muxer_to(greedy, first.peer_id).written()
 
             with pytest.raises(ConnectionClosedError):
                 await ask_on()

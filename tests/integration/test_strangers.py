@@ -16,7 +16,6 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p.fixes import yamux
 from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
 from flockstep.peer.nat.speed import SPEED_PROTOCOL
@@ -32,6 +31,7 @@ from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
+from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.utils.varint import encode_delim, encode_uvarint, encode_varint_prefixed
 from multiaddr import Multiaddr
 
@@ -128,7 +128,7 @@ def test_a_stream_may_propose_so_many_protocols() -> None:
             stream = await muxer_to(stranger, host.peer_id).open_stream()
             await stream.write(encode_delim(b"/multistream/1.0.0") + MAX_LINES * encode_delim(b"/nothing/1"))
             answers = b""
-            with suppress(yamux.MuxedStreamReset):
+            with suppress(MuxedStreamReset):
                 while True:
                     answers += await stream.read(1000)
             assert answers.count(b"na\n") == MAX_LINES - 1
@@ -165,7 +165,7 @@ def test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gon
 
 def _sender(answer: bytes, served: trio.Event) -> Callable[[Any], Awaitable[None]]:
     async def serve(stream: Any) -> None:
-        with suppress(yamux.MuxedStreamError, Libp2pStreamError):
+        with suppress(MuxedStreamError, Libp2pStreamError):
             await stream.write(answer)
             await stream.close()
         served.set()
@@ -176,7 +176,8 @@ def _sender(answer: bytes, served: trio.Event) -> Callable[[Any], Awaitable[None
 def _asking(host: Libp2pHost) -> bool:
     """Return True while a stream of the host's own is open: that on which it asks for the identify message."""
     connections = [one for some in host.host.get_network().connections.values() for one in some]
-    return any(stream.muxed_stream.is_initiator for one in connections for stream in one.get_streams())
+    streams = [stream.muxed_stream for one in connections for stream in one.get_streams()]
+    return any(stream.number % 2 == stream.muxed_conn.is_initiator for stream in streams)
 
 
 def _streams(host: Libp2pHost, peer: str) -> list[Any]:
@@ -196,7 +197,7 @@ def test_what_a_reset_stream_has_left_unread_is_dropped() -> None:
             other = await muxer.open_stream()  # Behind it, so that it has been handled.
             await other.write(encode_delim(b"/multistream/1.0.0") + encode_delim(b"/nothing/1"))
             await other.read(100)
-            await until(lambda: junk.stream_id not in mine.stream_buffers)
+            await until(lambda: not mine.machine.unread_bytes)
 
     over_sockets(main)
 

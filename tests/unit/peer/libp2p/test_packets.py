@@ -20,6 +20,7 @@ from flockstep.peer.libp2p.packets import (
     MOST_ROOM,
     PACKET_LENGTH_BYTES,
     SMALL_BYTES,
+    NoiseChannel,
     PacketChannel,
     PacketKey,
     PacketTransport,
@@ -297,3 +298,43 @@ def test_the_end_of_a_socket_ends_the_reader(closing: str) -> None:
                 await (anna if closing == "remote" else bert).close()
 
     trio.run(main)
+
+
+class Reversing:
+    """In the place of Noise's ciphers: they turn bytes round."""
+
+    def encrypt(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decrypt = encrypt
+
+
+def noise_channel(wire: Wire) -> NoiseChannel:
+    raw: Any = wire
+    return NoiseChannel(raw, Reversing())
+
+
+def message(plain: bytes) -> bytes:
+    return len(plain).to_bytes(2, "big") + plain[::-1]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_messages_of_noise_arrive_whole_however_they_were_cut(piece: int) -> None:
+    async def main() -> None:
+        channel = noise_channel(Wire(message(b"one") + message(b"") + message(b"three"), piece))
+        assert [await channel.read_msg() for _ in range(3)] == [b"one", b"", b"three"]
+        with pytest.raises(IncompleteReadError) as raised:
+            await channel.read_msg()
+        assert raised.value.is_clean_close
+        with pytest.raises(IncompleteReadError) as raised:
+            await noise_channel(Wire(message(b"whole")[:-1])).read_msg()
+        assert not raised.value.is_clean_close
+
+    trio.run(main)
+
+
+def test_pieces_share_messages_of_noise_as_long_as_they_may_be() -> None:
+    channel, most = noise_channel(Wire()), 65535 - 16
+    assert channel.sealed([b"first", memoryview(b"second")]) == message(b"firstsecond")
+    assert channel.sealed([bytes(most), b"x"]) == message(bytes(most)) + message(b"x")
+    assert channel.frame_bytes + 12 == most

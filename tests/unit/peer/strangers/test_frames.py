@@ -1,58 +1,49 @@
-"""The frames of a stranger, read by the loop that reads real ones, under virtual time."""
+"""The frames of a stranger, read by the task that reads real ones, under virtual time; and what windows may grow by."""
 
-import struct
-from collections import deque
-from functools import partial
+import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.libp2p import fast_pipe
-from flockstep.peer.libp2p.fast_pipe import next_header
+from flockstep.peer.identity import Identity
 from flockstep.peer.quota.origins import Origin, Rates
-from flockstep.peer.strangers import frames
 from flockstep.peer.strangers.frames import (
+    FIRST_WINDOW,
     FRAMES_BURST_SECONDS,
     FRAMES_PER_SECOND,
+    MAX_WINDOW,
     TURN,
+    WINDOWS_IN_ALL,
     WINDOWS_OF_ONE,
-    FrameMeter,
+    WindowBudget,
     own_budget,
-    window_room,
 )
-from libp2p.stream_muxer.yamux.yamux import (
-    DEFAULT_WINDOW_SIZE,
-    HEADER_SIZE,
-    MAX_WINDOW_SIZE,
-    TYPE_DATA,
-    YAMUX_HEADER_FORMAT,
-)
+from flockstep.peer.yamux import muxer
+from flockstep.peer.yamux.machine import DATA, HEADER, SYN, UPDATE, Stream
+from flockstep.peer.yamux.muxer import Yamux
+from libp2p.peer.id import ID
+from support.secured import Secured
 
-UNKNOWN_KIND = struct.pack(YAMUX_HEADER_FORMAT, 0, 7, 0, 0, 0)
-STREAM = 5
+FOR_NO_STREAM = HEADER.pack(0, UPDATE, 0, 999, 1)
 HERE, THERE = Origin("192.0.2.1", "192.0.2.0/24", exempt=False), Origin("192.0.2.2", "192.0.2.0/24", exempt=False)
+PEER = ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
 
 
-def session_of(messages: list[bytes], meter: FrameMeter) -> Any:
-    """A secured connection on which these messages arrive, and Yamux with one open stream."""
-    arriving = deque(messages)
-    stream, event = SimpleNamespace(recv_window=1 << 40), trio.Event()
-    muxer = SimpleNamespace(streams={STREAM: stream}, stream_buffers={STREAM: bytearray()}, stream_events={STREAM: event})
-
-    async def read_msg() -> bytes:
-        return arriving.popleft()
-
-    session = SimpleNamespace(muxer=muxer, meter=meter, conn=SimpleNamespace(read_msg=read_msg))
-    session.read = partial(fast_pipe.read, session)
-    return session
+def yamux(secured: Secured) -> Yamux:
+    conn: Any = secured
+    return Yamux(conn, PEER)
 
 
-async def seconds_for(session: Any, num_frames: int) -> float:
+async def seconds_for(packets: list[bytes], spend: Any = None) -> float:
+    """Let packets arrive, and return how long it takes to handle them."""
+    secured = Secured(below=SimpleNamespace(spend_frames=spend))
+    for packet in packets:
+        secured.arriving.send_nowait(packet)
+    secured.arriving.close()
     began = trio.current_time()
-    for _ in range(num_frames):
-        assert await next_header(session, HEADER_SIZE) == UNKNOWN_KIND
+    await yamux(secured).start()
     return trio.current_time() - began
 
 
@@ -68,8 +59,7 @@ def test_others_have_a_turn_between_frames_of_one_packet() -> None:
                     await trio.lowlevel.checkpoint()
 
             nursery.start_soon(count)
-            number = 100 * TURN
-            await seconds_for(session_of([number * UNKNOWN_KIND], FrameMeter("peer", lambda peer, frames: 0.0)), number)
+            await seconds_for([100 * TURN * FOR_NO_STREAM], lambda peer, frames: 0.0)
             nursery.cancel_scope.cancel()
         assert turns >= 99
 
@@ -79,9 +69,8 @@ def test_others_have_a_turn_between_frames_of_one_packet() -> None:
 def test_frames_that_no_bytes_pay_for_come_at_a_rate() -> None:
     async def main() -> None:
         burst = int(FRAMES_PER_SECOND * FRAMES_BURST_SECONDS)
-        session = session_of([2 * burst * UNKNOWN_KIND], FrameMeter("peer", own_budget()))
-        assert await seconds_for(session, burst) < 0.1
-        assert await seconds_for(session, burst) == pytest.approx(FRAMES_BURST_SECONDS, rel=0.02)
+        assert await seconds_for([burst * FOR_NO_STREAM]) < 0.1
+        assert await seconds_for([2 * burst * FOR_NO_STREAM]) == pytest.approx(FRAMES_BURST_SECONDS, rel=0.02)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -89,10 +78,8 @@ def test_frames_that_no_bytes_pay_for_come_at_a_rate() -> None:
 def test_bytes_pay_for_their_frames() -> None:
     async def main() -> None:
         number = int(2 * FRAMES_PER_SECOND * FRAMES_BURST_SECONDS)
-        bulk = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, STREAM, 1024) + bytes(1024)
-        session = session_of([*(number // 64) * [64 * bulk], UNKNOWN_KIND], FrameMeter("peer", own_budget()))
-        assert await seconds_for(session, 1) == 0
-        assert len(session.muxer.stream_buffers[STREAM]) == number * 1024
+        bulk = HEADER.pack(0, DATA, 0, 999, 1024) + bytes(1024)
+        assert await seconds_for((number // 64) * [64 * bulk]) == 0
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -105,43 +92,73 @@ def test_connections_of_one_address_share_a_budget() -> None:
     assert rates.spend(HERE, 100.0, 20) == 0
 
 
-class Stream:
-    """A stream of a connection whose window grows as far as it may."""
+def test_a_connection_inside_of_a_circuit_has_the_budgets_of_the_circuit() -> None:
+    async def main() -> None:
+        spend, another = own_budget(trio.current_time), own_budget(trio.current_time)
+        outer = yamux(Secured(below=SimpleNamespace(spend_frames=another)))
+        inner = yamux(Secured(below=SimpleNamespace(muxed_conn=outer, spend_frames=spend)))
+        innermost = yamux(Secured(below=SimpleNamespace(muxed_conn=inner, spend_frames=another)))
+        assert (outer.spend_frames, inner.spend_frames, innermost.spend_frames) == (another, spend, spend)
+        assert innermost.inner_windows is inner.inner_windows is outer.inner_windows
 
-    def __init__(self, conn: Any) -> None:
-        self.conn, self.closed, self.target_recv_window = conn, False, DEFAULT_WINDOW_SIZE
-        conn.streams[len(conn.streams)] = self
-
-    def grow(self) -> int:
-        for _ in range(20):
-            self.target_recv_window += window_room(self)
-        return self.target_recv_window
+    trio.run(main)
 
 
-def connection(inside_of: Any = None) -> Any:
-    """What of a connection tells in which other one it runs."""
-    stream = SimpleNamespace(muxed_conn=inside_of) if inside_of else SimpleNamespace()
-    below = SimpleNamespace(read_writer=SimpleNamespace(read_write_closer=SimpleNamespace(stream=stream)))
-    return SimpleNamespace(streams={}, secured_conn=SimpleNamespace(conn=below))
+def grown(budget: WindowBudget, stream: Stream) -> int:
+    """Let a window grow as far as it may; returns by how much."""
+    return sum(budget.grow(stream) for _ in range(20))
+
+
+def opened(end: Yamux, number: int) -> Stream:
+    end.machine.receive(HEADER.pack(0, UPDATE, SYN, number, 0))
+    return end.machine.streams[number]
+
+
+def grow(end: Yamux, number: int) -> int:
+    """Let the remote fill a stream's window, and read it, until it does not grow any more; returns the window."""
+    stream, before = opened(end, number), 0
+    while stream.window > before:
+        before, data = stream.window, bytes(stream.receive_window)
+        end.machine.receive(HEADER.pack(0, DATA, 0, number, len(data)) + data)
+        while end.machine.read(stream, 1 << 30):
+            pass
+        end.machine.meter.bill()
+    return before
 
 
 def test_circuits_in_one_connection_have_together_the_windows_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_grown", type(frames._grown)())
-    outer = connection()
-    inside = [Stream(connection(outer)) for _ in range(9)]
-    assert sum(stream.grow() - DEFAULT_WINDOW_SIZE for stream in inside) == WINDOWS_OF_ONE
-    assert Stream(connection(connection())).grow() == Stream(outer).grow() == MAX_WINDOW_SIZE
+    monkeypatch.setattr(muxer, "ALL_WINDOWS", WindowBudget(WINDOWS_IN_ALL))
+
+    async def main() -> None:
+        outer = yamux(Secured())
+        inside = [yamux(Secured(below=SimpleNamespace(muxed_conn=outer))) for _ in range(9)]
+        assert sum(grow(end, 1) - FIRST_WINDOW for end in inside) == WINDOWS_OF_ONE
+        elsewhere = yamux(Secured(below=SimpleNamespace(muxed_conn=yamux(Secured()))))
+        assert grow(elsewhere, 1) == grow(outer, 1) == MAX_WINDOW
+
+    trio.run(main)
 
 
-def test_windows_grow_within_the_limits_of_one_connection_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "WINDOWS_IN_ALL", WINDOWS_OF_ONE + (4 << 20))
-    monkeypatch.setattr(frames, "_grown", type(frames._grown)())
-    one, other = connection(), connection()
-    first = Stream(one)
-    assert first.grow() == MAX_WINDOW_SIZE
-    others = [Stream(one) for _ in range(9)]
-    assert sum(stream.grow() - DEFAULT_WINDOW_SIZE for stream in (first, *others)) == WINDOWS_OF_ONE
-    more = Stream(other)
-    assert more.grow() == DEFAULT_WINDOW_SIZE + (4 << 20)
-    first.closed = True
-    assert more.grow() == MAX_WINDOW_SIZE
+def test_windows_grow_within_the_limits_of_one_connection_and_of_all() -> None:
+    in_all = WindowBudget(WINDOWS_OF_ONE + (4 << 20))
+    one, other = WindowBudget(WINDOWS_OF_ONE, in_all), WindowBudget(WINDOWS_OF_ONE, in_all)
+    first = Stream(1)
+    assert grown(one, first) == MAX_WINDOW - FIRST_WINDOW
+    others = [Stream(number) for number in range(9)]
+    assert sum(grown(one, stream) for stream in others) == WINDOWS_OF_ONE - (MAX_WINDOW - FIRST_WINDOW)
+    more = Stream(1)
+    assert grown(other, more) == 4 << 20
+    first.is_reset = True
+    assert grown(other, more) == MAX_WINDOW - FIRST_WINDOW - (4 << 20)
+
+
+def test_a_stream_that_is_over_takes_what_is_unread_of_it_until_nobody_holds_it() -> None:
+    budget = WindowBudget(FIRST_WINDOW)
+    stream, other = Stream(1), Stream(3)
+    assert grown(budget, stream) == FIRST_WINDOW
+    stream.is_reset = True
+    stream.unread.extend(bytes(FIRST_WINDOW + 1000))
+    assert grown(budget, other) == FIRST_WINDOW - 1000
+    del stream
+    gc.collect()
+    assert grown(budget, other) == 1000

@@ -1,0 +1,178 @@
+"""Bulk with go-libp2p, both ways and on streams of either end; needs `flockstep[hivemind]`, whose wheel has its daemon."""
+
+import importlib.util
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Telemetry
+from libp2p.peer.id import ID
+from libp2p.utils.varint import encode_varint_prefixed
+from multiaddr import Multiaddr
+
+HIVEMIND = importlib.util.find_spec("hivemind")
+pytestmark = pytest.mark.skipif(HIVEMIND is None, reason="flockstep[hivemind] is missing")
+ECHO = "/test/echo/1"
+PIECE = bytes(range(256)) * 4096
+PIECES = 20
+"""Of a megabyte: more than the largest window."""
+
+
+def folder() -> Path:
+    assert HIVEMIND is not None
+    assert HIVEMIND.submodule_search_locations is not None
+    return Path(HIVEMIND.submodule_search_locations[0])
+
+
+def messages() -> ModuleType:
+    """The daemon's messages, without the package: hivemind and libp2p cannot be imported into one process."""
+    spec = importlib.util.spec_from_file_location("p2pd_pb2", folder() / "proto" / "p2pd_pb2.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Daemon:
+    """A running go-libp2p daemon, asked over a socket file."""
+
+    def __init__(self, control: Path, p2pd: Any) -> None:
+        self._control, self._p2pd = control, p2pd
+        self.connections: list[trio.SocketStream] = []
+
+    async def ask(self, **request: Any) -> tuple[Any, trio.SocketStream]:
+        """Send a request on a connection of its own, which a stream then goes on with."""
+        connection = await trio.open_unix_socket(str(self._control))
+        self.connections.append(connection)
+        await connection.send_all(encode_varint_prefixed(self._p2pd.Request(**request).SerializeToString()))
+        answer = self._p2pd.Response.FromString(await _delimited(connection))
+        assert answer.type == self._p2pd.Response.OK, answer
+        return answer, connection
+
+    async def identify(self) -> tuple[str, list[str]]:
+        """Return its peer id and addresses."""
+        answer, _ = await self.ask(type=self._p2pd.Request.IDENTIFY)
+        return str(ID(answer.identify.id)), [str(Multiaddr(address)) for address in answer.identify.addrs]
+
+    async def open_stream(self, host: Libp2pHost, protocol: str) -> trio.SocketStream:
+        """Connect to a host, and open a stream there."""
+        request, peer = self._p2pd.Request, ID.from_base58(host.peer_id).to_bytes()
+        where = self._p2pd.ConnectRequest(peer=peer, addrs=[Multiaddr(one).to_bytes() for one in host.addresses()])
+        await self.ask(type=request.CONNECT, connect=where)
+        opening = self._p2pd.StreamOpenRequest(peer=peer, proto=[protocol])
+        return (await self.ask(type=request.STREAM_OPEN, streamOpen=opening))[1]
+
+    async def serve(self, protocol: str, port: int) -> None:
+        """Hand every stream of a protocol to a TCP port."""
+        address = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}").to_bytes()
+        handler = self._p2pd.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
+        await self.ask(type=self._p2pd.Request.STREAM_HANDLER, streamHandler=handler)
+
+
+async def _delimited(connection: trio.SocketStream) -> bytes:
+    size = shift = 0
+    while True:
+        (byte,) = await connection.receive_some(1)
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    data = b""
+    while len(data) < size:
+        data += await connection.receive_some(size - len(data))
+    return data
+
+
+@contextmanager
+def p2pd() -> Iterator[Path]:
+    """Run the daemon; yields its socket file."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # The path of a socket has at most 108 bytes.
+        control = Path(home) / "control"
+        program = [folder() / "hivemind_cli" / "p2pd", "-listen", f"/unix{control}", "-hostAddrs", "/ip4/127.0.0.1/tcp/0"]
+        process = subprocess.Popen(list(map(str, program)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield control
+        finally:
+            process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[tuple[Libp2pHost, Daemon]]:
+    config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+    with p2pd() as control:
+        async with open_host(Identity.generate(), config, Telemetry()) as host:
+            while not control.exists():
+                await trio.lowlevel.checkpoint()
+            daemon = Daemon(control, messages())
+            try:
+                yield host, daemon
+            finally:
+                for connection in daemon.connections:
+                    await connection.aclose()
+
+
+def over_sockets(test: Any) -> None:
+    async def guarded() -> None:
+        with trio.fail_after(120):  # A safety net against a hang.
+            await test()
+
+    trio.run(guarded)
+
+
+async def echo(stream: Any) -> None:
+    while data := await stream.receive_some(1 << 20):
+        await stream.send_all(data)
+
+
+async def come_back(stream: Any) -> None:
+    """Send all pieces, and receive them again meanwhile."""
+
+    async def send() -> None:
+        for _ in range(PIECES):
+            await stream.send_all(PIECE)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        received = bytearray()
+        while len(received) < PIECES * len(PIECE):
+            received += await stream.receive_some(1 << 20)
+    assert received == PIECES * PIECE
+
+
+def test_bytes_of_a_stream_that_go_opened_come_back_to_it() -> None:
+    async def main() -> None:
+        async with both() as (host, daemon):
+            host.handle(ECHO, echo)
+            await come_back(await daemon.open_stream(host, ECHO))
+
+    over_sockets(main)
+
+
+def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
+    async def main() -> None:
+        async with both() as (host, daemon), trio.open_nursery() as nursery:
+
+            async def serve(connection: trio.SocketStream) -> None:
+                await _delimited(connection)  # Whose stream it is.
+                await echo(connection)
+
+            (listener,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), serve, 0)
+            await daemon.serve(ECHO, listener.socket.getsockname()[1])
+            peer, addresses = await daemon.identify()
+            await host.connect(peer, [one for one in addresses if one.startswith("/ip4/127.0.0.1/tcp/")])
+            await come_back(await host.open_stream(peer, ECHO))
+            nursery.cancel_scope.cancel()
+
+    over_sockets(main)
