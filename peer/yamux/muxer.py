@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 import trio
-from libp2p.abc import ConnectionType, IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
@@ -55,10 +56,10 @@ Pieces = Sequence[bytes | memoryview]
 
 
 class Yamux(IMuxedConn):
-    """One connection. py-libp2p makes it, runs `start` in a task, and sets `on_close`."""
+    """One connection. py-libp2p makes it of a `SecureSession`, runs `start` in a task, and sets `on_close`."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID) -> None:
-        self.secured_conn: Any = conn
+    def __init__(self, conn: Any, peer_id: ID) -> None:
+        self.secured_conn = conn
         self.peer_id = peer_id
         self.event_started = trio.Event()
         self.event_closed = trio.Event()

@@ -20,14 +20,17 @@ from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
 from flockstep.peer.nat.speed import SPEED_PROTOCOL
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
+from flockstep.peer.strangers.frames import MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
 from flockstep.peer.strangers.identify import MAX_LISTENED, MAX_PROTOCOLS
 from flockstep.peer.strangers.streams import FEW
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.yamux.machine import DATA, HEADER
 from libp2p.custom_types import TProtocol
 from libp2p.host.ping import ID as PING
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
@@ -198,6 +201,31 @@ def test_what_a_reset_stream_has_left_unread_is_dropped() -> None:
             await other.write(encode_delim(b"/multistream/1.0.0") + encode_delim(b"/nothing/1"))
             await other.read(100)
             await until(lambda: not mine.machine.unread_bytes)
+
+    over_sockets(main)
+
+
+def test_why_a_connection_was_ended_here_is_an_event() -> None:
+    async def main() -> None:
+        events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(lambda event: events.append(event) if event.get("step") == "yamux" else None)
+        async with (
+            open_host(Identity.generate(), LOOPBACK, telemetry) as host,
+            stranger_of(host) as liar,
+            stranger_of(host) as hog,
+        ):
+            muxer = muxer_to(liar, host.peer_id)
+            muxer.machine.outbox.append(HEADER.pack(0, DATA, 0, 999, MAX_WINDOW + 1))
+            with suppress(ConnectionClosedError):
+                await muxer.written()
+            muxer_to(host, hog.peer_id).give_way()
+            await until(lambda: len(events) == 2)
+            assert {event["event"]: event["peer"] for event in events} == {
+                "peer.charged": liar.peer_id,
+                "connection.refused": hog.peer_id,
+            }
+            assert muxer.machine.end == "the remote says that this side broke the protocol"
 
     over_sockets(main)
 

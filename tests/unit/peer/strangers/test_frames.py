@@ -32,8 +32,7 @@ PEER = ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
 
 
 def yamux(secured: Secured) -> Yamux:
-    conn: Any = secured
-    return Yamux(conn, PEER)
+    return Yamux(secured, PEER)
 
 
 async def seconds_for(packets: list[bytes], spend: Any = None) -> float:

@@ -308,6 +308,29 @@ def test_a_reset_leaves_what_has_arrived_to_its_reader_and_a_reset_of_mine_drops
     assert sent(end) == b""
 
 
+def test_a_reset_of_mine_is_no_end_though_the_remote_has_finished() -> None:
+    end = machine()
+    stream = opened(end)
+    feed(end, frame(DATA, FIN, 1, body=b"all of it"))
+    end.reset(stream)
+    assert (stream.received_all, read_all(end, stream)) == (False, b"")
+
+
+def test_nothing_is_given_back_of_a_window_that_nobody_will_use() -> None:
+    end = machine()
+    stream = opened(end)
+    feed(end, frame(DATA, FIN, 1, body=bytes(FIRST_WINDOW)))
+    assert len(read_all(end, stream)) == FIRST_WINDOW
+    assert sent(end) == b""
+
+
+def test_no_end_takes_a_stream_of_number_0() -> None:
+    for is_initiator in (True, False):
+        end = machine(is_initiator=is_initiator)
+        assert feed(end, frame(UPDATE, SYN, 0)) == []
+        assert end.violation
+
+
 def test_what_a_remote_has_finished_is_complete_though_it_resets_the_stream_afterwards() -> None:
     end = machine()
     stream = opened(end)
@@ -325,8 +348,8 @@ def test_a_goodbye_ends_the_connection_with_its_reason(code: int, reason: str) -
     feed(end, frame(DATA, FIN, 1, body=b"last") + frame(GO_AWAY, 0, 0, code) + frame(UPDATE, SYN, 5))
     assert reason in end.end
     assert (end.violation, sent(end)) == ("", b"")
+    assert end.reset(stream) == end.reset(other) == []  # As py-libp2p does to all streams of a connection that has ended.
     assert (read_all(end, stream), stream.received_all, other.received_all) == (b"last", True, False)
-    assert end.reset(other) == []
 
 
 def test_a_ping_is_answered_and_an_answer_is_not() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -21,8 +20,7 @@ PEER = ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
 
 
 def yamux(secured: Secured) -> Yamux:
-    conn: Any = secured
-    return Yamux(conn, PEER)
+    return Yamux(secured, PEER)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -173,6 +171,21 @@ def test_beyond_a_limit_in_all_the_connection_with_most_unread_bytes_gives_way(m
                 with pytest.raises(MuxedStreamReset, match="too many bytes are unread"):
                     await stream.read()
             await little.write(b"still here")
+
+    run(main)
+
+
+def test_a_connection_that_gives_way_does_not_wait_for_its_remote() -> None:
+    async def main() -> None:
+        end = yamux(Secured())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end.start)
+            await end.event_started.wait()
+            end.give_way()
+            with pytest.raises(ConnectionClosedError):
+                await end.open_stream()
+            with trio.fail_after(10):
+                await end.event_closed.wait()
 
     run(main)
 
