@@ -46,6 +46,9 @@ def _keeping_little(update: Update) -> Update:
         del message.listen_addrs[MAX_LISTENED:], message.protocols[MAX_PROTOCOLS:]
         message.ClearField("signedPeerRecord")
         await update(peerstore, peer_id, message)
+        if peer_id not in peerstore.__dict__.get("connections", (peer_id,)):  # It came with the end of its last connection.
+            with suppress(PeerStoreError):  # It said nothing.
+                peerstore.clear_peerdata(peer_id)
 
     return keep
 
@@ -53,6 +56,7 @@ def _keeping_little(update: Update) -> Update:
 def _forgetting(remove: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def forget(self: Any, connection: Any) -> None:
         remove(self, connection)
+        self.peerstore.__dict__["connections"] = self.connections
         peer_id = connection.muxed_conn.peer_id
         if peer_id not in self.connections:
             with suppress(PeerStoreError):  # It said nothing.

@@ -27,6 +27,7 @@ from flockstep.peer.strangers.streams import FEW
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.yamux.machine import DATA, HEADER
 from libp2p.custom_types import TProtocol
+from libp2p.host import basic_host
 from libp2p.host.ping import ID as PING
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify.pb.identify_pb2 import Identify
@@ -162,6 +163,22 @@ def test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gon
                     kept = book.peer_data_map.get(peer, PeerData())
                     assert (len(kept.protocols), len(kept.addrs)) == (num_kept, min(num_kept, MAX_LISTENED))
                 await until(lambda: not book.has_peer(peer))  # noqa: B023  It is awaited here.
+
+    over_sockets(main)
+
+
+def test_nothing_is_kept_of_an_identify_message_that_is_read_after_its_peer_has_gone() -> None:
+    async def main() -> None:
+        async with victim() as host:
+            async with stranger_of(host) as stranger:
+                peer = ID.from_base58(stranger.peer_id)
+                await until(lambda: stranger.peer_id in host.connected())
+            book = host.host.get_peerstore()
+            await until(lambda: not host.connected() and not book.has_peer(peer))
+            listened = [Multiaddr("/ip4/8.8.8.8/tcp/1").to_bytes()]
+            patched: Any = basic_host
+            await patched.update_peerstore_from_identify(book, peer, Identify(listen_addrs=listened))
+            assert not book.has_peer(peer)
 
     over_sockets(main)
 
