@@ -80,7 +80,7 @@ Event = Opened | Readable | Writable
 
 
 class Unread:
-    """A stream's unread bytes, in the pieces in which they came: nothing is copied."""
+    """A stream's unread bytes, in the pieces in which they came; short ones are joined."""
 
     def __init__(self) -> None:
         self._pieces = deque[bytes]()

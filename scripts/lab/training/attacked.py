@@ -25,17 +25,10 @@ from ....peer.digest import keyed
 from ....peer.errors import LocalError
 from ..attacks.gradients import Attackers
 from ..baselines.rules import rule_named
-from .learner import Learner, TrainingSize, domains_of, heldout_loss
+from .learner import TINY, Learner, TrainingSize, domains_of, heldout_loss
 
 SIZES = {
-    "tiny": TrainingSize(
-        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
-        length=32,
-        batch=4,
-        steps=12,
-        rounds=24,
-        optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
-    ),
+    "tiny": TINY,
     "small": TrainingSize(
         model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=128, batch=16, steps=25, rounds=30
     ),

@@ -42,6 +42,17 @@ class TrainingSize:
     """Of Muon."""
 
 
+TINY = TrainingSize(
+    model={"layers": 2, "heads": 2, "width": 32, "context": 32},
+    length=32,
+    batch=4,
+    steps=12,
+    rounds=24,
+    optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
+)
+"""For a few seconds of one core: the smallest size of every training."""
+
+
 class Learner:
     """One peer's model, inner optimizer and batches."""
 

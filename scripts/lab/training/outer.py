@@ -25,21 +25,14 @@ from ....optim.flat import FlatLayout
 from ....optim.outer import OuterSettings, outer_step
 from ....peer.arrays import Floats
 from ....peer.errors import LocalError, UsageError
-from .learner import Learner, TrainingSize, domains_of, heldout_loss
+from .learner import TINY, Learner, TrainingSize, domains_of, heldout_loss
 
 OUTER_MODES = ("blocking", "streaming", "parallel")
 """`parallel` is the baseline: synchronous data parallel."""
 FEEDBACKS = ("contributions", "both", "none")
 """Whose rounding error is added to the next vector: each peer's own, also the owners', or nobody's."""
 OUTER_SIZES = {
-    "tiny": TrainingSize(
-        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
-        length=32,
-        batch=4,
-        steps=12,
-        rounds=24,
-        optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
-    ),
+    "tiny": TINY,
     "small": TrainingSize(
         model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=64, batch=4, steps=25, rounds=24
     ),
