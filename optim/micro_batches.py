@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..peer.telemetry import Telemetry
+from .precision import LossScale
 
 FASTER = 1.1
 """The speed-up that a halved size must reach: less is within the noise of two measurements."""
@@ -28,6 +29,7 @@ class MicroBatches:
     """Backward passes over batches of `batch_size` samples, `size` samples at a time; 0 finds the fastest size.
 
     `adaptive=False` keeps the size, as sharded models require, whose ranks must do the same number of passes.
+    The gradients are those of the loss times `scale`, if there is one.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class MicroBatches:
         *,
         batch_size: int,
         size: int = 0,
+        scale: LossScale | None = None,
         adaptive: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -46,6 +49,7 @@ class MicroBatches:
         self._loss_of = loss_of
         self._telemetry = telemetry
         self._clock = clock
+        self._scale = scale
         self._adaptive = adaptive
         self._measuring = adaptive and not size
         self._warm: set[int] = set()
@@ -74,7 +78,7 @@ class MicroBatches:
                 later = number < len(pieces)
                 with model.no_sync() if later and isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
                     part = self._loss_of(model, piece) * (_targets(piece) / _targets(batch).clamp(min=1))
-                    part.backward()  # type: ignore[no-untyped-call]  # of torch
+                    (part if self._scale is None else part * self._scale.value).backward()  # type: ignore[no-untyped-call]  # of torch
                 loss += part.detach()
             return loss
         except (RuntimeError, MemoryError) as error:

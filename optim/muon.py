@@ -1,7 +1,8 @@
 """Muon (K. Jordan and others 2024, https://kellerjordan.github.io/posts/muon) that is fast on any CPU.
 
 `torch.optim.Muon` orthogonalizes in bfloat16, which most CPUs emulate: on one core of an EPYC a matrix of 128 × 512 takes
-85 ms instead of 2.5, one of 256 × 1024 827 ms instead of 21. Here only CUDA devices use it.
+85 ms instead of 2.5, one of 256 × 1024 827 ms instead of 21. Here each device uses what it computes fast, after the
+matrix has been divided by its norm: a gradient of 1e-8 would be zero in float16.
 """
 
 import math
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .precision import half_on
 
 
 class Muon(torch.optim.Muon):
@@ -30,19 +33,22 @@ class Muon(torch.optim.Muon):
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
                 update = gradient.lerp(average, momentum) if group["nesterov"] else average
-                update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                dtype = half_on(parameter.device) or torch.float32
+                update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"], dtype)
                 rows, columns = parameter.shape
                 parameter.mul_(1 - rate * decay)
                 parameter.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
         return loss
 
 
-def orthogonalized(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalized(
+    matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return a matrix with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations."""
-    x = matrix.to(torch.bfloat16 if matrix.device.type == "cuda" else torch.float32)
+    x = matrix.float()
     is_tall = matrix.size(0) > matrix.size(1)
     x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=eps)
+    x = (x / x.norm().clamp(min=eps)).to(dtype)
     a, b, c = coefficients
     for _ in range(steps):
         gram = x @ x.T

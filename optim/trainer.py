@@ -37,6 +37,7 @@ from .models.registry import (
     training_loss,
     vocabulary_of,
 )
+from .precision import LossScale, pass_dtype
 from .ranks import launched_ranks
 from .shards.opening import FromMembers, open_corpus, tokenizer_of
 from .swarm import Swarm
@@ -254,13 +255,6 @@ class ForwardPass:
         return True
 
 
-def chooses_bf16(precision: str, device: torch.device) -> bool:
-    """Return True if the passes compute in bfloat16 under autocast; parameters and optimizers stay as they are."""
-    if precision == "auto":  # CPUs and older GPUs only emulate it.
-        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return precision == "bf16"
-
-
 def train(
     swarm: Swarm,
     source: TokenSource | SequenceUnits,
@@ -275,10 +269,13 @@ def train(
     """
     batch_size, config, now = swarm.manifest.data.batch_size, swarm.config, swarm.manifest
     forward = ForwardPass(swarm.model, device, config)
+    dtype = pass_dtype(config.precision, device)
+    scale = LossScale(swarm.telemetry) if dtype is torch.float16 else None
     pieces = MicroBatches(
         swarm.model,
         forward.loss,
         swarm.telemetry,
+        scale=scale,
         batch_size=batch_size // swarm.num_ranks,
         size=config.micro_batch,
         adaptive=adaptive,
@@ -303,7 +300,10 @@ def train(
                 if not forward.gives_up_compiling(error, swarm.telemetry):
                     raise
                 loss = pieces.backward(tokens)
-            swarm.step(loss)
+            if scale is None or scale.unscale(swarm.model):
+                swarm.step(loss)
+            else:
+                swarm.after_step(loss, tokens=0)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):
                 remedy = "free its memory, try --checkpoint-activations, or shard the model over several devices"
@@ -313,7 +313,7 @@ def train(
 
 def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
     """Return the function of the training loss on a device, in the precision of a setting."""
-    dtype = torch.bfloat16 if chooses_bf16(precision, device) else None
+    dtype = pass_dtype(precision, device)
 
     def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         with contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype):

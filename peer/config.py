@@ -15,7 +15,7 @@ LEAST_MBIT = 0.5
 MAX_NAME_BYTES = 64
 """The limit of the name that a peer gives itself, in UTF-8: it is in every member's record of it."""
 
-PRECISIONS = ("auto", "bf16", "fp32")
+PRECISIONS = ("auto", "bf16", "fp16", "fp32")
 """The settings of `PeerConfig.precision`."""
 
 
@@ -66,7 +66,7 @@ class PeerConfig:
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more work."""
 
     precision: str = "auto"
-    """The precision of the passes: `bf16` (autocast), `fp32`, or `auto`, bf16 on GPUs that compute with it."""
+    """The precision of the passes: `bf16` or `fp16` (autocast), `fp32`, or `auto`, what the device computes fastest."""
 
     compile_model: bool = False
     """Compile the model with torch.compile; where that fails, it trains as it is."""

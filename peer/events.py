@@ -145,6 +145,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              memory_total="memory of the device, bytes"),
         _row("device.out_of_memory", "The device had too little memory; the micro-batch is halved.",
              "step reason micro_batch"),
+        _row("step.skipped", "Gradients have overflowed in fp16: the inner step is skipped, its batch not counted.",
+             "step reason", scale="factor of the loss from now on", skipped="steps skipped by this membership"),
         _row("device.uncompiled", "torch.compile has failed; the model trains without it.", "step reason"),
         _row("model.not_kept", "The model or its buffers were not written to the disk.", "step reason"),
         _row("network.died", "The network process has ended; it is restarted.", "step reason"),

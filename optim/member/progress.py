@@ -23,7 +23,9 @@ class Losses:
         self._tokens = 0
 
     def add(self, loss: Tensor | None, tokens: int) -> None:
-        """Add the loss of one inner step; None makes the sum unknown (NaN)."""
+        """Add the loss of one inner step; None makes the sum unknown (NaN). One without tokens, a skipped one, has none."""
+        if not tokens:
+            return
         if loss is None:
             loss = torch.full((), torch.nan)
         self._weighed = self._weighed.to(loss.device) + loss.detach().float() * tokens

@@ -64,6 +64,7 @@ class Precision(enum.StrEnum):
 
     AUTO = "auto"
     BF16 = "bf16"
+    FP16 = "fp16"
     FP32 = "fp32"
 
 
@@ -140,7 +141,7 @@ def join(
     checkpoint_activations: Annotated[
         bool, typer.Option("--checkpoint-activations", help="Less memory for a third more work.")
     ] = False,
-    precision: Annotated[Precision, typer.Option(help="Of the passes; auto: bf16 where a GPU has it.")] = Precision.AUTO,
+    precision: Annotated[Precision, typer.Option(help="Of the passes; auto: bf16 or fp16 where a GPU has it.")] = Precision.AUTO,
     compile_model: Annotated[bool, typer.Option("--compile", help="Compile the model (torch.compile).")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,

@@ -54,3 +54,10 @@ def test_a_parameter_without_a_gradient_stays_and_a_closure_is_called() -> None:
     assert optimizer.step(closure) == 12.0
     assert (unused == 1).all()
     assert (used < 1).all()
+
+
+def test_in_float16_a_tiny_gradient_is_orthogonalized_like_a_large_one() -> None:
+    matrix = torch.randn(24, 64, generator=torch.Generator().manual_seed(3))
+    exact = orthogonalized(matrix, COEFFICIENTS, 5, 1e-12)
+    tiny = orthogonalized(1e-9 * matrix, COEFFICIENTS, 5, 1e-12, torch.float16)
+    assert (tiny.float() - exact).norm() < 0.01 * exact.norm()
