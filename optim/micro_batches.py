@@ -41,6 +41,7 @@ class MicroBatches:
         batch_size: int,
         size: int = 0,
         scale: LossScale | None = None,
+        stopped: Callable[[], bool] = lambda: False,
         adaptive: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -50,31 +51,37 @@ class MicroBatches:
         self._telemetry = telemetry
         self._clock = clock
         self._scale = scale
+        self._stopped = stopped
         self._adaptive = adaptive
         self._measuring = adaptive and not size
         self._warm: set[int] = set()
         self._best = (0, 0.0)
         """The fastest size so far, and its tokens/s."""
 
-    def backward(self, batch: Tensor) -> Tensor:
+    def backward(self, batch: Tensor) -> Tensor | None:
         """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss, detached.
 
+        Returns None if `stopped` says between two micro-batches that nobody needs it any more.
         Raises the device's error if not even one sample fits.
         """
         began = self._now(batch.device)
         while (loss := self._passes(batch)) is None:
+            if self._stopped():
+                return None
             began = self._now(batch.device)
         if self._measuring:
             self._judge(batch, self._now(batch.device) - began)
         return loss
 
     def _passes(self, batch: Tensor) -> Tensor | None:
-        """Run one pass over each micro-batch; return None if memory ran out, after halving the size."""
+        """Run one pass over each micro-batch; return None if memory ran out, after halving the size, or if stopped."""
         loss = torch.zeros((), device=batch.device)
         pieces: Sequence[Tensor] = batch.split(self.size)  # type: ignore[no-untyped-call]  # of torch
         model = self._model
         try:
             for number, piece in enumerate(pieces, 1):
+                if self._stopped():
+                    return None
                 later = number < len(pieces)
                 with model.no_sync() if later and isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
                     part = self._loss_of(model, piece) * (_targets(piece) / _targets(batch).clamp(min=1))

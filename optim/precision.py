@@ -70,7 +70,9 @@ class LossScale:
             self.value, self._clean, self._skipped = self.value / 2, 0, self._skipped + 1
             model.zero_grad(set_to_none=True)
             reason = f"a gradient overflowed in fp16; the loss is scaled by {self.value:g} from now on"
-            self._telemetry.emit("step.skipped", step="backward", reason=reason, scale=self.value, skipped=self._skipped)
+            self._telemetry.emit(
+                "step.skipped", step="backward", reason=reason, scale=self.value, skipped=self._skipped
+            )
             return False
         for gradient in gradients:
             gradient.mul_(1 / self.value)

@@ -77,13 +77,15 @@ def join_run(
     stop: threading.Event,
     agree: Callable[[SignedManifest, bool], str],
     farewell: Callable[[], str] = lambda: "left",
+    rest: Callable[[], str] = lambda: "",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
     `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with False
     when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
     What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
-    `farewell` gives the word to the others when `stop` was set.
+    `farewell` gives the word to the others when `stop` was set. `rest` is called before each inner step: it may wait, and
+    returns why it did.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -141,7 +143,8 @@ def join_run(
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
             with following(swarm):
-                train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard, reopen=reopen)
+                adaptive = local_rank is None or not config.shard
+                train(swarm, prepared[0], device, adaptive=adaptive, reopen=reopen, rest=rest)
             if stop.is_set():
                 swarm.reason = farewell()
             if save is not None:
@@ -262,10 +265,11 @@ def train(
     *,
     adaptive: bool,
     reopen: Callable[[], TokenSource | SequenceUnits],
+    rest: Callable[[], str] = lambda: "",
 ) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`.
 
-    `reopen` opens the data that the owner has named since.
+    `reopen` opens the data that the owner has named since; `rest` may wait before a step, and returns why.
     """
     batch_size, config, now = swarm.manifest.data.batch_size, swarm.config, swarm.manifest
     forward = ForwardPass(swarm.model, device, config)
@@ -276,13 +280,18 @@ def train(
         forward.loss,
         swarm.telemetry,
         scale=scale,
+        stopped=lambda: swarm.finished,
         batch_size=batch_size // swarm.num_ranks,
         size=config.micro_batch,
         adaptive=adaptive,
     )
     may_evaluate(swarm, source, device, config)
     batches = swarm.share_of(source, batch_size=batch_size)
+    has_rested = False
     while not swarm.finished:
+        if (reason := rest()) and not has_rested:
+            swarm.telemetry.emit("device.rests", step="train", reason=reason)
+            has_rested = True
         before, now = now, swarm.manifest
         if now.data != before.data and not config.data:
             source = reopen()
@@ -300,6 +309,8 @@ def train(
                 if not forward.gives_up_compiling(error, swarm.telemetry):
                     raise
                 loss = pieces.backward(tokens)
+            if loss is None:  # Its user is back, who does not wait for a step's end.
+                return
             if scale is None or scale.unscale(swarm.model):
                 swarm.step(loss)
             else:

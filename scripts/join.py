@@ -27,7 +27,7 @@ from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..optim.member.reach import has_ledger
 from ..peer.config import PeerConfig
-from ..peer.errors import CannotFollow, FlockstepError, UsageError
+from ..peer.errors import CannotFollow, FlockstepError, LocalError, UsageError
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
@@ -38,7 +38,9 @@ from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from .unfollowed import keep_unfollowed
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
+from .volunteer.gpu import gpu_of
 from .volunteer.hours import Hours
+from .volunteer.policy import Policy
 
 if TYPE_CHECKING:
     from ..optim.trainer import Summary
@@ -69,6 +71,12 @@ class TrainingOptions:
     when_idle: bool = False
     """Train only while other programs leave most of the processors alone."""
 
+    max_temp: float = 0.0
+    """Rest while the GPU is hotter, in degrees Celsius; 0: however hot."""
+
+    max_watts: float = 0.0
+    """Rest so that the GPU draws no more on average, in watts; 0: whatever it draws."""
+
     metrics: str = ""
     """HOST:PORT of a page for Prometheus; empty for none."""
 
@@ -90,8 +98,10 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
     if options.metrics:
         split_host_port(options.metrics)
-    if "RANK" in os.environ and (options.hours is not None or options.when_idle):
-        raise UsageError("--hours and --when-idle are not for torchrun", remedy="start and end it with cron, or as a service")
+    limited = options.hours is not None or options.when_idle or options.max_temp or options.max_watts
+    if "RANK" in os.environ and limited:
+        what = "--hours, --when-idle, --max-temp and --max-watts are not for torchrun"
+        raise UsageError(what, remedy="start and end it with cron, or as a service; nvidia-smi -pl limits the power")
     outputs = open_loggers(options.log if speaks else (), config.home, link)
     # Imported while Ctrl-C still ends the process at once.
     import torch
@@ -129,7 +139,6 @@ def _train_in_shifts(
     """Train whenever this peer may; returns how the last membership ended. Raises as `join` does."""
     from ..optim.trainer import Summary, free_device, join_run
 
-    availability = Availability(config.home, options.hours, options.when_idle)
     folder, has_kept = config.home / "runs" / JoinLink.parse(link).run_id, False
 
     def agree(signed: SignedManifest, is_new: bool) -> str:
@@ -139,9 +148,10 @@ def _train_in_shifts(
         with _event_log(config, on_event) as telemetry:
             telemetry.emit(event, step="availability", reason=reason)
 
+    availability = _availability(config, options, note)
     while True:
         if "RANK" not in os.environ:  # The processes of one peer can only leave together.
-            await_shift(availability, stop, note)
+            await_shift(availability, stop)
         if stop.is_set():
             raise KeyboardInterrupt
         with shift(availability, stop) if "RANK" not in os.environ else contextlib.nullcontext(Shift(stop)) as now:
@@ -159,6 +169,7 @@ def _train_in_shifts(
                     stop=now.over,
                     agree=agree,
                     farewell=farewell,
+                    rest=now.rest,
                 )
             except CannotFollow as refused:
                 if "RANK" in os.environ or not has_ledger(folder):  # A newcomer is no member that could keep.
@@ -177,6 +188,29 @@ def _train_in_shifts(
             return summary
         free_device()
         config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
+
+
+def _availability(config: PeerConfig, options: TrainingOptions, note: Callable[[str, str], None]) -> Availability:
+    """Return what looks at this computer for what its user allows. Raises `UsageError` for a limit of an unseen GPU."""
+    import torch
+
+    from ..optim.trainer import choose_device
+
+    policy = Policy(when_idle=options.when_idle, max_temp=options.max_temp, max_watts=options.max_watts)
+    found = Availability(config.home, options.hours, policy, note=note)
+    if not (options.when_idle or options.max_temp or options.max_watts):
+        return found
+    device = choose_device(config.device)
+    try:
+        gpu = gpu_of(device)
+    except LocalError as error:
+        if options.max_temp or options.max_watts:
+            raise UsageError(f"--max-temp and --max-watts: {error}", remedy=error.remedy) from error
+        if device.type == "cuda":
+            note("device.unseen", f"{error} — {error.remedy}")
+        return found
+    found.gpu = lambda: gpu.read(holds_memory=torch.cuda.memory_reserved(device) > 0)
+    return found
 
 
 @contextlib.contextmanager
@@ -304,6 +338,8 @@ def progress_rows(peer: PeerStory) -> Iterator[tuple[str, str]]:
     if peer.step:
         rate = f" at {peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else ""
         yield "step", f"{peer.step:,}{rate}"
+    if peer.waits_for:
+        yield "waits", peer.waits_for
     if peer.loss is not None:
         yield "loss", f"{peer.loss:.3f}"
     if peer.sent:
@@ -340,6 +376,9 @@ LINES = {
     "data.sparse": "{reason}",
     "data.awaited": "waits for data: {reason}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
+    "device.rests": "rests between steps: {reason}",
+    "device.unseen": "--when-idle does not see the GPU: {reason}",
+    "step.skipped": "a step is skipped: {reason}",
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",

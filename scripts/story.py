@@ -57,6 +57,8 @@ class PeerStory:
     """The tokens of its finished inner phases."""
     tokens_per_s: float | None = None
     loss: float | None = None
+    waits_for: str = ""
+    """Why it does not train now, or rests between its steps."""
     sent: int = 0
     received: int = 0
     root: str = ""
@@ -115,7 +117,11 @@ class PeerStory:
             case "peer.leave" if not self.gone:
                 self.state = "left"
             case "peer.paused":
-                self.state = "paused"
+                self.state, self.waits_for = "paused", _text(event, "reason")
+            case "device.rests":
+                self.waits_for = _text(event, "reason")
+            case "peer.resumed":
+                self.waits_for = ""
             case "consent.awaited" | "revision.unfollowed":
                 self.state = "keeping"
 

@@ -1,4 +1,4 @@
-"""Memory and disk of this computer, and its load. One user of psutil, which does not know the limits of containers."""
+"""Memory, disk, load and battery of this computer. One user of psutil, which does not know the limits of containers."""
 
 import contextlib
 import shutil
@@ -41,6 +41,12 @@ def disk_free(folder: Path) -> int:
 def size_on_disk(folder: Path) -> int:
     """Return the bytes of the files in a folder; 0 if it does not exist."""
     return sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
+
+
+def on_battery() -> bool:
+    """Return True if this computer runs on its battery, as far as its system says so."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None  # Not on each of the BSDs.
+    return battery is not None and battery.power_plugged is False
 
 
 class OthersLoad:

@@ -18,6 +18,7 @@ import typer
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
+from ..volunteer.policy import MAX_CELSIUS, MAX_WATTS
 from . import data, run, service
 from .bootstrap import bootstrap
 from .options import (
@@ -132,6 +133,12 @@ def join(
     when_idle: Annotated[
         bool | None, typer.Option("--when-idle/--always", help="Leave while other programs need this computer, or not.")
     ] = None,
+    max_temp: Annotated[
+        float | None, typer.Option(min=0, max=MAX_CELSIUS, help="Rest while the GPU is hotter, in °C (NVIDIA).")
+    ] = None,
+    max_watts: Annotated[
+        float | None, typer.Option(min=0, max=MAX_WATTS, help="Rest so that the GPU draws no more on average (NVIDIA).")
+    ] = None,
     metrics: Metrics = "",
     log: Annotated[
         list[str] | None, typer.Option(help="Log the curves to tensorboard:DIR, wandb or wandb:PROJECT; repeatable.")
@@ -141,7 +148,9 @@ def join(
     checkpoint_activations: Annotated[
         bool, typer.Option("--checkpoint-activations", help="Less memory for a third more work.")
     ] = False,
-    precision: Annotated[Precision, typer.Option(help="Of the passes; auto: bf16 or fp16 where a GPU has it.")] = Precision.AUTO,
+    precision: Annotated[
+        Precision, typer.Option(help="Of the passes; auto: bf16 or fp16 where a GPU is faster so.")
+    ] = Precision.AUTO,
     compile_model: Annotated[bool, typer.Option("--compile", help="Compile the model (torch.compile).")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -171,7 +180,9 @@ def join(
     config = replace(config, data_cache=data_cache, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     config = replace(config, precision=precision.value, compile_model=compile_model)
     preferred = load_preferences(config.home)
-    limits = preferred.override(max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle)
+    limits = preferred.override(
+        max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle, max_temp=max_temp, max_watts=max_watts
+    )
     config = replace(config, max_up=limits.max_up, max_down=limits.max_down)
     config = replace(config, name=preferred.name if name is None else name)
     window = Hours.parse(limits.hours) if limits.hours else None
@@ -182,6 +193,8 @@ def join(
         yes=yes,
         hours=window,
         when_idle=limits.when_idle,
+        max_temp=limits.max_temp,
+        max_watts=limits.max_watts,
         metrics=metrics,
         log=tuple(log or ()),
     )

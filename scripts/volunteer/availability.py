@@ -1,4 +1,4 @@
-"""Decides whether a peer may train now: its user's pause, the hours, the load of other programs.
+"""Looks whether a peer may train now: its user's pause, the hours, and what `policy` makes of the readings.
 
 Theory of operation. A peer that may not train leaves the run in order and waits: its members wait for nobody who does not
 train, a voter that is away stalls no round, and the memory of the device is free for its user. It comes back by itself,
@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...optim.models.machine import OthersLoad
+from ...optim.models.machine import OthersLoad, on_battery
 from .control import pause_file
+from .gpu import GpuReading
 from .hours import Hours
-from .idle import BUSY_SHARE, CALM_SHARE, IdleWatch
+from .policy import Policy, Readings, Verdict
 
 WATCH_PERIOD = 0.5
-"""Seconds: a user who pauses a peer looks whether it stops."""
+"""Seconds: a user who is back, or pauses a peer, wants the computer within one."""
+REST_PERIOD = 0.1
+"""Seconds between two looks of a training that rests."""
 LOAD_SECONDS = 5.0
 """Seconds between two samples of the processors' use: that of all child processes takes 3 ms to read."""
 
@@ -31,35 +34,41 @@ def minute_of_day() -> int:
 
 @dataclass(slots=True)
 class Availability:
-    """What a user allows. `why_away` is the decision."""
+    """What a user allows. `judge` looks at the computer now."""
 
     home: Path
     hours: Hours | None = None
-    when_idle: bool = False
+    policy: Policy = field(default_factory=Policy)
     clock: Callable[[], float] = time.monotonic
     minute: Callable[[], int] = minute_of_day
     load: Callable[[], float] = field(default_factory=OthersLoad)
     """The share of all processors that other programs had since the last call."""
-    _idle: IdleWatch = field(default_factory=IdleWatch)
+    battery: Callable[[], bool] = on_battery
+    gpu: Callable[[], GpuReading] | None = None
+    """None if there is none that can be looked at."""
+    note: Callable[[str, str], None] = lambda event, reason: None
+    """Called with an event's name and reason."""
     _looked: float | None = None
+    _is_unseen: bool = False
 
-    def why_away(self) -> str:
-        """Return why this peer may not train now; empty if it may."""
+    def judge(self) -> Verdict:
+        """Return whether this peer has to leave, or to rest, and why."""
         if pause_file(self.home).exists():
-            return "its user has paused it; `flockstep resume` lets it go on"
+            return Verdict("its user has paused it; `flockstep resume` lets it go on")
         if self.hours is not None and not self.hours.hold(self.minute()):
-            return f"it is outside of its hours, {self.hours}"
-        return self._why_busy() if self.when_idle else ""
-
-    def _why_busy(self) -> str:
+            return Verdict(f"it is outside of its hours, {self.hours}")
         now = self.clock()
-        if self._looked is None or now - self._looked >= LOAD_SECONDS:
-            self._idle.add(now, self.load())
-            self._looked = now
-        if not self._idle.is_busy:
-            return ""
-        limit = CALM_SHARE if self._idle.is_busy else BUSY_SHARE
-        return f"other programs use this computer; it waits until they take less than {limit:.0%} of its processors"
+        return self.policy.judge(now, self._readings(now))
+
+    def _readings(self, now: float) -> Readings:
+        gpu = self.gpu() if self.gpu is not None else GpuReading(None, None, None)
+        if self.policy.when_idle and self.gpu is not None and gpu.others is None and not self._is_unseen:
+            self._is_unseen = True
+            self.note("device.unseen", "the driver does not tell this process what others use of the GPU, as in a container")
+        processors = None
+        if self.policy.when_idle and (self._looked is None or now - self._looked >= LOAD_SECONDS):
+            processors, self._looked = self.load(), now
+        return Readings(processors, gpu.others, gpu.celsius, gpu.watts, self.policy.when_idle and self.battery())
 
 
 @dataclass(slots=True)
@@ -68,6 +77,15 @@ class Shift:
 
     over: threading.Event = field(default_factory=threading.Event)
     reason: str = ""
+    resting: str = ""
+    """Why no inner step may begin now."""
+
+    def rest(self) -> str:
+        """Wait until an inner step may begin or the shift is over; return why that took time, empty if it did not."""
+        reason = self.resting
+        while self.resting and not self.over.wait(REST_PERIOD):
+            pass
+        return reason
 
 
 @contextlib.contextmanager
@@ -77,8 +95,9 @@ def shift(availability: Availability, stop: threading.Event) -> Iterator[Shift]:
 
     def watch() -> None:
         while not done.is_set() and not stop.wait(WATCH_PERIOD):
-            running.reason = availability.why_away()
-            if running.reason:
+            verdict = availability.judge()
+            running.reason, running.resting = verdict.away, verdict.rest
+            if verdict.away:
                 break
         running.over.set()
 
@@ -91,14 +110,14 @@ def shift(availability: Availability, stop: threading.Event) -> Iterator[Shift]:
         watcher.join(2 * WATCH_PERIOD)
 
 
-def await_shift(availability: Availability, stop: threading.Event, note: Callable[[str, str], None]) -> None:
-    """Wait until the peer may train or `stop` is set; `note` an event and its reason for each change."""
+def await_shift(availability: Availability, stop: threading.Event) -> None:
+    """Wait until the peer may train or `stop` is set; note an event and its reason for each change."""
     told = ""
-    while reason := availability.why_away():
+    while reason := availability.judge().away:
         if reason != told:
-            note("peer.paused", reason)
+            availability.note("peer.paused", reason)
             told = reason
         if stop.wait(WATCH_PERIOD):
             return
     if told:
-        note("peer.resumed", "nothing keeps it from training any more")
+        availability.note("peer.resumed", "nothing keeps it from training any more")

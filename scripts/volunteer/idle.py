@@ -15,9 +15,10 @@ GAP_SECONDS = 30.0
 
 
 class IdleWatch:
-    """Whether the computer is busy, from samples of the share of its processors that other programs had."""
+    """Whether a computer is busy, from samples of the share of its processors, or of its GPU, that other programs had."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._busy_seconds = busy_seconds
         self.is_busy = False
         self.share = 0.0
         """The share over the time that decides."""
@@ -31,7 +32,7 @@ class IdleWatch:
         if not self._samples:
             self._since = now
         self._samples.append((now, share))
-        seconds = CALM_SECONDS if self.is_busy else BUSY_SECONDS
+        seconds = CALM_SECONDS if self.is_busy else self._busy_seconds
         while self._samples[0][0] <= now - seconds:
             self._samples.popleft()
         self.share = sum(share for _, share in self._samples) / len(self._samples)

@@ -8,6 +8,8 @@
     max_down = 50.0
     hours = "22-7"
     when_idle = true
+    max_temp = 75.0
+    max_watts = 150.0
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,7 @@ from ...peer.disk import disk_errors
 from ...peer.errors import UsageError, did_you_mean
 from ...peer.transport import Address
 from ...peer.wire.schema import Between, Size
+from .policy import MAX_CELSIUS, MAX_WATTS
 
 MAX_MBIT = 1e6
 
@@ -34,6 +37,9 @@ class Limits:
     max_down: Annotated[float, Between(0.0, MAX_MBIT)] = 0.0
     hours: Annotated[str, Size(16)] = ""
     when_idle: Annotated[bool, None] = False
+    max_temp: Annotated[float, Between(0.0, MAX_CELSIUS)] = 0.0
+    """Degrees Celsius of the GPU; 0: no limit."""
+    max_watts: Annotated[float, Between(0.0, MAX_WATTS)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,8 @@ class Preferences:
     name: str = ""
     """What others see this peer as in the list of contributors."""
 
-    def override(
-        self, *, max_up: float | None, max_down: float | None, hours: str | None = None, when_idle: bool | None = None
-    ) -> Limits:
-        """Return the limits, those in place of them that are given."""
-        given = {"max_up": max_up, "max_down": max_down, "hours": hours, "when_idle": when_idle}
+    def override(self, **given: float | str | bool | None) -> Limits:
+        """Return the limits, those in place of them that are given and not None."""
         return replace(self.limits, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 

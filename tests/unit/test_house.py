@@ -83,6 +83,7 @@ PURE = {
     "scripts/page/delta.py",
     "scripts/volunteer/hours.py",
     "scripts/volunteer/idle.py",
+    "scripts/volunteer/policy.py",
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -103,6 +104,7 @@ ONLY_USERS = {
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/processes.py"),
+    "pynvml": ("scripts/volunteer/gpu.py",),
     "prometheus_client": ("peer/metrics.py",),
     "tensorboard": ("scripts/loggers.py",),
     "wandb": ("scripts/loggers.py",),

@@ -102,6 +102,15 @@ def test_a_step_that_ran_out_of_memory_half_way_leaves_no_gradients_behind() -> 
     torch.testing.assert_close(device.model.weight.grad, expected)
 
 
+def test_a_step_whose_result_nobody_needs_any_more_ends_between_two_pieces() -> None:
+    device = Device(len_seconds)
+    device.pieces = MicroBatches(
+        *(device.model, device.loss_of, Telemetry()), batch_size=8, size=2, stopped=lambda: len(device.passes) == 2
+    )
+    assert device.pieces.backward(torch.randint(8, (8, 5))) is None
+    assert device.passes == [2, 2]
+
+
 def run_out() -> float:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 

@@ -119,6 +119,7 @@ def test_a_loss_that_diverges_is_no_overflow_for_ever() -> None:
             break
     assert scale.value == 1
     assert len(told.events) == 16
+    assert model.weight.grad is not None
     assert not torch.isfinite(model.weight.grad)
 
 

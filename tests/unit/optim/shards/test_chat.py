@@ -149,6 +149,7 @@ def test_micro_batches_count_by_their_answers() -> None:
         model = build_model("gpt", {"size": "0.2m"}, seed=0)
         passes = MicroBatches(model, training_loss, Telemetry(), batch_size=6, size=size)
         loss = passes.backward(tokens)
+        assert loss is not None
         gradients.append((loss, [parameter.grad for parameter in model.parameters()]))
     (whole, expected), (pieces, found) = gradients
     assert torch.allclose(whole, pieces, rtol=1e-5)

@@ -10,6 +10,7 @@ from flockstep.scripts.volunteer.availability import LOAD_SECONDS, Availability,
 from flockstep.scripts.volunteer.control import pause, pause_file, resume, training_here
 from flockstep.scripts.volunteer.hours import Hours
 from flockstep.scripts.volunteer.idle import BUSY_SECONDS, CALM_SECONDS, GAP_SECONDS, IdleWatch
+from flockstep.scripts.volunteer.policy import Policy
 
 
 @pytest.mark.parametrize(
@@ -81,20 +82,20 @@ def test_what_this_peer_uses_itself_is_not_the_load_of_others() -> None:
 
 
 def test_a_peer_is_away_for_one_reason_at_a_time(tmp_path: Path) -> None:
-    now, minute, share = 0.0, 23 * 60, 0.0
+    now, minute, share, policy = 0.0, 23 * 60, 0.0, Policy(when_idle=True)
     availability = Availability(
-        tmp_path, Hours.parse("22-7"), True, clock=lambda: now, minute=lambda: minute, load=lambda: share
+        tmp_path, Hours.parse("22-7"), policy, clock=lambda: now, minute=lambda: minute, load=lambda: share
     )
-    assert availability.why_away() == ""
+    assert availability.judge().away == ""
     minute = 8 * 60
-    assert "outside of its hours, 22-7" in availability.why_away()
+    assert "outside of its hours, 22-7" in availability.judge().away
     pause_file(tmp_path).touch()
-    assert "its user has paused it" in availability.why_away()
+    assert "its user has paused it" in availability.judge().away
     pause_file(tmp_path).unlink()
     minute, share = 6 * 60, 0.5
     for _ in range(10):
         now += LOAD_SECONDS
-        reason = availability.why_away()
+        reason = availability.judge().away
     assert "other programs" in reason
 
 
@@ -113,7 +114,8 @@ def test_a_shift_ends_when_the_peer_is_paused_and_the_next_one_waits_for_resume(
             if event == "peer.paused":
                 resume(tmp_path, lambda line: None)
 
-        await_shift(availability, stop, tell)
+        availability.note = tell
+        await_shift(availability, stop)
     assert [event for event, _ in told] == ["peer.paused", "peer.resumed"]
 
 
@@ -138,7 +140,7 @@ def test_pause_is_for_a_peer_that_runs_and_outlasts_it(tmp_path: Path) -> None:
         pause(tmp_path, said.append)
         with pytest.raises(LocalError, match="another process"), training_here(tmp_path):
             pass
-    assert Availability(tmp_path).why_away()
+    assert Availability(tmp_path).judge().away
     resume(tmp_path, said.append)
-    assert Availability(tmp_path).why_away() == ""
+    assert Availability(tmp_path).judge().away == ""
     assert ["Paused" in said[0], "already" in said[1], "next `flockstep join`" in said[2]] == [True] * 3
