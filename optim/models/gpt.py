@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .gpt_config import GPTConfig
+from .head import head_loss
 
 
 class Attention(nn.Module):
@@ -80,8 +81,9 @@ class GPT(nn.Module):
         for block in self.blocks:
             inputs = x, self.cos[:time], self.sin[:time]
             x = checkpoint(block, *inputs, use_reentrant=False) if self.recomputes and self.training else block(*inputs)
-        logits = F.linear(_norm(x), self.embed.weight).float()
-        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if targets is None:
+            return F.linear(_norm(x), self.embed.weight).float()
+        return head_loss(_norm(x).flatten(0, 1), self.embed.weight, targets.flatten())
 
     @torch.no_grad()
     def generate(

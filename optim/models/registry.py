@@ -19,6 +19,7 @@ from ...peer.errors import UsageError, did_you_mean
 from ..flat import unwrapped
 from .gpt import GPT
 from .gpt_config import gpt_config
+from .head import loss_of_head
 from .needs import ModelSize, size_of_gpt
 
 IGNORED = -100
@@ -82,7 +83,10 @@ def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     targets[0, -1] = torch.where((targets[:, 1:] >= 0).any(), targets[0, -1], inputs[0, -1])
     base = unwrapped(model)
     adapted = getattr(base, "get_base_model", None)  # The model inside of peft's, whose own `forward` accepts any argument.
-    if "labels" in inspect.signature((adapted() if callable(adapted) else base).forward).parameters:
+    base = adapted() if callable(adapted) else base
+    if "labels" in inspect.signature(base.forward).parameters:
+        if (loss := loss_of_head(model, base, inputs, targets)) is not None:
+            return loss
         output = model(input_ids=inputs, labels=targets)
     else:
         output = model(inputs[:, :-1], targets[:, 1:])
