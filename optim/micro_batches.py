@@ -9,7 +9,8 @@ or later, the size is halved and the step is repeated from its beginning, with t
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class MicroBatches:
     """Backward passes over batches of `batch_size` samples, `size` samples at a time; 0 finds the fastest size.
 
     `adaptive=False` keeps the size, as sharded models require, whose ranks must do the same number of passes.
-    The gradients are those of the loss times `scale`, if there is one.
+    The gradients are those of the loss times `scale`, if there is one. `about` gives more fields for the event of what was
+    measured, from the tokens/s.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class MicroBatches:
         size: int = 0,
         scale: LossScale | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        about: Callable[[float], Mapping[str, Any]] = lambda tokens_per_s: {},
         adaptive: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -52,6 +55,7 @@ class MicroBatches:
         self._clock = clock
         self._scale = scale
         self._stopped = stopped
+        self._about = about
         self._adaptive = adaptive
         self._measuring = adaptive and not size
         self._warm: set[int] = set()
@@ -121,6 +125,7 @@ class MicroBatches:
             batch_size=len(batch),
             memory_used=used,
             memory_total=total,
+            **self._about(tokens_per_s),
         )
 
     def _now(self, device: torch.device) -> float:

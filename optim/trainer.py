@@ -3,9 +3,10 @@
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from .consent import trusts_data
 from .data.datasets import SequenceUnits
 from .data.rows import Skip, Skips
 from .data.sources import TokenSource
+from .device import choose_device
 from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
@@ -27,7 +29,7 @@ from .member.reach import has_ledger
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import save_tensors
-from .models.needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
+from .models.needs import Memory, cannot_fit, disk_trouble, hours_of, memory_trouble, needs_of, num
 from .models.registry import (
     HF,
     build_model,
@@ -37,7 +39,7 @@ from .models.registry import (
     training_loss,
     vocabulary_of,
 )
-from .precision import LossScale, pass_dtype
+from .precision import LossScale, name_of, pass_dtype
 from .ranks import launched_ranks
 from .shards.opening import FromMembers, open_corpus, tokenizer_of
 from .swarm import Swarm
@@ -51,21 +53,6 @@ class Summary:
     root: str
     reason: str
     saved: Path | None = None
-
-
-def choose_device(name: str) -> torch.device:
-    """Choose the device that a setting names; `auto` is cuda, else mps, else cpu. Raises `UsageError`."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        remedy = "use --device auto, cpu, or a device that torch finds here"
-        raise UsageError(f"cannot train on {name}: {str(error).splitlines()[0]}", remedy=remedy) from error
-    return device
 
 
 def join_run(
@@ -275,12 +262,21 @@ def train(
     forward = ForwardPass(swarm.model, device, config)
     dtype = pass_dtype(config.precision, device)
     scale = LossScale(swarm.telemetry) if dtype is torch.float16 else None
+    num_trained = sum(parameter.numel() for parameter in swarm.model.parameters() if parameter.requires_grad)
+
+    def about(tokens_per_s: float) -> Mapping[str, Any]:
+        left = swarm.manifest.num_rounds - swarm.round
+        hours = hours_of(swarm.manifest, left, tokens_per_s * swarm.num_ranks)
+        precision, model = name_of(dtype), f"{swarm.manifest.model_name} of {num(num_trained)} parameters"
+        return {"model": model, "precision": precision, "hours": round(hours, 2)}
+
     pieces = MicroBatches(
         swarm.model,
         forward.loss,
         swarm.telemetry,
         scale=scale,
         stopped=lambda: swarm.finished,
+        about=about,
         batch_size=batch_size // swarm.num_ranks,
         size=config.micro_batch,
         adaptive=adaptive,

@@ -15,12 +15,13 @@ from torch import nn
 from ..collectives.chain.certificate import settings_after
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import MAX_PROMPT_BYTES, SignedManifest
+from ..optim.device import choose_device
 from ..optim.evaluating import HeldOutResult, HeldOutText
 from ..optim.flat import FlatLayout
 from ..optim.models.kept import BUFFERS, FOLDER, FROZEN
 from ..optim.models.registry import HF, build_model
 from ..optim.shards.opening import open_corpus, tokenizer_of
-from ..optim.trainer import check_tokenizer, choose_device, loss_on
+from ..optim.trainer import check_tokenizer, loss_on
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError

@@ -194,7 +194,7 @@ def _availability(config: PeerConfig, options: TrainingOptions, note: Callable[[
     """Return what looks at this computer for what its user allows. Raises `UsageError` for a limit of an unseen GPU."""
     import torch
 
-    from ..optim.trainer import choose_device
+    from ..optim.device import choose_device
 
     policy = Policy(when_idle=options.when_idle, max_temp=options.max_temp, max_watts=options.max_watts)
     found = Availability(config.home, options.hours, policy, note=note)
@@ -422,7 +422,9 @@ def describe_event(event: Event) -> str:
             memory = event.get("memory_used")
             peak = f", {megabytes(memory)} MB of memory" if isinstance(memory, int) and memory else ""
             pieces = f"{event.get('micro_batch')} of {event.get('batch_size')} samples at once"
-            return f"this device trains {event.get('tokens_per_s')} tokens/s, {pieces}{peak}"
+            hours = f": {event.get('hours')} h for the rest of the run" if "hours" in event else ""
+            what = f"{event.get('model', 'the model')} in {event.get('precision', 'fp32')}"
+            return f"this device trains {what} at {event.get('tokens_per_s')} tokens/s, {pieces}{peak}{hours}"
         case "phase.end" if event.get("ramp", 1.0) != 1.0:
             return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
         case "state.restored" if event.get("round") == 0:

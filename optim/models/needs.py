@@ -92,6 +92,13 @@ def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     return int(each * size.num_trained / manifest.outer.fragments)
 
 
+def hours_of(manifest: Manifest, rounds: int, tokens_per_s: float) -> float:
+    """Return the hours that so many rounds of inner steps take a device of this speed, without waits for others."""
+    tokens = manifest.phase_steps * manifest.data.batch_size * manifest.data.sequence_length
+    seconds = manifest.inner.seconds / manifest.outer.fragments or tokens / max(tokens_per_s, 1e-9)
+    return rounds * seconds / 3600
+
+
 def memory_trouble(needs: Needs, memory: Memory, device: Memory | None) -> Trouble | None:
     """Check the memory of a computer and of its device; `device` is None if it uses the computer's."""
     where = "this computer"

@@ -1,19 +1,23 @@
-"""The child process of `flockstep doctor` that loads torch, finds the device and sizes a model.
+"""The child process of `flockstep doctor` that loads torch, finds the device, and sizes and times a model.
 
     python -m flockstep.scripts.doctor.torch_child <device>
 
-writes a JSON object about torch and the device, reads a line with a signed manifest in hex, and writes one about its model.
+writes a JSON object about torch and the device. Then it answers objects with a signed manifest in hex: by one about its
+model, or, where `seconds` to measure are given, by one each time that more samples at once train faster, and an empty one.
 It ends with its input, even while it loads, so that it does not outlive its parent.
 """
 
+import contextlib
 import json
 import os
 import queue
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from ...dht.run.manifest import SignedManifest
+from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError
 
 
@@ -22,7 +26,17 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     _write(_device(sys.argv[1]))
-    _write(_size(SignedManifest.decode(bytes.fromhex(lines.get()))))
+    with contextlib.suppress(ImportError):  # Which `_device` has reported.
+        import torch._dynamo  # noqa: F401  The first optimizer loads it, for two seconds: meanwhile the network is visited.
+    while True:
+        question = json.loads(lines.get())
+        signed = SignedManifest.decode(bytes.fromhex(question["manifest"]))
+        if seconds := question.get("seconds"):
+            for answer in _fits(signed, sys.argv[1], seconds):
+                _write(answer)
+            _write({})
+        else:
+            _write(_size(signed))
 
 
 def _read(lines: "queue.SimpleQueue[str]") -> None:
@@ -35,7 +49,8 @@ def _device(name: str) -> dict[str, Any]:
     try:
         import torch
 
-        from ...optim.trainer import choose_device, device_memory
+        from ...optim.device import choose_device
+        from ...optim.trainer import device_memory
     except ImportError as error:
         return {"torch": "", "cause": str(error), "remedy": "install torch: pytorch.org names the command for your device"}
     found: dict[str, Any] = {"torch": torch.__version__}
@@ -46,6 +61,17 @@ def _device(name: str) -> dict[str, Any]:
     own = device_memory(device)
     title = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     return {**found, "device": str(device), "title": title, "memory": [own.total, own.free] if own else None}
+
+
+def _fits(signed: SignedManifest, device: str, seconds: float) -> Iterator[dict[str, Any]]:
+    from ...optim.device import choose_device
+    from ...optim.precision import name_of, pass_dtype
+    from .fit import fits
+
+    config, chosen = PeerConfig(), choose_device(device)
+    precision = name_of(pass_dtype(config.precision, chosen))
+    for fit in fits(signed.manifest, chosen, config, seconds):
+        yield {"samples": fit.samples, "tokens_per_s": fit.tokens_per_s, "precision": precision}
 
 
 def _size(signed: SignedManifest) -> dict[str, Any]:

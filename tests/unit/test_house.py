@@ -131,7 +131,7 @@ FOUNDATION = {
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
-    "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"},
+    "optim": {"consent", "device", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"},
     "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "voters"},
     "scripts/lab": {"namespaces"},
 }
