@@ -223,23 +223,29 @@ class FlatLayout:
         return list(zip(self.tensors, ends, strict=True))
 
 
-@torch.no_grad()
 def frozen_fingerprint(model: nn.Module) -> bytes:
     """Return a 32-byte hash of the frozen parameters, such as the base of a LoRA run, which are never sent.
 
     It covers their values as float32, since peers may load the same bfloat16 weights as either; zeros if none is frozen.
+    A layer that was quantized on this peer states those of its source.
     """
-    hashes: list[bytes] = []
-    for name, parameter in _once(model):
-        if parameter.requires_grad:
-            continue
-        values = _whole(parameter).reshape(-1)
-        hashes.append(f"{name} {tuple(parameter.shape)}".encode())
-        for start in range(0, values.numel(), HASHED_AT_ONCE):
-            piece = values[start : start + HASHED_AT_ONCE]
-            piece = (piece.float() if piece.is_floating_point() else piece).to("cpu")
-            hashes.append(keyed("frozen values", piece.numpy().tobytes()))
-    return keyed("frozen", *hashes) if hashes else bytes(DIGEST_BYTES)
+    hashes = {name: value_hashes(name, parameter) for name, parameter in _once(model) if not parameter.requires_grad}
+    for name, module in unwrapped(model).named_modules():
+        if (source := getattr(module, "source_hashes", None)) is not None:
+            hashes[f"{name}.weight"] = source
+    return keyed("frozen", *(hash_ for name in sorted(hashes) for hash_ in hashes[name])) if hashes else bytes(DIGEST_BYTES)
+
+
+@torch.no_grad()
+def value_hashes(name: str, parameter: torch.Tensor) -> list[bytes]:
+    """Return the name and shape of a frozen parameter, and the hashes of its values."""
+    values = _whole(parameter).reshape(-1)
+    hashes = [f"{name} {tuple(parameter.shape)}".encode()]
+    for start in range(0, values.numel(), HASHED_AT_ONCE):
+        piece = values[start : start + HASHED_AT_ONCE]
+        piece = (piece.float() if piece.is_floating_point() else piece).to("cpu")
+        hashes.append(keyed("frozen values", piece.numpy().tobytes()))
+    return hashes
 
 
 @torch.no_grad()

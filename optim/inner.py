@@ -23,8 +23,10 @@ _HEADS = ("lm_head", "head", "unembed", "output")
 """Usual names of untied unembeddings: Muon's authors optimize them, like embeddings, by AdamW."""
 
 
-def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
-    """Build fresh optimizers that together hold every trainable parameter of `model` once."""
+def build_inner(
+    model: nn.Module, inner: Inner, adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+) -> list[torch.optim.Optimizer]:
+    """Build fresh optimizers that together hold every trainable parameter of `model` once; `adamw` makes that one."""
     hidden = _hidden_matrices(model) if inner.optimizer == "muon" else []
     chosen = set(map(id, hidden))
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in chosen]
@@ -39,7 +41,7 @@ def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
     if rest:
         groups = [group for group in groups if group["params"]]
         first, second = inner.betas
-        optimizers.append(torch.optim.AdamW(groups, lr=inner.adamw_lr, betas=(first, second)))
+        optimizers.append(adamw(groups, lr=inner.adamw_lr, betas=(first, second)))
     return optimizers
 
 

@@ -5,6 +5,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import save_tensors
 from .models.needs import Memory, cannot_fit, disk_trouble, hours_of, memory_trouble, needs_of, num
+from .models.quantized import adamw_8bit, load_bitsandbytes, quantize_base
 from .models.registry import (
     HF,
     build_model,
@@ -77,6 +79,8 @@ def join_run(
     a shard of it (FSDP2).
     """
     device = choose_device(config.device)
+    if config.load_in_4bit or config.optimizer_8bit:
+        load_bitsandbytes()  # Before the run hears of this peer.
     with launched_ranks(device.type) as local_rank:
         if device.type == "cuda" and local_rank is not None:
             device = torch.device("cuda", local_rank)
@@ -121,10 +125,13 @@ def join_run(
                 check_tokenizer(model, source)
             if config.checkpoint_activations:
                 recompute_activations(model)
+            if config.load_in_4bit:
+                quantize_base(model, device)
             model = model.to(device)
             return model if local_rank is None else spread(model, device, shard=config.shard)
 
-        swarm = Swarm(link, prepare, inner_of, config=config, on_event=on_event, stop=stop)
+        inner = partial(inner_of, adamw=adamw_8bit) if config.optimizer_8bit else inner_of
+        swarm = Swarm(link, prepare, inner, config=config, on_event=on_event, stop=stop)
         with swarm:
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
@@ -379,6 +386,8 @@ def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> No
         source.limit_tokens(size)
 
 
-def inner_of(model: nn.Module, signed: SignedManifest) -> list[torch.optim.Optimizer]:
-    """Build the inner optimizer that the manifest pins."""
-    return build_inner(model, signed.manifest.inner)
+def inner_of(
+    model: nn.Module, signed: SignedManifest, adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+) -> list[torch.optim.Optimizer]:
+    """Build the inner optimizer that the manifest pins; `adamw` makes its AdamW."""
+    return build_inner(model, signed.manifest.inner, adamw)

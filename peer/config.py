@@ -68,6 +68,12 @@ class PeerConfig:
     precision: str = "auto"
     """The precision of the passes: `bf16` or `fp16` (autocast), `fp32`, or `auto`, what the device computes fastest."""
 
+    load_in_4bit: bool = False
+    """Hold the frozen base of a LoRA run in 4 bits a weight (bitsandbytes)."""
+
+    optimizer_8bit: bool = False
+    """Hold the states of AdamW in 8 bits (bitsandbytes)."""
+
     compile_model: bool = False
     """Compile the model with torch.compile; where that fails, it trains as it is."""
 
@@ -111,6 +117,8 @@ class PeerConfig:
             raise UsageError(f"micro_batch must not be negative, got {self.micro_batch}", remedy="0 finds the best one")
         if self.precision not in PRECISIONS:
             raise UsageError(f"there is no precision {self.precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
+        if self.shard and self.optimizer_8bit:
+            raise UsageError("--optimizer-8bit does not work on a sharded model", remedy="leave out --shard, or it")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
         if not 0 <= self.data_cache < 1e9:

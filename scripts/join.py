@@ -96,6 +96,9 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     save, as_json = options.save, options.as_json
     if save is not None and not save.absolute().parent.is_dir():
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
+    if save is not None and config.load_in_4bit:
+        what = "--save writes the whole model, of which --load-in-4bit has no base"
+        raise UsageError(what, remedy="leave it out: `flockstep export` writes the adapter")
     if options.metrics:
         split_host_port(options.metrics)
     limited = options.hours is not None or options.when_idle or options.max_temp or options.max_watts

@@ -8,5 +8,6 @@
     machine     Memory, disk, load and battery of this computer. One user of psutil, which does not know the limits of
                 containers.
     needs       The memory and disk that a run needs, from the size of its model, and their checks. Pure.
+    quantized   What bitsandbytes makes smaller on one peer: the frozen base of a LoRA run in 4 bits, AdamW's states in 8.
     registry    Models by their name in a manifest, and the loss of a batch of tokens under any of them.
 """

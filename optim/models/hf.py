@@ -5,12 +5,14 @@ remote code, weights in safetensors only, an attention that torch itself impleme
 code), no kernels from the hub, and of a config only the fields that its class documents.
 """
 
+import contextlib
 import os
 import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model, hide_secrets
 from ..flat import storage_of
+from .quantized import load_bitsandbytes
 
 DTYPES = ("float32", "bfloat16", "float16")
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
@@ -94,6 +97,9 @@ def _adapted(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
 
 def _load_peft(purpose: str) -> ModuleType:
     """Import peft. Raises `LocalError` if it is not installed."""
+    if find_spec("bitsandbytes") is not None:
+        with contextlib.suppress(LocalError):
+            load_bitsandbytes()  # Here, since peft would import it in a way that may fetch code.
     try:
         import peft
     except ImportError as error:

@@ -151,6 +151,12 @@ def join(
     precision: Annotated[
         Precision, typer.Option(help="Of the passes; auto: bf16 or fp16 where a GPU is faster so.")
     ] = Precision.AUTO,
+    load_in_4bit: Annotated[
+        bool, typer.Option("--load-in-4bit", help="Hold the frozen base of a LoRA run in 4 bits (bitsandbytes).")
+    ] = False,
+    optimizer_8bit: Annotated[
+        bool, typer.Option("--optimizer-8bit", help="Hold the states of AdamW in 8 bits (bitsandbytes).")
+    ] = False,
     compile_model: Annotated[bool, typer.Option("--compile", help="Compile the model (torch.compile).")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -179,6 +185,7 @@ def join(
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     config = replace(config, data_cache=data_cache, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     config = replace(config, precision=precision.value, compile_model=compile_model)
+    config = replace(config, load_in_4bit=load_in_4bit, optimizer_8bit=optimizer_8bit)
     preferred = load_preferences(config.home)
     limits = preferred.override(
         max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle, max_temp=max_temp, max_watts=max_watts

@@ -53,10 +53,9 @@ class Gpu:
                 return None  # In a container the driver's process ids are not ours: this peer's own use looks like another's.
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen)
-        except nvml.NVMLError_NotFound:  # Nobody has used it since.
-            return 0.0
-        except nvml.NVMLError:
-            return None
+        except nvml.NVMLError as error:  # Without a sample the package raises an error of the value "success", too.
+            nobody = error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND)
+            return 0.0 if nobody else None
         samples = sorted(samples, key=lambda sample: sample.timeStamp)
         self._seen = samples[-1].timeStamp if samples else self._seen
         newest: dict[int, int] = {sample.pid: sample.smUtil for sample in samples}

@@ -104,6 +104,7 @@ ONLY_USERS = {
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/processes.py"),
+    "bitsandbytes": ("optim/models/quantized.py",),
     "pynvml": ("scripts/volunteer/gpu.py",),
     "prometheus_client": ("peer/metrics.py",),
     "tensorboard": ("scripts/loggers.py",),

@@ -114,49 +114,51 @@ def test_a_shift_ends_or_rests_by_what_the_gpu_says(tmp_path: Path) -> None:
 
 
 class NVMLError(Exception):
-    pass
-
-
-class NotFound(NVMLError):
-    pass
+    def __init__(self, value: int) -> None:
+        super().__init__({6: "Not Found", 3: "Not Supported"}.get(value, "Success"))
+        self.value = value
 
 
 class Driver:
     """A driver's library, as nvidia-ml-py has it, with one GPU and the samples of its processes."""
 
-    NVMLError, NVMLError_NotFound, NVML_TEMPERATURE_GPU = NVMLError, NotFound, 0
+    NVMLError, NVML_TEMPERATURE_GPU, NVML_SUCCESS, NVML_ERROR_NOT_FOUND = NVMLError, 0, 0, 6
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int, int]] = [(7, 1, 80)]
         """Of each: the process, the time in µs, the share in per cent."""
         self.listed = [1]
+        self.fails = 0
 
     def nvmlInit(self) -> None:
         pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if uuid != "GPU-right":
-            raise NVMLError("Not Found")
+            raise NVMLError(6)
         return uuid
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         return 61
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        raise NVMLError("Not Supported")
+        raise NVMLError(3)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         return [SimpleNamespace(pid=pid) for pid in self.listed]
 
     def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:
         new = [SimpleNamespace(pid=pid, timeStamp=at, smUtil=share) for pid, at, share in self.samples if at > since]
-        if not new:
-            raise NotFound
+        if not new or self.fails:
+            raise NVMLError(self.fails or (6 if since else 0))
         return new
 
 
 def test_the_gpus_reader_leaves_out_what_this_process_uses_and_what_was_before() -> None:
     driver = Driver()
+    driver.samples, before = [], driver.samples
+    assert Gpu(driver, "right", 1).read(holds_memory=True).others == 0.0
+    driver.samples = before
     gpu = Gpu(driver, "right", 1)
     assert gpu.read(holds_memory=True) == GpuReading(0.0, 61, None)
     driver.samples += [(1, 5, 90), (8, 5, 20), (9, 4, 70), (9, 5, 10)]
@@ -166,9 +168,19 @@ def test_the_gpus_reader_leaves_out_what_this_process_uses_and_what_was_before()
     driver.samples += [(4711, 6, 90)]
     assert gpu.read(holds_memory=True).others is None
     assert gpu.read(holds_memory=False).others == 0.9
+    driver.samples += [(4711, 7, 90)]
+    driver.fails = 3
+    assert gpu.read(holds_memory=False).others is None
 
 
 def test_a_gpu_that_the_driver_does_not_show_is_one_line_with_the_remedy() -> None:
     with pytest.raises(LocalError, match="the driver does not show this GPU: Not Found") as raised:
         Gpu(Driver(), "wrong", 1)
     assert "nvidia-ml-py" in raised.value.remedy
+
+
+def test_the_drivers_library_has_what_is_asked_of_it_and_says_where_there_is_no_driver() -> None:
+    nvml: Any = pytest.importorskip("pynvml")
+    assert all(hasattr(nvml, name) for name in vars(Driver) if name.lower().startswith("nvml"))
+    with pytest.raises(LocalError, match="the driver does not show this GPU"):
+        Gpu(nvml, "no-such-uuid", 1)
