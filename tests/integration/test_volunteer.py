@@ -71,6 +71,17 @@ def test_a_paused_peer_leaves_stays_away_after_a_restart_and_comes_back(
     assert "no peer that trains" in nobody.stderr
 
 
+def test_peers_that_compute_in_fp16_and_in_bf16_hold_one_state(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(TINY_RUN + "[admission]\nmin_peers = 2\n", "owner")
+    with (
+        joined(link, tmp_path / "owner", "--precision", "fp16") as turing,
+        joined(link, tmp_path / "bob", "--precision", "bf16") as ampere,
+    ):
+        done = [peer.until("round.done") for peer in (turing, ampere)]
+    assert [len(event["cut"]) for event in done] == [2, 2]  # type: ignore[arg-type]  # a list
+    assert done[0]["root"] == done[1]["root"]
+
+
 def test_a_member_that_has_not_agreed_to_other_data_keeps_the_run_until_it_has(
     publish: Callable[..., str], tmp_path: Path
 ) -> None:
