@@ -33,8 +33,9 @@ def choose_device(name: str) -> torch.device:
 def lacks_kernels(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Return True if a build of torch for these architectures cannot run on a CUDA device of this capability.
 
-    Machine code (`sm_75`) runs on its major version from its minor one on, intermediate code (`compute_90`) on all later
-    devices, and code for one architecture or family alone (`sm_90a`, `sm_100f`) is left out. AMD's names are not judged.
+    Machine code (`sm_75`) runs on its major version from its minor one on, intermediate code
+    (`compute_90`) on all later devices, and code for one architecture or family alone (`sm_90a`,
+    `sm_100f`) is left out. AMD's names are not judged.
     """
     found = [match.groups() for name in built_for if (match := _BUILT_FOR.fullmatch(name))]
     for kind, major, minor, alone in found:

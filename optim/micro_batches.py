@@ -30,8 +30,8 @@ class MicroBatches:
     """Backward passes over batches of `batch_size` samples, `size` samples at a time; 0 finds the fastest size.
 
     `adaptive=False` keeps the size, as sharded models require, whose ranks must do the same number of passes.
-    The gradients are those of the loss times `scale`, if there is one. `about` gives more fields for the event of what was
-    measured, from the tokens/s.
+    The gradients are those of the loss times `scale`, if there is one. `about` gives more fields
+    for the event of what was measured, from the tokens/s.
     """
 
     def __init__(

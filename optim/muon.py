@@ -1,8 +1,9 @@
 """Muon (K. Jordan and others 2024, https://kellerjordan.github.io/posts/muon) that is fast on any CPU.
 
-`torch.optim.Muon` orthogonalizes in bfloat16, which most CPUs emulate: on one core of an EPYC a matrix of 128 × 512 takes
-85 ms instead of 2.5, one of 256 × 1024 827 ms instead of 21. Here each device uses what it computes fast, after the
-matrix has been divided by its norm: a gradient of 1e-8 would be zero in float16.
+`torch.optim.Muon` orthogonalizes in bfloat16, which most CPUs emulate: on one core of an EPYC a
+matrix of 128 × 512 takes 85 ms instead of 2.5, one of 256 × 1024 827 ms instead of 21. Here each
+device uses what it computes fast, after the matrix has been divided by its norm: a gradient of 1e-8
+would be zero in float16.
 """
 
 import math

@@ -314,15 +314,20 @@ def train(
                 loss = pieces.backward(tokens)
             if loss is None:  # Its user is back, who does not wait for a step's end.
                 return
-            if scale is None or scale.unscale(swarm.model):
-                swarm.step(loss)
-            else:
-                swarm.after_step(loss, tokens=0)
+            make_step(swarm, loss, scale)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):
                 remedy = "free its memory, try --checkpoint-activations, or shard the model over several devices"
                 raise LocalError(f"{device} has no memory for {pieces.size} samples at once", remedy=remedy) from error
             raise
+
+
+def make_step(swarm: Swarm, loss: torch.Tensor, scale: LossScale | None) -> None:
+    """Make an inner step, or skip it where the gradients of an fp16 loss have overflowed: its tokens count for nothing."""
+    if scale is None or scale.unscale(swarm.model):
+        swarm.step(loss)
+    else:
+        swarm.after_step(loss, tokens=0)
 
 
 def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:

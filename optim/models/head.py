@@ -1,10 +1,12 @@
 """The loss at the head of a language model, without keeping the logits of a large vocabulary.
 
-Theory of operation. With 150,000 tokens in the vocabulary the logits of one sequence of 2,048 take 1.2 GB in float32, and
-their gradient as much again. Where they are larger than `CHUNK_BYTES`, loss and gradient are computed some rows at a time:
-the gradient of each row's loss with respect to its logits is known as soon as they are (softmax minus one-hot), so both
-products of the backward pass follow at once, and no logits are kept or computed twice (as in arXiv:2410.10989, section
-3.2). Loss and gradient of the weights add up in float32. Smaller logits take torch's own way, to the same bits as ever.
+Theory of operation. With 150,000 tokens in the vocabulary the logits of one sequence of 2,048 take
+1.2 GB in float32, and their gradient as much again. Where they are larger than `CHUNK_BYTES`, loss
+and gradient are computed some rows at a time: the gradient of each row's loss with respect to its
+logits is known as soon as they are (softmax minus one-hot), so both products of the backward pass
+follow at once, and no logits are kept or computed twice (as in arXiv:2410.10989, section 3.2). Loss
+and gradient of the weights add up in float32. Smaller logits take torch's own way, to the same bits
+as ever.
 """
 
 from collections.abc import Iterator
@@ -89,9 +91,10 @@ class _ChunkedLoss(torch.autograd.Function):
 def loss_of_head(model: nn.Module, base: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
     """Return the loss of a transformers model, in chunks; None where it computes its own, which then is not this one.
 
-    `base` is the model inside of wrappers and adapters. `inputs` and `labels` are int64 (batch, length), as it takes them.
-    Its head must be a plain matrix. Whether its loss is the mean cross-entropy of the head's output alone, without caps,
-    scales or further terms, is tried once, on a few tokens.
+    `base` is the model inside of wrappers and adapters. `inputs` and `labels` are int64 (batch,
+    length), as it takes them. Its head must be a plain matrix. Whether its loss is the mean
+    cross-entropy of the head's output alone, without caps, scales or further terms, is tried once,
+    on a few tokens.
     """
     head_of = getattr(base, "get_output_embeddings", None)
     head = head_of() if callable(head_of) else None

@@ -1,8 +1,9 @@
 """What bitsandbytes makes smaller on one peer: the frozen base of a LoRA run in 4 bits, AdamW's states in 8.
 
-Both are this peer's own. The base is quantized after it was hashed, so that peers with a quantized base and peers with the
-whole one compare the same source weights; nothing of it is sent or saved. NF4 with quantized scales takes 4.13 bits a weight
-(arXiv:2305.14314), AdamW's states 2 bytes a parameter in place of 8 (arXiv:2110.02861).
+Both are this peer's own. The base is quantized after it was hashed, so that peers with a quantized
+base and peers with the whole one compare the same source weights; nothing of it is sent or saved.
+NF4 with quantized scales takes 4.13 bits a weight (arXiv:2305.14314), AdamW's states 2 bytes a
+parameter in place of 8 (arXiv:2110.02861).
 """
 
 import importlib

@@ -31,8 +31,9 @@ def fits(
 ) -> Iterator[Fit]:
     """Yield the fit of 1, 2, 4 … samples at once, as long as more are faster, there is memory, and `seconds` last.
 
-    The passes and the optimizer's step are those of `join`; the weights are fresh, the tokens are random. The first pass of
-    each size warms up. If one sample takes longer than `seconds`, it ends late, and yields that.
+    The passes and the optimizer's step are those of `join`; the weights are fresh, the tokens are
+    random. The first pass of each size warms up. If one sample takes longer than `seconds`, it ends
+    late, and yields that.
     """
     data, end, best = manifest.data, clock() + seconds, 0.0
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed).to(device)

@@ -2,9 +2,10 @@
 
     python -m flockstep.scripts.doctor.torch_child <device>
 
-writes a JSON object about torch and the device. Then it answers objects with a signed manifest in hex: by one about its
-model, or, where `seconds` to measure are given, by one each time that more samples at once train faster, and an empty one.
-It ends with its input, even while it loads, so that it does not outlive its parent.
+writes a JSON object about torch and the device. Then it answers objects with a signed manifest in
+hex: by one about its model, or, where `seconds` to measure are given, by one each time that more
+samples at once train faster, and an empty one. It ends with its input, even while it loads, so that
+it does not outlive its parent.
 """
 
 import contextlib

@@ -1,9 +1,10 @@
 """Decides from readings of a computer whether a peer may train, must rest, or must leave. Pure: the caller has the clock.
 
-Theory of operation. A user who comes back gets the computer back: other processes on the GPU, or a battery, and the peer
-leaves at the next reading; processors are judged over 20 s, since a page that loads needs them, too. A limit of
-temperature or power is met by resting between inner steps: a slow peer keeps its place in the run. One that has rested
-for a minute without a step leaves instead, since the others should not count on it.
+Theory of operation. A user who comes back gets the computer back: other processes on the GPU, or a
+battery, and the peer leaves at the next reading; processors are judged over 20 s, since a page that
+loads needs them, too. A limit of temperature or power is met by resting between inner steps: a slow
+peer keeps its place in the run. One that has rested for a minute without a step leaves instead,
+since the others should not count on it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Which CUDA devices a build of torch has kernels for."""
 
 import pytest
+import torch
 from flockstep.optim.device import choose_device, kernels_remedy, lacks_kernels
 from flockstep.peer.errors import UsageError
 
@@ -34,6 +35,18 @@ def test_kernels_run_on_their_major_version_and_what_is_compiled_on_all_later_on
 def test_an_older_gpu_needs_the_wheels_for_cuda_12_6_and_a_newer_one_a_newer_torch() -> None:
     assert "whl/cu126" in kernels_remedy((7, 0))
     assert "whl/cu126" not in kernels_remedy((12, 0))
+
+
+def test_a_gpu_without_kernels_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, device: None)  # Memory it would have.
+    for name, value in (("capability", (7, 0)), ("name", "Tesla V100")):
+        monkeypatch.setattr(torch.cuda, f"get_device_{name}", lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: CUDA_13)
+    with pytest.raises(UsageError, match=r"no kernels for Tesla V100 \(compute capability 7.0\)") as raised:
+        choose_device("cuda")
+    assert "whl/cu126" in raised.value.remedy
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: CUDA_12_6)
+    assert choose_device("cuda").type == "cuda"
 
 
 def test_a_device_that_is_not_there_is_one_line_with_the_remedy() -> None:

@@ -1,5 +1,8 @@
 """fp16: which device computes in it, and a loss scale under which gradients are those of float32."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from flockstep import PeerConfig
@@ -7,7 +10,7 @@ from flockstep.optim.member.progress import Losses
 from flockstep.optim.micro_batches import MicroBatches
 from flockstep.optim.models.registry import build_model
 from flockstep.optim.precision import CLEAN_STEPS, FIRST_SCALE, LossScale, fast_half, pass_dtype
-from flockstep.optim.trainer import ForwardPass
+from flockstep.optim.trainer import ForwardPass, make_step
 from flockstep.peer.telemetry import Event, Telemetry
 from torch import Tensor, nn
 
@@ -108,6 +111,20 @@ def test_a_step_that_overflows_is_skipped_with_one_event_and_the_scale_is_halved
     ]
     assert model.weight.grad is not None
     assert float(model.weight.grad) == 2.0
+
+
+def test_a_skipped_step_counts_no_tokens_and_steps_no_optimizer() -> None:
+    made: list[str] = []
+    swarm: Any = SimpleNamespace(
+        model=Tiny(1.0),
+        step=lambda loss: made.append("step"),
+        after_step=lambda loss, tokens: made.append(f"skipped, {tokens} tokens"),
+    )
+    for gradient in (1.0, torch.inf, 1.0):
+        swarm.model.weight.grad = torch.tensor(gradient)
+        make_step(swarm, torch.tensor(1.0), LossScale(Telemetry()))
+    make_step(swarm, torch.tensor(1.0), None)
+    assert made == ["step", "skipped, 0 tokens", "step", "step"]
 
 
 def test_a_loss_that_diverges_is_no_overflow_for_ever() -> None:

@@ -57,16 +57,17 @@ def test_a_gradient_that_the_mean_makes_too_small_for_fp16_is_kept() -> None:
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Notes the most elements that a result has."""
+    """Notes the most elements that a result has, and counts products of matrices."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
-        self.numel = 0
+        self.numel = self.products = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.numel = max(self.numel, result.numel())
+            self.products += func is torch.ops.aten.mm.default
         return result
 
 
@@ -78,6 +79,7 @@ def test_no_more_logits_are_there_than_a_chunk_has(trains: bool) -> None:
         if trains:
             loss.backward()  # type: ignore[no-untyped-call]  # of torch
     assert largest.numel == 8 * VOCABULARY
+    assert largest.products == (3 if trains else 1) * 7
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

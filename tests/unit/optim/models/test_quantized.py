@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from flockstep import PeerConfig
+from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint, whole_tensors
 from flockstep.optim.inner import InnerOptimizers, build_inner
@@ -14,6 +15,7 @@ from flockstep.optim.models.kept import parts_of
 from flockstep.optim.models.quantized import FourBitLinear, adamw_8bit, load_bitsandbytes, quantize_base
 from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.scripts.join import TrainingOptions, join
 from torch import Tensor, nn
 
 needs_library = pytest.mark.skipif(
@@ -22,6 +24,8 @@ needs_library = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
+VIA = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+LINK = str(JoinLink("a" * 52, (VIA,)))
 LORA = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -133,6 +137,13 @@ def test_eight_bits_make_the_steps_of_adamw_up_to_their_rounding() -> None:
 def test_states_of_eight_bits_are_not_for_a_sharded_model() -> None:
     with pytest.raises(UsageError, match="sharded"):
         PeerConfig(shard=True, optimizer_8bit=True)
+
+
+def test_the_whole_model_cannot_be_saved_of_a_base_in_four_bits(tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path, load_in_4bit=True)
+    with pytest.raises(UsageError, match="--save writes the whole model") as raised:
+        join(LINK, config, print, TrainingOptions(save=tmp_path / "model.safetensors"))
+    assert "export" in raised.value.remedy
 
 
 def test_loading_the_library_fetches_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
