@@ -17,13 +17,16 @@ from flockstep.dht.members.body import MemberBody
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
+from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
 from flockstep.scripts.cli import main
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
 from flockstep.scripts.join import (
+    TrainingOptions,
     describe_event,
+    join,
     leaving_on_signals,
     progress_line,
     progress_panel,
@@ -182,6 +185,12 @@ def test_events_in_words() -> None:
     assert describe_event(done) == "round 3: averaged the work of 1 peer; 2 members took part, state root abababab"
     assert "lost its owner" in describe_event({"event": "round.void", "round": 3, "reason": "lost its owner"})
     assert describe_event({"event": "step", "step": 3}) == ""
+    bench: Event = {"event": "device.bench", "tokens_per_s": 900.5, "micro_batch": 4, "batch_size": 16, "memory_used": 0}
+    bench |= {"model": "gpt of 25.3 M parameters", "precision": "fp16", "hours": 12.5}
+    assert describe_event(bench) == (
+        "this device trains gpt of 25.3 M parameters in fp16 at 900.5 tokens/s, 4 of 16 samples at once: "
+        "12.5 h for the rest of the run"
+    )
 
 
 def test_a_log_has_a_line_of_progress_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +209,32 @@ def test_the_panel_shows_what_is_known_and_others_texts_as_texts() -> None:
     Console(file=out, width=80).print(progress_panel(peer))
     for text in ("training", "7, state root [/nope]", "1,200 at 10 tokens/s", "2.500", "up 2.00 MB", "relayed"):
         assert text in out.getvalue()
+
+
+def test_the_panel_says_why_a_peer_waits_until_it_does_not() -> None:
+    peer = PeerStory("", "")
+    peer.apply({"event": "step", "step": 1})
+    peer.apply({"event": "device.rests", "reason": "the GPU has 76 °C, of 75 at most"})
+    assert ("rests", "the GPU has 76 °C, of 75 at most") in progress_rows(peer)
+    peer.apply({"event": "peer.paused", "reason": "other programs use the GPU"})
+    assert ("waits", "other programs use the GPU") in progress_rows(peer)
+    peer.apply({"event": "peer.resumed", "reason": ""})
+    assert {"rests", "waits"}.isdisjoint(label for label, _ in progress_rows(peer))
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"), [("", "--max-temp and --max-watts: cpu is no GPU of NVIDIA"), ("0", "are not for torchrun")]
+)
+def test_a_limit_that_cannot_be_kept_is_refused_before_the_run_hears_of_this_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, message: str
+) -> None:
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    link = str(JoinLink("a" * 52, (f"/ip4/192.0.2.1/tcp/4001/p2p/{OWNER}",)))
+    config = PeerConfig(home=tmp_path, device="cpu")
+    with pytest.raises(UsageError, match=message) as raised:
+        join(link, config, print, TrainingOptions(yes=True, max_watts=100.0))
+    assert raised.value.remedy
 
 
 def test_the_progress_line_leaves_out_what_is_not_known() -> None:
