@@ -13,7 +13,7 @@ def data() -> None:
     """Make the data of a run ready for its volunteers."""
 
 
-@app.command()
+@app.command(short_help="Pack documents into shards of tokens for a run.")
 def pack(
     source: Annotated[str, typer.Argument(help="text:, json:, parquet: or hf: and a place, as in a run.toml; or a path.")],
     out: Annotated[Path, typer.Argument(help="The new folder of the shards.")],

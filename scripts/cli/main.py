@@ -45,12 +45,13 @@ app = typer.Typer(
     name="flockstep",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
 app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
-app.add_typer(service.app, name="service")
+app.add_typer(service.app, name="service", short_help="Let this computer start a peer by itself.")
 
 
 class Mode(enum.StrEnum):
@@ -106,10 +107,10 @@ def options(
     """
 
 
-app.command()(bootstrap)
+app.command(short_help="Run a bootstrap, through which peers find each other.")(bootstrap)
 
 
-@app.command()
+@app.command(short_help="Lend this computer to a run: train with the others.")
 def join(
     link: RunArgument,
     via: Via = None,
@@ -218,7 +219,7 @@ def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
     return link_of(text, via, replace(config, port=0))
 
 
-@app.command()
+@app.command(short_help="Show the runs that their owners list for everybody.")
 def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
     """Show the runs that their owners list for everybody, with their size and progress.
 
@@ -234,7 +235,7 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
     show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="Agree to data that a run's owner has named since.")
 def agree(
     link: LinkArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Agree without a question.")] = False,
@@ -251,7 +252,7 @@ def agree(
     agree_to_data(link, config_of(home, port=0), typer.echo, terminal_reader(), yes=yes)
 
 
-@app.command()
+@app.command(short_help="Let the peer on this computer leave its run in order.")
 def pause(home: Home = None) -> None:
     """Let the peer on this computer leave its run in order, and wait; also after a restart, until `flockstep resume`.
 
@@ -277,7 +278,7 @@ def resume(home: Home = None) -> None:
     resume_peer(home or default_home(), typer.echo)
 
 
-@app.command()
+@app.command(short_help="Hold a run's state, vote and serve newcomers; no training.")
 def keep(
     link: RunArgument,
     home: Home = None,
@@ -316,7 +317,7 @@ def keep(
     keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes, metrics=metrics)
 
 
-@app.command()
+@app.command(short_help="Find out what keeps this computer from a run.")
 def doctor(
     link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer alone.")] = None,
     home: Home = None,
@@ -339,7 +340,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Make a model that other programs load of a checkpoint.")
 def export(
     source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -362,7 +363,7 @@ def export(
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
 
 
-@app.command(name="eval")
+@app.command(name="eval", short_help="Measure the newest checkpoint on this computer.")
 def evaluate(
     source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.  [default: the run's]")] = None,
@@ -406,7 +407,7 @@ def status(
     show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="Serve a web page of a run: curve, samples, peers.")
 def page(
     link: LinkArgument,
     home: Home = None,
@@ -427,7 +428,7 @@ def page(
     serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
 
 
-@app.command()
+@app.command(short_help="Watch a run in the terminal: peers, rounds, credit.")
 def top(link: LinkArgument, home: Home = None) -> None:
     """Watch a run in the terminal: its peers, its rounds, its troubles. Keys: p, r, e, and q to quit.
 
@@ -440,7 +441,7 @@ def top(link: LinkArgument, home: Home = None) -> None:
     watch_run(link, config_of(home, port=0))
 
 
-@app.command()
+@app.command(short_help="Watch several peers train one model on this computer.")
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="How many peers to start.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How many rounds they train.")] = 12,
@@ -486,7 +487,7 @@ if find_spec("flockstep.scripts.lab") is not None:
     from ..lab import verbs
 
     app.add_typer(verbs.app, name="bench")
-    app.command()(verbs.simulate)
+    app.command(short_help="Try rounds on a network in memory, in virtual time.")(verbs.simulate)
 else:
     for verb in ("bench", "simulate"):
         # Whatever stands behind the verb, --help too, gets the same answer.

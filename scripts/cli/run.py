@@ -18,7 +18,7 @@ app = typer.Typer(
 Named = Annotated[str, typer.Argument(help="The id of the peer, 12D3KooW….")]
 
 
-@app.command()
+@app.command(short_help="Sign a run with your key, publish it, print its link.")
 def create(
     file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
     via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
@@ -72,7 +72,7 @@ def info(
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
-@app.command("list")
+@app.command("list", short_help="List a run of yours at its bootstraps, for everybody.")
 def list_(
     link: LinkArgument,
     add: Annotated[bool, typer.Option("--add/--remove", help="List it, or withdraw that.")] = True,
@@ -90,7 +90,7 @@ def list_(
     list_run(link, config_of(home, port=0), typer.echo, listed=add)
 
 
-@app.command()
+@app.command(short_help="Show how many tokens each has contributed to a run.")
 def credit(
     link: LinkArgument,
     home: Home = None,
@@ -109,7 +109,7 @@ def credit(
     show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="Take a picture of a run as JSON, signed by this computer.")
 def snapshot(
     link: Annotated[str | None, typer.Argument(help="The join link, flockstep://…, in quotes.")] = None,
     file: Annotated[Path | None, typer.Argument(help="Where to write it.  [default: stdout]")] = None,
@@ -133,7 +133,7 @@ def snapshot(
         raise UsageError("give either a join link or --check FILE", remedy="flockstep run snapshot --help")
 
 
-@app.command()
+@app.command(short_help="Make an invitation to a run of yours.")
 def invite(
     target: Annotated[str, typer.Argument(help="The run's .flockstep file, or its join link.")],
     peer: Annotated[str, typer.Option(help="The only peer that may use it, by its id.")] = "",
@@ -153,7 +153,7 @@ def invite(
     make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)
 
 
-@app.command()
+@app.command(short_help="Vouch for a peer: it may become a voter.")
 def vouch(link: LinkArgument, peer: Named, home: Home = None) -> None:
     """Vouch for a peer of a run of yours: it may become one of those who decide.
 
@@ -164,7 +164,7 @@ def vouch(link: LinkArgument, peer: Named, home: Home = None) -> None:
     _state("vouch", link, peer, "", None, home)
 
 
-@app.command()
+@app.command(short_help="Withdraw a peer's admission, or its right to vote.")
 def revoke(
     link: LinkArgument,
     peer: Annotated[str, typer.Argument(help="The id of the peer, or an invitation as `run invite` has printed it.")],
@@ -179,7 +179,7 @@ def revoke(
     _state("revoke", link, peer, "", None, home)
 
 
-@app.command()
+@app.command(short_help="Ban a peer from a run of yours.")
 def ban(
     link: LinkArgument,
     peer: Named,
@@ -213,7 +213,7 @@ def pardon(
     _state("pardon", link, peer, "", until, home)
 
 
-@app.command()
+@app.command(short_help="Appoint voters for a round that waits for too many.")
 def appoint(
     link: LinkArgument,
     voters: Annotated[list[str] | None, typer.Option(help="A peer to appoint; repeatable.  [default: all ready]")] = None,
@@ -233,7 +233,7 @@ def appoint(
     appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
 
 
-@app.command()
+@app.command(short_help="Change settings of a run of yours while it trains.")
 def revise(
     link: LinkArgument,
     settings: Annotated[

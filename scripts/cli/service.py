@@ -17,7 +17,10 @@ app = typer.Typer(
 Name = Annotated[str, typer.Option(help="The name of the service, if there are several.")]
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    short_help="Join a run whenever you are logged in.",
+)
 def install(
     context: typer.Context,
     link: RunArgument,
@@ -56,7 +59,7 @@ def remove(name: Name = "flockstep") -> None:
     remove_service(service_of(name), typer.echo)
 
 
-@app.command()
+@app.command(short_help="Show whether the peer runs.")
 def status(name: Name = "flockstep") -> None:
     """Show whether the peer runs; `flockstep status` shows how it stands in its run."""
     from ..volunteer.service import service_of, show_status

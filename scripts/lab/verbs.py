@@ -11,7 +11,7 @@ from ..cli.options import Json
 app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(short_help="Average a vector among real peers on this computer.")
 def allreduce(
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
     params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
@@ -54,7 +54,7 @@ def allreduce(
     run_allreduce(options, typer.echo)
 
 
-@app.command(name="join")
+@app.command(name="join", short_help="Let newcomers join a run that trains.")
 def bench_join(
     members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
     size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
@@ -75,7 +75,7 @@ def bench_join(
     run_join(options, typer.echo, partial(typer.echo, err=True))
 
 
-@app.command()
+@app.command(short_help="Train a swarm in one process, beside data parallel.")
 def outer(
     mode: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: blocking,streaming]")] = None,
     codec: Annotated[
@@ -137,7 +137,7 @@ def outer(
     run_outer(options, typer.echo)
 
 
-@app.command()
+@app.command(short_help="Train under attack: the loss above that without.")
 def robust(
     attacks: Annotated[
         list[str] | None,
@@ -177,7 +177,7 @@ def robust(
     run_robust(options, typer.echo)
 
 
-@app.command()
+@app.command(short_help="Ask a bootstrap and a member what strangers may ask.")
 def strangers(
     only: Annotated[
         list[str] | None, typer.Option(help="Part of a question's name, such as kad; repeatable.  [default: all]")
@@ -200,7 +200,7 @@ def strangers(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Train on shaped lines: the share of time in steps.")
 def utilization(
     peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",

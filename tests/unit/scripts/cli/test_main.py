@@ -69,6 +69,13 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
     assert "flockstep" in out.partition("Example")[2] or verb == ["run"]
 
 
+@pytest.mark.parametrize("group", [[], ["run"], ["data"], ["service"], ["bench"]])
+def test_no_summary_is_cut_and_h_shows_them(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
+    code, out, _ = said(capsys, *group, "-h")
+    assert code == 0
+    assert not [line for line in out.partition("Commands:")[2].splitlines() if line.endswith("...")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
