@@ -342,7 +342,7 @@ def progress_rows(peer: PeerStory) -> Iterator[tuple[str, str]]:
         rate = f" at {peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else ""
         yield "step", f"{peer.step:,}{rate}"
     if peer.waits_for:
-        yield ("waits" if peer.state == "paused" else "rests"), peer.waits_for
+        yield ("waits" if peer.state == "paused" else "has rested"), peer.waits_for
     if peer.loss is not None:
         yield "loss", f"{peer.loss:.3f}"
     if peer.sent:

@@ -35,7 +35,7 @@ def bootstrap(
     ] = None,
     **limits: float,
 ) -> None:
-    """Run a bootstrap: a small daemon through which peers find each other.
+    """Run a bootstrap, a daemon through which peers find each other.
 
     \b
     Examples:

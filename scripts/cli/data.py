@@ -13,7 +13,7 @@ def data() -> None:
     """Make the data of a run ready for its volunteers."""
 
 
-@app.command(short_help="Pack documents into shards of tokens for a run.")
+@app.command()
 def pack(
     source: Annotated[str, typer.Argument(help="text:, json:, parquet: or hf: and a place, as in a run.toml; or a path.")],
     out: Annotated[Path, typer.Argument(help="The new folder of the shards.")],
@@ -21,7 +21,9 @@ def pack(
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.  [default: 8 Mi, or less for 64 shards]")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Rows are lists of messages; answers alone are learned.")] = False,
 ) -> None:
-    """Pack documents into shards of tokens, which volunteers read by a run's link, by range and verified by hash.
+    """Pack documents into shards of tokens for a run.
+
+    Volunteers read them by the run's link, by range and verified by hash.
 
     The same input gives the same bytes. The folder is there when it is whole, and not before.
 

@@ -51,7 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
-app.add_typer(service.app, name="service", short_help="Let this computer start a peer by itself.")
+app.add_typer(service.app, name="service")
 
 
 class Mode(enum.StrEnum):
@@ -107,10 +107,10 @@ def options(
     """
 
 
-app.command(short_help="Run a bootstrap, through which peers find each other.")(bootstrap)
+app.command()(bootstrap)
 
 
-@app.command(short_help="Lend this computer to a run: train with the others.")
+@app.command()
 def join(
     link: RunArgument,
     via: Via = None,
@@ -164,7 +164,7 @@ def join(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first join of a run.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Lend this computer to a run: train with the others until it ends, or until Ctrl-C.
+    """Lend this computer to a run: train until it ends, or Ctrl-C.
 
     Before the first join of a run it is shown, and on a terminal you are asked.
 
@@ -219,9 +219,9 @@ def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
     return link_of(text, via, replace(config, port=0))
 
 
-@app.command(short_help="Show the runs that their owners list for everybody.")
+@app.command()
 def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
-    """Show the runs that their owners list for everybody, with their size and progress.
+    """Show the runs that their owners list for everybody.
 
     \b
     Examples:
@@ -235,13 +235,15 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
     show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
 
 
-@app.command(short_help="Agree to data that a run's owner has named since.")
+@app.command()
 def agree(
     link: LinkArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Agree without a question.")] = False,
     home: Home = None,
 ) -> None:
-    """Agree to the data that a run's owner has named since this computer joined it; the peer here then trains on.
+    """Agree to the data that a run's owner has named since the join.
+
+    The peer here then trains on.
 
     \b
     Example:
@@ -252,9 +254,11 @@ def agree(
     agree_to_data(link, config_of(home, port=0), typer.echo, terminal_reader(), yes=yes)
 
 
-@app.command(short_help="Let the peer on this computer leave its run in order.")
+@app.command()
 def pause(home: Home = None) -> None:
-    """Let the peer on this computer leave its run in order, and wait; also after a restart, until `flockstep resume`.
+    """Let the peer on this computer leave its run in order.
+
+    It waits until `flockstep resume`, also after a restart.
 
     \b
     Example:
@@ -278,7 +282,7 @@ def resume(home: Home = None) -> None:
     resume_peer(home or default_home(), typer.echo)
 
 
-@app.command(short_help="Hold a run's state, vote and serve newcomers; no training.")
+@app.command()
 def keep(
     link: RunArgument,
     home: Home = None,
@@ -296,7 +300,7 @@ def keep(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a run: hold its state, check, vote and serve newcomers without training, until Ctrl-C.
+    """Hold a run's state, vote and serve newcomers, without training.
 
     It needs no GPU and no torch. Its vote counts where the run's manifest says so.
 
@@ -317,7 +321,7 @@ def keep(
     keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes, metrics=metrics)
 
 
-@app.command(short_help="Find out what keeps this computer from a run.")
+@app.command()
 def doctor(
     link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer alone.")] = None,
     home: Home = None,
@@ -327,7 +331,9 @@ def doctor(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find out what keeps this computer from a run, and what to do about it; exit code 1 if something is wrong.
+    """Find out what keeps this computer from a run, and the remedy.
+
+    Exit code 1 if something is wrong.
 
     \b
     Examples:
@@ -340,7 +346,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(short_help="Make a model that other programs load of a checkpoint.")
+@app.command()
 def export(
     source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -350,7 +356,7 @@ def export(
     to: Annotated[str, typer.Option(help="Upload it: s3://bucket/prefix or hf://user/repository.")] = "",
     model: Annotated[str, typer.Option(help="Of a keeper of a run whose members bring it: MODULE:FUNCTION.")] = "",
 ) -> None:
-    """Make a model that other programs load of the newest checkpoint on this computer.
+    """Make a model for other programs of the newest checkpoint here.
 
     \b
     Examples:
@@ -363,7 +369,7 @@ def export(
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
 
 
-@app.command(name="eval", short_help="Measure the newest checkpoint on this computer.")
+@app.command(name="eval")
 def evaluate(
     source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.  [default: the run's]")] = None,
@@ -375,7 +381,7 @@ def evaluate(
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure the newest checkpoint on this computer: its loss on held-out data, and how it continues prompts.
+    """Measure the newest checkpoint here: held-out loss, and prompts.
 
     \b
     Examples:
@@ -407,7 +413,7 @@ def status(
     show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
-@app.command(short_help="Serve a web page of a run: curve, samples, peers.")
+@app.command()
 def page(
     link: LinkArgument,
     home: Home = None,
@@ -416,7 +422,7 @@ def page(
     ] = DEFAULT_PAGE,
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve a web page of a run: its curve, its samples, who is here, what went wrong, and why.
+    """Serve a web page of a run: its curve, samples, peers, troubles.
 
     \b
     Examples:
@@ -428,9 +434,11 @@ def page(
     serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
 
 
-@app.command(short_help="Watch a run in the terminal: peers, rounds, credit.")
+@app.command()
 def top(link: LinkArgument, home: Home = None) -> None:
-    """Watch a run in the terminal: its peers, its rounds, its troubles. Keys: p, r, e, and q to quit.
+    """Watch a run in the terminal: its peers, rounds, troubles.
+
+    Keys: p, r, e, and q to quit.
 
     \b
     Example:
@@ -441,7 +449,7 @@ def top(link: LinkArgument, home: Home = None) -> None:
     watch_run(link, config_of(home, port=0))
 
 
-@app.command(short_help="Watch several peers train one model on this computer.")
+@app.command()
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="How many peers to start.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How many rounds they train.")] = 12,
@@ -457,7 +465,9 @@ def demo(
     page: Annotated[bool, typer.Option("--page", help="Serve the web page of the run, too.")] = False,
     opens: Annotated[bool, typer.Option("--open", help="Serve it, and open it in a browser.")] = False,
 ) -> None:
-    """Watch several real peers train one model on this computer, one of them killed half way.
+    """Watch several real peers train one model on this computer.
+
+    One of them is killed half way.
 
     \b
     Examples:
@@ -487,7 +497,7 @@ if find_spec("flockstep.scripts.lab") is not None:
     from ..lab import verbs
 
     app.add_typer(verbs.app, name="bench")
-    app.command(short_help="Try rounds on a network in memory, in virtual time.")(verbs.simulate)
+    app.command()(verbs.simulate)
 else:
     for verb in ("bench", "simulate"):
         # Whatever stands behind the verb, --help too, gets the same answer.

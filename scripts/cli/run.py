@@ -18,7 +18,7 @@ app = typer.Typer(
 Named = Annotated[str, typer.Argument(help="The id of the peer, 12D3KooW….")]
 
 
-@app.command(short_help="Sign a run with your key, publish it, print its link.")
+@app.command()
 def create(
     file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
     via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
@@ -33,7 +33,7 @@ def create(
         str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own", to pin its layout.')
     ] = "",
 ) -> None:
-    """Sign a run with your key, publish it, and print the link to join it.
+    """Sign a run with your key, publish it, and print its link.
 
     It then goes on as the run's first keeper until Ctrl-C, unless all listed peers vote ([admission] kind = "allow").
 
@@ -72,13 +72,15 @@ def info(
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
-@app.command("list", short_help="List a run of yours at its bootstraps, for everybody.")
+@app.command("list")
 def list_(
     link: LinkArgument,
     add: Annotated[bool, typer.Option("--add/--remove", help="List it, or withdraw that.")] = True,
     home: Home = None,
 ) -> None:
-    """List a run of yours at its bootstraps: `flockstep runs` shows it to everybody, and its name is enough to join.
+    """List a run of yours at its bootstraps.
+
+    `flockstep runs` then shows it to everybody, and its name is enough to join.
 
     \b
     Examples:
@@ -90,14 +92,14 @@ def list_(
     list_run(link, config_of(home, port=0), typer.echo, listed=add)
 
 
-@app.command(short_help="Show how many tokens each has contributed to a run.")
+@app.command()
 def credit(
     link: LinkArgument,
     home: Home = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets: CSV to stdout.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show who has contributed how many tokens to a run, by all of its certificates.
+    """Show who has contributed how many tokens, by all certificates.
 
     \b
     Examples:
@@ -109,14 +111,14 @@ def credit(
     show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
 
 
-@app.command(short_help="Take a picture of a run as JSON, signed by this computer.")
+@app.command()
 def snapshot(
     link: Annotated[str | None, typer.Argument(help="The join link, flockstep://…, in quotes.")] = None,
     file: Annotated[Path | None, typer.Argument(help="Where to write it.  [default: stdout]")] = None,
     check: Annotated[Path | None, typer.Option(help="Check this snapshot instead of taking one.")] = None,
     home: Home = None,
 ) -> None:
-    """Take a picture of a run as JSON, signed with this computer's key; or check one.
+    """Take a signed picture of a run as JSON, or check one.
 
     \b
     Examples:
@@ -133,7 +135,7 @@ def snapshot(
         raise UsageError("give either a join link or --check FILE", remedy="flockstep run snapshot --help")
 
 
-@app.command(short_help="Make an invitation to a run of yours.")
+@app.command()
 def invite(
     target: Annotated[str, typer.Argument(help="The run's .flockstep file, or its join link.")],
     peer: Annotated[str, typer.Option(help="The only peer that may use it, by its id.")] = "",
@@ -141,7 +143,9 @@ def invite(
     days: Annotated[int, typer.Option(min=1, max=3650, help="After so many days it lets in nobody new.")] = 30,
     home: Home = None,
 ) -> None:
-    """Make an invitation to a run of yours whose admission is "invite", or add a peer to one with an allow-list.
+    """Make an invitation to a closed run of yours.
+
+    In a run whose admission is "invite" it prints one; to an allow-list it adds a peer.
 
     \b
     Examples:
@@ -153,9 +157,9 @@ def invite(
     make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)
 
 
-@app.command(short_help="Vouch for a peer: it may become a voter.")
+@app.command()
 def vouch(link: LinkArgument, peer: Named, home: Home = None) -> None:
-    """Vouch for a peer of a run of yours: it may become one of those who decide.
+    """Vouch for a peer: it may become one of those who decide.
 
     \b
     Example:
@@ -164,13 +168,13 @@ def vouch(link: LinkArgument, peer: Named, home: Home = None) -> None:
     _state("vouch", link, peer, "", None, home)
 
 
-@app.command(short_help="Withdraw a peer's admission, or its right to vote.")
+@app.command()
 def revoke(
     link: LinkArgument,
     peer: Annotated[str, typer.Argument(help="The id of the peer, or an invitation as `run invite` has printed it.")],
     home: Home = None,
 ) -> None:
-    """Withdraw a peer's admission to a closed run of yours, an invitation, or what you vouched for.
+    """Withdraw an admission, an invitation, or what you vouched for.
 
     \b
     Example:
@@ -179,14 +183,16 @@ def revoke(
     _state("revoke", link, peer, "", None, home)
 
 
-@app.command(short_help="Ban a peer from a run of yours.")
+@app.command()
 def ban(
     link: LinkArgument,
     peer: Named,
     reason: Annotated[str, typer.Option(help="Why; all members can read it.")] = "",
     home: Home = None,
 ) -> None:
-    """Ban a peer from a run of yours: no member exchanges anything with it any more.
+    """Ban a peer from a run of yours.
+
+    No member exchanges anything with it any more.
 
     \b
     Example:
@@ -213,13 +219,15 @@ def pardon(
     _state("pardon", link, peer, "", until, home)
 
 
-@app.command(short_help="Appoint voters for a round that waits for too many.")
+@app.command()
 def appoint(
     link: LinkArgument,
     voters: Annotated[list[str] | None, typer.Option(help="A peer to appoint; repeatable.  [default: all ready]")] = None,
     home: Home = None,
 ) -> None:
-    """Appoint voters for a round of a run of yours that waits, because too few of those who decide are here.
+    """Appoint voters for a round that too few are here to decide.
+
+    It is for the owner of a run whose round waits for its voters.
 
     It shows who is ready and who is missing, and appoints those that are ready, or the named ones among them.
 
@@ -233,7 +241,7 @@ def appoint(
     appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
 
 
-@app.command(short_help="Change settings of a run of yours while it trains.")
+@app.command()
 def revise(
     link: LinkArgument,
     settings: Annotated[
@@ -242,7 +250,9 @@ def revise(
     file: Annotated[Path | None, typer.Option(help="Settings by section, as in a run.toml; --set comes before it.")] = None,
     home: Home = None,
 ) -> None:
-    """Change settings of a run of yours while it trains: its rounds, and the inner optimizer's rates and schedule.
+    """Change settings of a run of yours while it trains.
+
+    These are its rounds, and the inner optimizer's rates and schedule.
 
     All members take them over after the same round, whenever they hear of them.
 

@@ -10,17 +10,14 @@ from ...peer.config import PeerConfig
 from .options import RunArgument, config_of
 
 app = typer.Typer(
-    help="Let this computer start a peer by itself: systemd, launchd or a Windows task.",
+    help="Let this computer start a peer by itself, as a service.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 Name = Annotated[str, typer.Option(help="The name of the service, if there are several.")]
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    short_help="Join a run whenever you are logged in.",
-)
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def install(
     context: typer.Context,
     link: RunArgument,
@@ -28,7 +25,9 @@ def install(
     as_root: Annotated[bool, typer.Option("--as-root", help="Install it for root, if you are.")] = False,
     only_print: Annotated[bool, typer.Option("--print", help="Write the file to stdout, and do nothing.")] = False,
 ) -> None:
-    """Join a run whenever you are logged in; all options of `flockstep join` may follow the link.
+    """Join a run whenever you are logged in.
+
+    All options of `flockstep join` may follow the link.
 
     The run is shown and asked about now, as `join` would: a service has no terminal. A name is looked up now, once: the
     service joins that run, whatever has its name later.
@@ -59,9 +58,11 @@ def remove(name: Name = "flockstep") -> None:
     remove_service(service_of(name), typer.echo)
 
 
-@app.command(short_help="Show whether the peer runs.")
+@app.command()
 def status(name: Name = "flockstep") -> None:
-    """Show whether the peer runs; `flockstep status` shows how it stands in its run."""
+    """Show whether the peer runs.
+
+    `flockstep status` shows how it stands in its run."""
     from ..volunteer.service import service_of, show_status
 
     show_status(service_of(name), typer.echo)

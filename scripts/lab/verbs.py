@@ -11,7 +11,7 @@ from ..cli.options import Json
 app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(short_help="Average a vector among real peers on this computer.")
+@app.command()
 def allreduce(
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
     params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
@@ -28,7 +28,9 @@ def allreduce(
     stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
+    """Average a vector among real peers here: time, CPU, bytes.
+
+    Memory and exactness, too.
 
     \b
     Examples:
@@ -54,7 +56,7 @@ def allreduce(
     run_allreduce(options, typer.echo)
 
 
-@app.command(name="join", short_help="Let newcomers join a run that trains.")
+@app.command(name="join")
 def bench_join(
     members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
     size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
@@ -62,7 +64,9 @@ def bench_join(
     repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
+    """Let newcomers join a run that trains: seconds, and its cost.
+
+    The seconds to its first inner step, and what the members lose meanwhile.
 
     \b
     Examples:
@@ -75,7 +79,7 @@ def bench_join(
     run_join(options, typer.echo, partial(typer.echo, err=True))
 
 
-@app.command(short_help="Train a swarm in one process, beside data parallel.")
+@app.command()
 def outer(
     mode: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: blocking,streaming]")] = None,
     codec: Annotated[
@@ -101,7 +105,9 @@ def outer(
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a swarm in one process: the loss at equal tokens of each mode, codec, delay and outer setting.
+    """Train a swarm in one process: the loss at equal tokens.
+
+    One row for each mode, codec, delay and outer setting.
 
     \b
     Examples:
@@ -137,7 +143,7 @@ def outer(
     run_outer(options, typer.echo)
 
 
-@app.command(short_help="Train under attack: the loss above that without.")
+@app.command()
 def robust(
     attacks: Annotated[
         list[str] | None,
@@ -153,7 +159,9 @@ def robust(
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train under attack: the loss above that without attackers, for each attack and rule.
+    """Train under attack: the loss above that without attackers.
+
+    One row for each attack and rule.
 
     \b
     Examples:
@@ -177,7 +185,7 @@ def robust(
     run_robust(options, typer.echo)
 
 
-@app.command(short_help="Ask a bootstrap and a member what strangers may ask.")
+@app.command()
 def strangers(
     only: Annotated[
         list[str] | None, typer.Option(help="Part of a question's name, such as kad; repeatable.  [default: all]")
@@ -185,7 +193,9 @@ def strangers(
     share: Annotated[float, typer.Option(min=0.01, max=10, help="Of the usual number of questions.")] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Ask a bootstrap and a member what strangers may ask: CPU, bytes and memory, and what the limits let them hold.
+    """Ask a bootstrap and a member what strangers may ask.
+
+    It shows CPU, bytes and memory of each question, and what the limits let them hold.
 
     \b
     Examples:
@@ -200,7 +210,7 @@ def strangers(
         raise typer.Exit(1)
 
 
-@app.command(short_help="Train on shaped lines: the share of time in steps.")
+@app.command()
 def utilization(
     peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",
@@ -220,7 +230,9 @@ def utilization(
     report: Annotated[Path | None, typer.Option(help="File for a picture, HTML.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train on shaped lines: the share of time in which peers train, and the peak rate. Linux, as root.
+    """Train on shaped lines: the share of time spent training.
+
+    It shows the peak rate, too, and takes Linux and root.
 
     \b
     Examples:
@@ -291,7 +303,9 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Try rounds on a network in memory, in virtual time: the same seed gives the same events.
+    """Try rounds on a network in memory, in virtual time.
+
+    The same seed gives the same events.
 
     \b
     Examples:

@@ -222,11 +222,11 @@ def test_the_panel_says_why_a_peer_waits_until_it_does_not() -> None:
     peer = PeerStory("", "")
     peer.apply({"event": "step", "step": 1})
     peer.apply({"event": "device.rests", "reason": "the GPU has 76 °C, of 75 at most"})
-    assert ("rests", "the GPU has 76 °C, of 75 at most") in progress_rows(peer)
+    assert ("has rested", "the GPU has 76 °C, of 75 at most") in progress_rows(peer)
     peer.apply({"event": "peer.paused", "reason": "other programs use the GPU"})
     assert ("waits", "other programs use the GPU") in progress_rows(peer)
     peer.apply({"event": "peer.resumed", "reason": ""})
-    assert {"rests", "waits"}.isdisjoint(label for label, _ in progress_rows(peer))
+    assert {"has rested", "waits"}.isdisjoint(label for label, _ in progress_rows(peer))
 
 
 @pytest.mark.parametrize(
