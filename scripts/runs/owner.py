@@ -94,12 +94,14 @@ def state_as_owner(
     if len(reason.encode()) > MAX_STATED_REASON:
         raise UsageError(f"the reason has {len(reason.encode())} bytes, at most {MAX_STATED_REASON} are allowed")
 
+    is_now = verb == OwnerVerb.PARDON and until_round is None
+    certified = _progress(link, config).round if is_now else 0
+
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         if peer == log.owner:
             raise UsageError("that is you: the owner of a run states nothing about itself", remedy="name another peer")
-        rounds = until_round
-        if verb == OwnerVerb.PARDON and rounds is None:
-            rounds = _round_of_run(await members())
+        # The chain shows more than what members have announced: those records are a minute old.
+        rounds = max(certified + 1, _round_of_run(await members())) if is_now else until_round
         return OwnerStatement(verb, peer, reason, rounds or 0)
 
     return _state(link, config, choose)
@@ -162,17 +164,20 @@ def check_rounds(now: int, after: Manifest) -> None:
 
 def _check_not_over(link: JoinLink, config: PeerConfig) -> int:
     """Return a run's last certified round. Raises `UsageError` where it is over: no round is left to name a revision."""
+    progress = _progress(link, config)
+    if progress.state is RunState.OVER:
+        remedy = "publish another run that starts from its state: [model] from, docs/run-toml.md"
+        raise UsageError("the run is over: its last round is certified, and no round is left to revise", remedy=remedy)
+    return progress.round
 
+
+def _progress(link: JoinLink, config: PeerConfig) -> RunProgress:
     async def look(watcher: "RunWatcher") -> RunProgress:
         with suppress(UsageError):  # Its bootstraps disagree on its chain: nothing is known of its end.
             await watcher.look(1)
         return watcher.picture().progress
 
-    progress = watched(link, config, look)
-    if progress.state is RunState.OVER:
-        remedy = "publish another run that starts from its state: [model] from, docs/run-toml.md"
-        raise UsageError("the run is over: its last round is certified, and no round is left to revise", remedy=remedy)
-    return progress.round
+    return watched(link, config, look)
 
 
 def _read_changes(file: Path | None) -> dict[str, Any]:

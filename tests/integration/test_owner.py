@@ -97,18 +97,22 @@ def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: st
     try:
         for member in both:
             member.start()
-        now = both[0].heard("round.done", lambda event: int(str(event["round"])) > 2)["round"]
+        both[0].heard("round.done", lambda event: int(str(event["round"])) > 2)
         with pytest.raises(UsageError, match="below the present round"):
             revise_run(link, ["rounds=1"], None, config)
         (tmp_path / "revise.toml").write_text(
             "[outer]\nrounds = 50000\nlr = 0.9\n[inner]\nclip = 0.5\n[codec]\nresult = 'bf16'\ncontribution = 'int4'\n"
         )
-        # By the time it is taken over the run is further: it ends with the round that names it.
+        for member in both:  # No round passes by while the command runs, however long it takes.
+            member.rests.set()
+        now = both[0].named("round.done")[-1]["round"]
         made = revise_run(link, [f"rounds={int(str(now)) + 10}"], tmp_path / "revise.toml", config)
         assert made.statement.settings == (
             '{"codec.contribution":"int4","codec.result":"bf16","inner.clip":0.5,"outer.lr":0.9,'
             f'"outer.rounds":{int(str(now)) + 10}}}'
         )
+        for member in both:
+            member.rests.clear()
         for member in both:
             member.join(120)
             assert not member.is_alive()

@@ -73,6 +73,7 @@ class Trainer(threading.Thread):
         inner = torch.optim.AdamW(self.model.parameters(), lr=0.2)
         config = PeerConfig(home=home, host="127.0.0.1", port=0, invite=invite)
         self.stop = threading.Event()
+        self.rests = threading.Event()
         self.swarm = Swarm(link, self.model, inner, config=config, on_event=self._receive, stop=self.stop)
         self._seed = seed
         self._arrived = threading.Condition()
@@ -127,6 +128,8 @@ class Trainer(threading.Thread):
                 if swarm.finished:
                     break
                 self.stop.wait(STEP_SECONDS)
+                while self.rests.is_set() and not self.stop.is_set():
+                    self.stop.wait(STEP_SECONDS)
 
     def named(self, name: str) -> list[Event]:
         return [event for event in self.events if event["event"] == name]
