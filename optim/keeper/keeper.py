@@ -368,13 +368,13 @@ class Keeper:
         return counted or frozenset(trainers)
 
     def _may_begin(self, kept: KeptState) -> bool:
-        """Return True if a round can be attempted; one event when that ends, one when it begins again."""
+        """Return True if a round can be attempted; one event for each reason why not, one when it can again."""
         if kept.place.round >= self._settings.num_rounds:
             return False
         if self._node.peer_id not in kept.averager.drawn():
             return False
         why_not = kept.averager.why_not_average
-        if bool(why_not) != bool(self._waiting):
+        if why_not != self._waiting:
             event = "round.awaited" if why_not else "round.possible"
             reason = why_not or "what was missing is here"
             self._telemetry.emit(event, step="keep", reason=reason, round=kept.place.round + 1)

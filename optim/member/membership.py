@@ -147,7 +147,7 @@ class Membership:
         self._num_rounds = math.inf
         self._revision = b""
         self._shares: Shares | None = None
-        self._waiting = False
+        self._waiting = ""
         self._flight: Flight | None = None
         self._network = Network(link, config, telemetry, stop.is_set)
 
@@ -289,13 +289,13 @@ class Membership:
         return (Act.AVERAGE if ended else Act.TRAIN), why
 
     def _must_wait(self, why_not_average: str) -> bool:
-        """Whether no round can be attempted, so that training goes on; one event when that begins, one when it ends."""
-        if bool(why_not_average) != self._waiting:
-            self._waiting = bool(why_not_average)
+        """Whether no round can be attempted, so that training goes on; one event for each reason, one when it ends."""
+        if why_not_average != self._waiting:
+            self._waiting = why_not_average
             event = "round.awaited" if why_not_average else "round.possible"
             reason = why_not_average or "what was missing is here"
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
-        return self._waiting
+        return bool(why_not_average)
 
     def is_drawn(self, prompts: tuple[str, ...]) -> bool:
         """Return True if I am to evaluate the state that θ holds now, with these prompts: they may be about to change."""
