@@ -17,7 +17,10 @@ from .precision import half_on
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with its arguments; steps are scaled by √(max(1, rows / columns)), its `adjust_lr_fn="original"`."""
+    """torch's Muon with its arguments; steps are scaled by √(max(1, rows / columns)), its `adjust_lr_fn="original"`.
+
+    A parameter put into a group later may be a stack of matrices, each of which is orthogonalized by itself.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -36,7 +39,7 @@ class Muon(torch.optim.Muon):
                 update = gradient.lerp(average, momentum) if group["nesterov"] else average
                 dtype = half_on(parameter.device) or torch.float32
                 update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"], dtype)
-                rows, columns = parameter.shape
+                rows, columns = parameter.shape[-2:]
                 parameter.mul_(1 - rate * decay)
                 parameter.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
         return loss
@@ -45,13 +48,16 @@ class Muon(torch.optim.Muon):
 def orthogonalized(
     matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return a matrix with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations."""
-    x = matrix.float()
-    is_tall = matrix.size(0) > matrix.size(1)
-    x = x.T if is_tall else x
-    x = (x / x.norm().clamp(min=eps)).to(dtype)
+    """Return a matrix with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations.
+
+    `matrix` is (rows, columns), or (count, rows, columns) for that of each matrix.
+    """
+    x, add = matrix.float(), torch.addmm if matrix.ndim == 2 else torch.baddbmm
+    is_tall = matrix.size(-2) > matrix.size(-1)
+    x = x.mT if is_tall else x
+    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)).to(dtype)
     a, b, c = coefficients
     for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if is_tall else x
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x

@@ -1,15 +1,19 @@
 """`flockstep bench outer`: the loss of each mode, codec, delay and outer setting, beside data parallel.
 
 Every case is a training of its own (`training.outer`), as is the baseline of each seed and number of peers: data parallel
-with the same inner optimizer on the same batches, so at equal tokens.
+with the same inner optimizer on the same batches, so at equal tokens. With several inner rates each side is trained with
+each, and the best of its own, by the mean of the seeds, is what the table compares.
 """
 
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +30,10 @@ from .robust import seeds_of
 OFFERED = OUTER_MODES[:2]
 """The modes to choose from; the third is the baseline."""
 OPTIMIZERS = ("muon", "adamw")
+COMPACT: dict[str, Any] = {"box": None, "pad_edge": False, "collapse_padding": True}
+"""The style of the tables: within 80 columns."""
+MAX_RATE = 64
+"""Of the default rates: nothing learns there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +59,13 @@ class OuterOptions:
     rounds: int | None = None
     momentum: float | None = None
     """Of inner Muon, in the baseline, too."""
+    rates: Sequence[str] = ("1",)
+    """The inner learning rates, as multiples of a run's defaults, in the baseline, too."""
     baseline: bool = True
     device: str = "cpu"
     jobs: int | None = None
+    results: Path | None = None
+    """A file with a line for each training that has ended: one that is in it is not made again."""
     as_json: bool = False
 
     def trainings(self) -> list[OuterTraining]:
@@ -65,9 +77,10 @@ class OuterOptions:
         return list(dict.fromkeys([*baselines, *cases]))
 
     def _cases(self, peers: int) -> list[OuterTraining]:
-        size, cases = self.training_size(), []
+        usual, cases = self.training_size(), []
+        sizes = [replace(usual, rate=rate) for rate in _rates(self.rates)]
         choices = product(*map(listed, (self.outer, self.modes, self.codecs, self.feedbacks)))
-        for seed, (outer, mode, codec, feedback) in product(seeds_of(self.seeds), choices):
+        for size, seed, (outer, mode, codec, feedback) in product(sizes, seeds_of(self.seeds), choices):
             if mode not in OFFERED:
                 raise UsageError(f"there is no mode {mode!r}", remedy=f"choose one of {', '.join(OFFERED)}")
             contribution, _, result = codec.partition("/")
@@ -113,14 +126,37 @@ def baseline_of(training: OuterTraining) -> OuterTraining:
 
 def run_outer(options: OuterOptions, write_line: Callable[[str], None]) -> None:
     """Train all cases; write a JSON object as each ends, or a table at the end."""
-    results: dict[OuterTraining, OuterResult] = {}
+    trainings = options.trainings()
+    results = {} if options.results is None else _ended(options.results, trainings)
     jobs = options.jobs or (os.cpu_count() or 1 if options.device == "cpu" else 1)
-    for training, result in each_trained(train_outer, options.trainings(), jobs):
+    left = [training for training in trainings if training not in results]
+    for training, result in chain(results.copy().items(), each_trained(train_outer, left, jobs)):
+        if training not in results and options.results is not None:
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"training": asdict(training), "result": asdict(result)}) + "\n")
         results[training] = result
         if options.as_json and training.mode != "parallel":
             write_line(json.dumps(outer_object(training, result, results.get(baseline_of(training)))))
     if not options.as_json:
-        Console().print(outer_table(results))
+        console = Console()
+        console.print(outer_table(results))
+        if options.baseline:
+            console.print(gap_table(results))
+
+
+def _ended(path: Path, trainings: Sequence[OuterTraining]) -> dict[OuterTraining, OuterResult]:
+    """Return the results in a file of those trainings that it has. Raises `UsageError`."""
+    known = {json.dumps(asdict(training)): training for training in trainings}
+    results = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            if training := known.get(json.dumps(entry["training"])):
+                curve = tuple((int(round_), float(loss)) for round_, loss in entry["result"]["curve"])
+                results[training] = OuterResult(curve, int(entry["result"]["params"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read the results in {path}: {error}", remedy="name another file") from error
+    return results
 
 
 def bits_of(training: OuterTraining) -> float:
@@ -144,6 +180,7 @@ def outer_object(training: OuterTraining, result: OuterResult, baseline: OuterRe
         "momentum": training.outer.momentum,
         "momentum_warmup": training.outer.warmup,
         "inner_momentum": training.size.momentum,
+        "rate": training.size.rate,
         "peers": training.peers,
         "params": result.params,
         "seed": training.seed,
@@ -151,7 +188,13 @@ def outer_object(training: OuterTraining, result: OuterResult, baseline: OuterRe
         "loss": _finite(result.loss),
         "baseline": None if baseline is None else f"parallel {training.size.optimizer}",
         "baseline_loss": None if baseline is None else _finite(baseline.loss),
+        "curve": [(round_, _finite(loss)) for round_, loss in result.curve],
+        "baseline_curve": None if baseline is None else [(round_, _finite(loss)) for round_, loss in baseline.curve],
     }
+
+
+Group: TypeAlias = list[OuterTraining]
+"""The trainings of one case, which differ by their seeds."""
 
 
 def outer_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
@@ -159,30 +202,61 @@ def outer_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
     size = next(iter(results)).size
     params = next(iter(results.values())).params
     title = f"Held-out loss, {params / 1e6:.2g}M parameters, {size.optimizer}, {size.rounds} rounds of {size.steps} steps"
-    table = Table("peers", "case", "outer", "bits", "loss", "blocking", "parallel", title=title, box=None)
-    groups: dict[OuterTraining, list[OuterTraining]] = {}
-    for training in results:
-        if training.mode != "parallel":
-            groups.setdefault(replace(training, seed=0), []).append(training)
-    for case, group in groups.items():
-        loss = _mean([results[one].loss for one in group])
-        blocking = [results[one].loss for one in map(_blocking_of, group) if one in results and one not in group]
-        parallel = [results[one].loss for one in map(baseline_of, group) if one in results]
+    table = Table("peers", "case", "outer", "rate", "bits", "loss", "blocking", "parallel", title=title, **COMPACT)
+    best = _best(results)
+    for case, group in best.items():
+        loss = _mean(results, group)
+        is_baseline = case.mode == "parallel"
+        blocking = group if is_baseline else best.get(_blocking_of(case), group)
+        parallel = best.get(baseline_of(case), group)
+        outer = f"{case.outer.lr:g}/{case.outer.momentum:g}" + (f"/{case.outer.warmup}" if case.outer.warmup else "")
         table.add_row(
             str(case.peers),
             _named(case),
-            f"{case.outer.lr:g}/{case.outer.momentum:g}" + (f"/{case.outer.warmup}" if case.outer.warmup else ""),
-            f"{bits_of(case):.4g}",
+            "" if is_baseline else outer,
+            f"{group[0].size.rate:g}",
+            "" if is_baseline else f"{bits_of(case):.4g}",
             f"{loss:.4f}" if math.isfinite(loss) else "diverged",
-            _above(loss, blocking),
-            _above(loss, parallel),
+            "" if blocking is group else _above(loss, _mean(results, blocking)),
+            "" if parallel is group else _above(loss, _mean(results, parallel)),
         )
-    table.caption = "Streaming: fragments, delay in steps. Last: above blocking fp32, above data parallel."
+    table.caption = (
+        "Streaming: fragments, delay in steps. Rate: the best multiple of the inner rates, for each row of its own.\n"
+        "Last: above blocking fp32, above data parallel."
+    )
     return table
+
+
+def gap_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
+    """Return a table of how far each case is above data parallel after so many rounds, each at its best rate of the end."""
+    rounds = [round_ for round_, _ in next(iter(results.values())).curve]
+    table = Table("peers", "case", *map(str, rounds), title="Above data parallel after so many rounds, %", **COMPACT)
+    best = _best(results)
+    for case, group in best.items():
+        if case.mode != "parallel" and (parallel := best.get(baseline_of(case))):
+            points = range(len(rounds))
+            gaps = [_mean(results, group, point) / _mean(results, parallel, point) for point in points]
+            table.add_row(str(case.peers), _named(case), *(f"{100 * (gap - 1):+.1f}" for gap in gaps))
+    return table
+
+
+def _best(results: Mapping[OuterTraining, OuterResult]) -> dict[OuterTraining, Group]:
+    """Return each case, with seed 0 and rate 1, and its trainings at the rate with the least mean loss at the end."""
+    groups: dict[OuterTraining, dict[float, Group]] = {}
+    for training in results:
+        rates = groups.setdefault(replace(training, seed=0, size=replace(training.size, rate=1.0)), {})
+        rates.setdefault(training.size.rate, []).append(training)
+    return {case: min(rates.values(), key=partial(_mean, results)) for case, rates in groups.items()}
+
+
+def _mean(results: Mapping[OuterTraining, OuterResult], group: Group, point: int = -1) -> float:
+    return sum(results[one].curve[point][1] for one in group) / len(group)
 
 
 def _named(case: OuterTraining) -> str:
     """Return the mode and the codecs in short: `streaming 4 1, int4`."""
+    if case.mode == "parallel":
+        return "data parallel"
     mode = f"streaming {case.fragments} {case.delay}" if case.mode == "streaming" else case.mode
     codec = case.contribution if case.contribution == case.result else f"{case.contribution}/{case.result}"
     fed = {"contributions": "", "both": " both", "none": " none" * (codec != "fp32")}
@@ -196,14 +270,8 @@ def _blocking_of(training: OuterTraining) -> OuterTraining:
     )
 
 
-def _above(loss: float, others: Sequence[float]) -> str:
-    if not others or not math.isfinite(loss) or not math.isfinite(_mean(others)):
-        return ""
-    return f"{100 * (loss / _mean(others) - 1):+.2f} %"
-
-
-def _mean(losses: Sequence[float]) -> float:
-    return sum(losses) / len(losses)
+def _above(loss: float, other: float) -> str:
+    return f"{100 * (loss / other - 1):+.2f} %" if math.isfinite(loss) and math.isfinite(other) else ""
 
 
 def _finite(loss: float) -> float | None:
@@ -216,6 +284,18 @@ def _whole(words: Sequence[str], what: str) -> list[int]:
         return [int(word) for word in listed(words)]
     except ValueError:
         raise UsageError(f"cannot read the {what} {' '.join(words)!r}", remedy="write whole numbers: 1,2") from None
+
+
+def _rates(words: Sequence[str]) -> list[float]:
+    """Parse multiples of the inner rates. Raises `UsageError`."""
+    try:
+        rates = [float(word) for word in listed(words)]
+    except ValueError:
+        rates = [0.0]
+    if not all(0 < rate <= MAX_RATE for rate in rates):
+        remedy = f"write multiples of the default rates, up to {MAX_RATE}: 1,2,4"
+        raise UsageError(f"cannot read the rates {' '.join(words)!r}", remedy=remedy)
+    return rates
 
 
 def _settings(word: str) -> OuterSettings:

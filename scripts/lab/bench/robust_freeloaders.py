@@ -82,7 +82,7 @@ def _gaps(swarm: TrainingSwarm, peer: TrainingPeer, contributions: list[Floats],
     """Return the gap of each contribution on what one peer trained on in this round."""
     trained = torch.cat(peer.trained)
     leased = trained[torch.linspace(0, len(trained) - 1, min(sequences, len(trained))).long()]
-    others = torch.cat([peer.batch() for _ in range(-(-len(leased) // peer.size.batch))])[: len(leased)]
+    others = torch.cat([peer.batches.draw() for _ in range(-(-len(leased) // peer.size.batch))])[: len(leased)]
     before = [_loss(swarm, peer, swarm.theta, tokens) for tokens in (leased, others)]
     result: list[float] = []
     for x in contributions:

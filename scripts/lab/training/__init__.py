@@ -4,4 +4,5 @@
     learner   One peer of a swarm in one process: its model, inner optimizer and batches, and the held-out loss.
     outer     A swarm in one process for `bench outer`: blocking or streaming rounds, or data parallel, no network.
     pool      Several trainings at a time, a process each.
+    stack     The models of all peers of a training as one stack: one pass, one step of the optimizers.
 """

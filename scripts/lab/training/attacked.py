@@ -88,7 +88,7 @@ class TrainingPeer(Learner):
         """Run one inner phase."""
         self.trained.clear()
         for step in range(self.size.steps):
-            self.trained.append(self.batch())
+            self.trained.append(self.batches.draw())
             self.backward(self.trained[-1], 255 - self.trained[-1][:, 1:] if self.poisoned else None)
             self.step(number * self.size.steps + step)
 

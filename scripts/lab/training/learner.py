@@ -40,6 +40,19 @@ class TrainingSize:
     """The inner optimizer."""
     momentum: float = INNER_MOMENTUM
     """Of Muon."""
+    rate: float = 1.0
+    """The inner learning rates, as a multiple of a run's defaults."""
+
+    def inner(self) -> Inner:
+        """Return the settings of the inner optimizer."""
+        usual = Inner()
+        return Inner(
+            steps=self.steps,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            lr=usual.lr * self.rate,
+            adamw_lr=usual.adamw_lr * self.rate,
+        )
 
 
 TINY = TrainingSize(
@@ -53,17 +66,34 @@ TINY = TrainingSize(
 """For a few seconds of one core: the smallest size of every training."""
 
 
+class Batches:
+    """The batches of one peer."""
+
+    def __init__(self, size: TrainingSize, domains: Sequence[torch.Tensor], index: int, seed: int) -> None:
+        self.size, self.domains, self.index = size, domains, index
+        self.generator = np.random.Generator(np.random.PCG64([seed, index]))
+
+    def draw(self) -> torch.Tensor:
+        """Draw int64 [batch, length + 1]: half from the own domain, half from any."""
+        draw = self.generator.integers
+        rows = []
+        for row in range(self.size.batch):
+            domain = self.domains[self.index if row % 2 else int(draw(len(self.domains)))]
+            start = int(draw(int(len(domain) * (1 - HELDOUT)) - self.size.length - 1))
+            rows.append(domain[start : start + self.size.length + 1])
+        return torch.stack(rows).long()
+
+
 class Learner:
     """One peer's model, inner optimizer and batches."""
 
     def __init__(self, size: TrainingSize, domains: Sequence[torch.Tensor], index: int, seed: int, device: str) -> None:
         self.size = size
         self.model = build_model("gpt", size.model, seed=seed).to(device)
-        inner = Inner(steps=size.steps, optimizer=size.optimizer, momentum=size.momentum)
+        inner = size.inner()
         self.inner = InnerOptimizers(build_inner(self.model, inner))
         self.factor = schedule_of(inner, size.rounds * inner.steps)
-        self.domains, self.index, self.device = domains, index, device
-        self.generator = np.random.Generator(np.random.PCG64([seed, index]))
+        self.batches, self.device = Batches(size, domains, index, seed), device
 
     def backward(self, batch: torch.Tensor, targets: torch.Tensor | None = None) -> None:
         """Add the gradients of a batch, int64 [rows, length + 1]; `targets` instead of its own, [rows, length]."""
@@ -75,16 +105,6 @@ class Learner:
         """Make inner step `number` of the swarm with the gradients that there are, clipped."""
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.inner.step(self.factor(number))
-
-    def batch(self) -> torch.Tensor:
-        """Draw int64 [batch, length + 1]: half from the own domain, half from any."""
-        draw = self.generator.integers
-        rows = []
-        for row in range(self.size.batch):
-            domain = self.domains[self.index if row % 2 else int(draw(len(self.domains)))]
-            start = int(draw(int(len(domain) * (1 - HELDOUT)) - self.size.length - 1))
-            rows.append(domain[start : start + self.size.length + 1])
-        return torch.stack(rows).long()
 
 
 @torch.no_grad()

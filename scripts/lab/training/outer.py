@@ -9,37 +9,44 @@ after the capture is part of its next contribution. Blocking is one fragment wit
 At the end what is under way is applied, and each fragment is captured once more where peers have trained it since: one more
 exchange than blocking, so that θ has all of the work. The loss is θ's.
 
-Data parallel makes a step of the same inner optimizer with the mean of all peers' gradients, on the same batches.
+Data parallel makes a step of the same inner optimizer with the mean of all peers' gradients, on the same batches. The
+models of all peers are one stack (`stack`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from ....collectives.codec import CELL, codec_named, feedback, weighted_mean
-from ....optim.flat import FlatLayout
 from ....optim.outer import OuterSettings, outer_step
 from ....peer.arrays import Floats
 from ....peer.errors import LocalError, UsageError
-from .learner import TINY, Learner, TrainingSize, domains_of, heldout_loss
+from .learner import TINY, Batches, TrainingSize, domains_of, heldout_loss
+from .stack import Stack, drawn
 
 OUTER_MODES = ("blocking", "streaming", "parallel")
 """`parallel` is the baseline: synchronous data parallel."""
 FEEDBACKS = ("contributions", "both", "none")
 """Whose rounding error is added to the next vector: each peer's own, also the owners', or nobody's."""
+EVALUATIONS = 8
+"""Of a training: enough to see how the gap to data parallel closes, for a few per cent of its time."""
 OUTER_SIZES = {
     "tiny": TINY,
+    "micro": TrainingSize(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32}, length=32, batch=6, steps=30, rounds=100
+    ),
     "small": TrainingSize(
         model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=64, batch=4, steps=25, rounds=24
     ),
     "1m": TrainingSize(model={"size": "1m"}, length=64, batch=4, steps=25, rounds=20),
     "10m": TrainingSize(model={"size": "10m"}, length=256, batch=16, steps=50, rounds=30),
 }
-"""Sizes by name. 8 peers take 15 s of one core (tiny), 2 minutes (small: 0.35M) or 5 (1m); 10m wants a GPU."""
+"""Sizes by name. 8 peers take SIZES; 10m wants a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +103,35 @@ class OuterTraining:
 class OuterResult:
     """What a training came to."""
 
-    loss: float
-    """Held-out, in nats per token; infinite if it diverged."""
+    curve: tuple[tuple[int, float], ...]
+    """Rounds, and the held-out loss after them in nats per token: at the end and before it; infinite if it diverged."""
     params: int
+
+    @property
+    def loss(self) -> float:
+        """The loss at the end."""
+        return self.curve[-1][1]
+
+
+Watch: TypeAlias = Callable[[int, Floats], None]
+"""Called with the number of rounds that are over and the flat vector after them."""
 
 
 def train_outer(training: OuterTraining) -> OuterResult:
-    """Train, and return the held-out loss."""
+    """Train, and return the held-out loss over the rounds."""
     torch.set_num_threads(1)
     swarm = ParallelSwarm(training) if training.mode == "parallel" else OuterSwarm(training)
-    swarm.run()
-    loss = heldout_loss(swarm.model, swarm.domains, training.size.length, training.device)
-    params = sum(parameter.numel() for parameter in swarm.model.parameters())
-    return OuterResult(loss if math.isfinite(loss) else math.inf, params)
+    rounds, model, curve = training.size.rounds, swarm.stack.model, []
+    shown = {-(-rounds * part // EVALUATIONS) for part in range(1, EVALUATIONS + 1)}
+
+    def watch(round_: int, weights: Floats) -> None:
+        if round_ in shown:
+            swarm.stack.layout.scatter(weights, model)
+            loss = heldout_loss(model, swarm.domains, training.size.length, training.device)
+            curve.append((round_, loss if math.isfinite(loss) else math.inf))
+
+    swarm.run(watch)
+    return OuterResult(tuple(curve), sum(parameter.numel() for parameter in model.parameters()))
 
 
 def spans_of(num_cells: int, fragments: int) -> list[slice]:
@@ -123,19 +146,17 @@ class ParallelSwarm:
     def __init__(self, training: OuterTraining) -> None:
         self.training = training
         self.domains = domains_of(training.peers)
-        self.peers = _learners(training, self.domains)
-        self.model = self.peers[0].model
+        self.batches = _batches_of(training, self.domains)
+        self.stack = Stack(training.size, 1, training.seed, training.device)
 
-    def run(self) -> None:
+    def run(self, watch: Watch) -> None:
         """Train all rounds."""
-        first, size = self.peers[0], self.training.size
-        for number in range(size.rounds * size.steps):
-            for peer in self.peers:
-                first.backward(peer.batch())
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(len(self.peers))
-            first.step(number)
+        size = self.training.size
+        for step in range(1, size.rounds * size.steps + 1):
+            # The mean over the rows of all peers has the mean of their gradients.
+            self.stack.step(drawn(self.batches).flatten(0, 1)[None], step - 1)
+            if step % size.steps == 0:
+                watch(step // size.steps, self.stack.weights[0].numpy(force=True))
 
 
 @dataclass(slots=True)
@@ -146,8 +167,8 @@ class _Flight:
     due: int
     """The step after which it is applied."""
     g: Floats
-    captured: list[Floats]
-    """Each peer's W of the fragment when it was captured."""
+    captured: torch.Tensor
+    """All peers' W of the fragment when it was captured."""
 
 
 class OuterSwarm:
@@ -156,12 +177,11 @@ class OuterSwarm:
     def __init__(self, training: OuterTraining) -> None:
         self.training = training
         self.domains = domains_of(training.peers)
-        self.peers = _learners(training, self.domains)
-        self.model = self.peers[0].model
+        self.batches = _batches_of(training, self.domains)
+        self.stack = Stack(training.size, training.peers, training.seed, training.device)
+        self.weights, self.layout = self.stack.weights.detach(), self.stack.layout
         self.codecs = codec_named(training.contribution), codec_named(training.result)
-        self.layout = FlatLayout.of(self.model)
-        self.theta: Floats = np.empty(self.layout.size, np.float32)
-        self.layout.gather(self.model, self.theta)
+        self.theta: Floats = self.weights[0].numpy(force=True).copy()
         self.momentum = np.zeros_like(self.theta)
         self.spans = spans_of(self.layout.num_cells, training.fragments)
         self.residuals: Floats = np.zeros((training.peers, self.layout.size), np.float32)
@@ -173,26 +193,26 @@ class OuterSwarm:
         self.failed = False
         """True once a peer had nothing finite to send."""
 
-    def run(self) -> None:
-        """Train all rounds, and leave θ in `model`."""
+    def run(self, watch: Watch) -> None:
+        """Train all rounds."""
         steps = self.training.size.steps
         last = steps * self.training.size.rounds
         captured = [0] * len(self.spans)
         for step in range(1, last + 1):
-            for peer in self.peers:
-                peer.backward(peer.batch())
-                peer.step(step - 1)
+            self.stack.step(drawn(self.batches), step - 1)
             self.land(step)
             for fragment in self.due(step):
                 captured[fragment] = step
                 self.launch(fragment, step + self.training.delay)
             self.land(step)
+            if step % steps == 0 and step < last:
+                watch(step // steps, self.theta)
         self.land(last + self.training.delay)
         for fragment, step in enumerate(captured):
             if step < last:
                 self.launch(fragment, last)
                 self.land(last)
-        self.layout.scatter(self.theta if not self.failed else np.full_like(self.theta, np.nan), self.model)
+        watch(self.training.size.rounds, self.theta if not self.failed else np.full_like(self.theta, np.nan))
 
     def due(self, step: int) -> Iterator[int]:
         """Yield the fragments that are captured after a step."""
@@ -201,12 +221,11 @@ class OuterSwarm:
 
     def launch(self, fragment: int, due: int) -> None:
         """Capture a fragment on every peer and average it; it is applied after step `due`."""
-        span, parts, captured = self.spans[fragment], [], []
+        span = self.spans[fragment]
+        captured = self.weights[:, span].clone()
+        deltas = self.theta[span] - captured.numpy(force=True)
         try:
-            for peer, residual in zip(self.peers, self.residuals, strict=True):
-                weights = self.weights_of(peer)[span].copy()
-                captured.append(weights)
-                parts.append(self.sent(self.theta[span] - weights, residual[span]))
+            parts = [self.sent(delta, residual[span]) for delta, residual in zip(deltas, self.residuals, strict=True)]
             g = self.averaged(parts, self.rest[span])
         except LocalError:  # A number that is not finite: this training has diverged.
             self.failed, g = True, np.zeros_like(self.theta[span])
@@ -240,19 +259,9 @@ class OuterSwarm:
             self.landed[flight.fragment] += 1
             settings = self.training.outer.at(self.landed[flight.fragment])
             outer_step(self.theta[span], self.momentum[span], flight.g, settings)
-            for peer, captured in zip(self.peers, flight.captured, strict=False):
-                weights = self.weights_of(peer)
-                weights[span] = self.theta[span] + (weights[span] - captured)
-                self.layout.scatter(weights, peer.model)
-
-    def weights_of(self, peer: Learner) -> Floats:
-        """Return a peer's parameters as a flat vector."""
-        weights = np.empty_like(self.theta)
-        self.layout.gather(peer.model, weights)
-        return weights
+            theta = torch.from_numpy(self.theta[span]).to(self.weights.device)
+            self.weights[:, span] += theta - flight.captured
 
 
-def _learners(training: OuterTraining, domains: Sequence[torch.Tensor]) -> list[Learner]:
-    return [
-        Learner(training.size, domains, index, training.seed, training.device) for index in range(training.peers)
-    ]
+def _batches_of(training: OuterTraining, domains: Sequence[torch.Tensor]) -> list[Batches]:
+    return [Batches(training.size, domains, index, training.seed) for index in range(training.peers)]

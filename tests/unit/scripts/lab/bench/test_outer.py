@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ RESULTS = {"parallel": 2.0, "blocking": 2.2, "streaming": 2.211}
 
 def pretended(training: OuterTraining) -> OuterResult:
     loss = RESULTS[training.mode] if training.contribution != "int8" else math.inf
-    return OuterResult(loss + (0.1 if training.mode == "streaming" and training.seed else 0.0), 32768)
+    loss += 0.1 if training.mode == "streaming" and training.seed else 0.0
+    loss += 0.05 * abs(training.size.rate - (2 if training.mode == "parallel" else 1))
+    return OuterResult(((12, loss + 0.2), (24, loss)), 32768)
 
 
 def options(**changes: Any) -> OuterOptions:
@@ -30,6 +33,7 @@ def options(**changes: Any) -> OuterOptions:
         *({"delays": ["x"]}, {"outer": ["0.9"]}, {"outer": ["3/0.5"]}, {"outer": ["a/b"]}, {"seeds": ["x"]}),
         *({"fragments": 13}, {"size": "big"}, {"peers": ["0"]}, {"peers": ["x"]}, {"optimizer": "sgd"}),
         *({"steps": 0}, {"rounds": 0}, {"feedbacks": ["x"]}, {"delays": ["-1"]}, {"modes": [","]}),
+        *({"rates": ["0"]}, {"rates": ["x"]}, {"rates": ["65"]}),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_trains(wrong: dict[str, Any]) -> None:
@@ -58,7 +62,7 @@ def test_every_case_is_trained_once_after_its_baseline() -> None:
 def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "train_outer", pretended)
     written: list[str] = []
-    cases = options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8/5"], momentum=0.7)
+    cases = options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8/5"], momentum=0.7, rates=["2"])
     run_outer(cases, written.append)
     assert [json.loads(line) for line in written] == [
         {
@@ -74,13 +78,16 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
             "momentum": 0.8,
             "momentum_warmup": 5,
             "inner_momentum": 0.7,
+            "rate": 2.0,
             "peers": 8,
             "params": 32768,
             "seed": 3,
             "tokens": 8 * 24 * 12 * 4 * 32,
-            "loss": pytest.approx(2.311),
+            "loss": pytest.approx(2.361),
             "baseline": "parallel adamw",
             "baseline_loss": 2.0,
+            "curve": [[12, pytest.approx(2.561)], [24, pytest.approx(2.361)]],
+            "baseline_curve": [[12, 2.2], [24, 2.0]],
         }
     ]
     written.clear()
@@ -92,11 +99,36 @@ def test_the_table_compares_with_blocking_and_with_data_parallel(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(outer, "train_outer", pretended)
-    run_outer(options(codecs=["fp32,lloyd2,int8"], seeds=["0,1"], as_json=False), lambda line: None)
+    chosen = options(codecs=["fp32,lloyd2,int8"], seeds=["0,1"], rates=["4,2,1"], as_json=False)
+    run_outer(chosen, lambda line: None)
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "8 blocking, fp32 0.9/0.8/10 64 2.2000 +10.00 %" in rows
-    assert "8 streaming 4 1, lloyd2 0.9/0.8/10 4.125 2.2610 +2.77 % +13.05 %" in rows
+    # Each side at the best of its own rates.
+    assert "8 data parallel 2 2.0000" in rows
+    assert "8 blocking, fp32 0.9/0.8/10 1 64 2.2000 +10.00 %" in rows
+    assert "8 streaming 4 1, lloyd2 0.9/0.8/10 1 4.125 2.2610 +2.77 % +13.05 %" in rows
     assert any("int8" in row and "diverged" in row for row in rows)
+    assert "8 blocking, fp32 +9.1 +10.0" in rows
+
+
+def test_a_training_in_the_results_is_not_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[OuterTraining] = []
+
+    def counted(training: OuterTraining) -> OuterResult:
+        made.append(training)
+        return pretended(training)
+
+    monkeypatch.setattr(outer, "train_outer", counted)
+    lines: list[list[str]] = [[], []]
+    path = tmp_path / "results.jsonl"
+    run_outer(options(codecs=["fp32"], modes=["blocking"], results=path), lines[0].append)
+    assert len(made) == 2
+    run_outer(options(codecs=["fp32,int8"], modes=["blocking"], results=path), lines[1].append)
+    assert [training.contribution for training in made[2:]] == ["int8"]
+    assert lines[1][0] == lines[0][0]
+    with path.open("a") as file:
+        file.write('{"training": 1')
+    with pytest.raises(UsageError, match=r"results\.jsonl"):
+        run_outer(options(results=path), lines[1].append)
 
 
 def test_the_baseline_is_that_of_the_same_batches() -> None:

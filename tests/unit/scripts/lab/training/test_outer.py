@@ -11,7 +11,7 @@ from flockstep.collectives.codec import CELL
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.lab.training.learner import domains_of
+from flockstep.scripts.lab.training.learner import Learner, domains_of
 from flockstep.scripts.lab.training.outer import (
     OUTER_SIZES,
     OuterSwarm,
@@ -20,6 +20,7 @@ from flockstep.scripts.lab.training.outer import (
     spans_of,
     train_outer,
 )
+from flockstep.scripts.lab.training.stack import Stack, drawn
 
 SMALLEST = replace(
     OUTER_SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 16, "context": 16}, length=16, steps=5, rounds=3
@@ -34,18 +35,38 @@ def training(**changes: Any) -> OuterTraining:
 
 def trained(case: OuterTraining) -> OuterSwarm:
     swarm = OuterSwarm(case)
-    swarm.run()
+    swarm.run(lambda round_, weights: None)
     return swarm
 
 
-def alone(index: int = 0, peers: int = 1) -> Floats:
-    """What a peer's parameters become without anybody else."""
+def each_alone(peers: int, steps: int) -> Floats:
+    """What the peers' parameters become without anybody else, each in a model of its own."""
     swarm = OuterSwarm(training(peers=peers))
-    peer = swarm.peers[index]
-    for step in range(SMALLEST.rounds * SMALLEST.steps):
-        peer.backward(peer.batch())
-        peer.step(step)
-    return swarm.weights_of(peer)
+    ends: Floats = np.zeros((peers, swarm.layout.size), np.float32)
+    for index, end in enumerate(ends):
+        peer = Learner(SMALLEST, swarm.domains, index, 0, "cpu")
+        for step in range(steps):
+            peer.backward(peer.batches.draw())
+            peer.step(step)
+        swarm.layout.gather(peer.model, end)
+    return ends
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_stack_trains_each_model_as_if_it_were_alone(optimizer: str) -> None:
+    size = replace(SMALLEST, optimizer=optimizer, rate=4.0)
+    swarm = OuterSwarm(training(peers=3))
+    stack = Stack(size, 3, 0, "cpu")
+    for step in range(7):
+        stack.step(drawn(swarm.batches), step)
+    for index, weights in enumerate(stack.weights):
+        peer = Learner(size, swarm.domains, index, 0, "cpu")
+        for step in range(7):
+            peer.backward(peer.batches.draw())
+            peer.step(step)
+        alone: Floats = np.zeros(swarm.layout.size, np.float32)
+        swarm.layout.gather(peer.model, alone)
+        np.testing.assert_allclose(weights.numpy(force=True), alone, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 4), (2, 0), (3, 1), (5, 4)])
@@ -53,9 +74,10 @@ def test_no_work_is_lost_whatever_the_delay(fragments: int, delay: int) -> None:
     # Plain averaging with nobody else changes nothing: all of a lonely peer's work is in θ, and twice nowhere.
     case = training(peers=1, mode="streaming", fragments=fragments, delay=delay, outer=AVERAGE)
     swarm = trained(case)
-    np.testing.assert_allclose(swarm.theta, alone(), rtol=0, atol=1e-5)
+    alone = each_alone(1, SMALLEST.rounds * SMALLEST.steps)[0]
+    np.testing.assert_allclose(swarm.theta, alone, rtol=0, atol=1e-5)
     assert not swarm.flights
-    assert np.array_equal(swarm.weights_of(swarm.peers[0]), swarm.theta)
+    assert np.array_equal(swarm.weights[0].numpy(), swarm.theta)
 
 
 def test_one_fragment_without_a_delay_is_blocking() -> None:
@@ -71,13 +93,7 @@ def test_a_blocking_round_is_the_mean_of_the_peers_and_a_nesterov_step() -> None
     mean = trained(training(size=one_round, outer=AVERAGE)).theta
     stepped = trained(training(size=one_round, outer=OuterSettings(lr=0.5, momentum=0.8))).theta
     np.testing.assert_allclose(stepped - start, 0.5 * 1.8 * (mean - start), rtol=1e-4, atol=1e-7)
-    swarm = OuterSwarm(training(size=one_round))
-    ends = []
-    for peer in swarm.peers:
-        for step in range(one_round.steps):
-            peer.backward(peer.batch())
-            peer.step(step)
-        ends.append(swarm.weights_of(peer))
+    ends = each_alone(2, one_round.steps)
     np.testing.assert_allclose(mean, np.mean(ends, axis=0), rtol=0, atol=1e-6)
 
 
@@ -116,13 +132,13 @@ def test_outputs_with_the_owners_feedback_add_up_to_the_means() -> None:
 def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:
     case = training(mode="parallel", size=replace(SMALLEST, rounds=1, steps=1))
     swarm = ParallelSwarm(case)
-    together = OuterSwarm(training(size=case.size)).peers
-    batch = torch.cat([peer.batch() for peer in together])
-    together[0].backward(batch)
-    together[0].step(0)
-    swarm.run()
-    for mine, theirs in zip(swarm.model.parameters(), together[0].model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    together = Learner(case.size, swarm.domains, 0, 0, "cpu")
+    together.backward(torch.cat([one.draw() for one in OuterSwarm(training(size=case.size)).batches]))
+    together.step(0)
+    swarm.run(lambda round_, weights: None)
+    expected: Floats = np.zeros(swarm.stack.layout.size, np.float32)
+    swarm.stack.layout.gather(together.model, expected)
+    np.testing.assert_allclose(swarm.stack.weights[0].numpy(force=True), expected, rtol=0, atol=1e-5)
 
 
 def test_a_training_learns_and_is_the_same_twice() -> None:
@@ -135,15 +151,17 @@ def test_a_training_learns_and_is_the_same_twice() -> None:
     assert train_outer(training(mode="parallel")).loss < untrained
     assert case.tokens == 2 * 3 * 5 * 4 * 16
     assert len(domains_of(case.peers)) == 2
+    assert [round_ for round_, _ in result.curve] == [1, 2, 3]
+    assert result.curve[0][1] > result.loss
 
 
 def test_what_has_diverged_has_an_loss_that_is_no_number() -> None:
     swarm = OuterSwarm(training(contribution="int4"))
-    with torch.no_grad():
-        next(iter(swarm.peers[1].model.parameters())).fill_(math.nan)
-    swarm.run()
+    swarm.weights[1].fill_(math.nan)
+    ends: list[Floats] = []
+    swarm.run(lambda round_, weights: ends.append(weights.copy()))
     assert swarm.failed
-    assert all(parameter.isnan().all() for parameter in swarm.model.parameters())
+    assert np.isnan(ends[-1]).all()
 
 
 @pytest.mark.parametrize(

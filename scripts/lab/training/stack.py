@@ -1,0 +1,64 @@
+"""The models of all peers of a training as one stack: one pass, one step of the optimizers.
+
+A micro model's step is a thousand small calls of torch, whose cost hardly depends on the size of their tensors: 8 peers
+one after the other take three times as long as their stack. Rows of `weights` are the peers' flat vectors (`FlatLayout`),
+and the stacked parameters are views into it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ....optim.flat import FlatLayout
+from ....optim.inner import InnerOptimizers, build_inner, schedule_of
+from ....optim.models.registry import build_model
+from .learner import Batches, TrainingSize
+
+CLIP = 1.0
+"""The norm to which each peer's gradient is clipped, the default of a run."""
+
+
+class Stack:
+    """`count` models from one seed, each with its row of batches, gradients, clipping and optimizer states."""
+
+    def __init__(self, size: TrainingSize, count: int, seed: int, device: str) -> None:
+        inner = size.inner()
+        self.model = build_model("gpt", size.model, seed=seed).to(device)
+        self.layout = FlatLayout.of(self.model)
+        self.weights = torch.zeros(count, self.layout.size, device=device)
+        """Float32 [count, size]: all parameters of each model."""
+        self.parameters: dict[str, torch.Tensor] = {}
+        for tensor in self.layout.tensors:
+            view = self.weights[:, tensor.start : tensor.stop].view(count, *tensor.shape)
+            view.copy_(self.model.get_parameter(tensor.name).detach())
+            self.parameters[tensor.name] = view.requires_grad_()
+        optimizers = build_inner(self.model, inner)
+        stacked = {id(self.model.get_parameter(name)): parameter for name, parameter in self.parameters.items()}
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["params"] = [stacked[id(parameter)] for parameter in group["params"]]
+        self.optimizers = InnerOptimizers(optimizers)
+        self.factor = schedule_of(inner, size.rounds * size.steps)
+        self.losses = vmap(self._loss)
+
+    def step(self, batches: torch.Tensor, number: int) -> None:
+        """Make inner step `number` of the swarm on each model's batch, int64 [count, rows, length + 1]."""
+        with sdpa_kernel(SDPBackend.MATH):  # The others run once a model under vmap.
+            loss: torch.Tensor = self.losses(self.parameters, batches.to(self.weights.device)).sum()
+            loss.backward()  # type: ignore[no-untyped-call]  # of torch
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        scale = (CLIP / (norms + 1e-6)).clamp(max=1.0)  # As torch.nn.utils.clip_grad_norm_.
+        for gradient in gradients:
+            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+        self.optimizers.step(self.factor(number))
+
+    def _loss(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = functional_call(self.model, parameters, (tokens[:, :-1], tokens[:, 1:]))
+        return loss
+
+
+def drawn(batches: Sequence[Batches]) -> torch.Tensor:
+    """Draw the next batch of each peer, int64 [peers, rows, length + 1]."""
+    return torch.stack([one.draw() for one in batches])
