@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,7 +114,7 @@ class Inner:
     seconds: Annotated[float, Between(0.0, 86_400.0)] = 0.0
     """Seconds in which every peer makes as many inner steps as it can, instead of `steps`; 0: a phase ends by count."""
     momentum: Annotated[float, Between(0.0, 0.999)] = 0.95
-    """Muon's. A `run.toml` without it gets `INNER_MOMENTUM`."""
+    """Muon's. A `run.toml` without it gets `inner_momentum`."""
     betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2)] = (0.9, 0.95)
     """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
 
@@ -145,8 +146,11 @@ DELAY_SHARE = 25
 STREAMED_STEPS = 100
 """From this H on, streaming is the default: the phase of a fragment has 20 steps, longer than the votes on a round."""
 
-INNER_MOMENTUM = 0.8
-"""The default of a new run: steps of few tokens have noisy gradients, and 0.95 carries those on (docs/log.md)."""
+INNER_MOMENTUM, LARGE_INNER_MOMENTUM = 0.8, 0.95
+"""The defaults of a new run with small and with large batches (`inner_momentum`)."""
+SMALL_BATCH, LARGE_BATCH = 1_024, 102_400
+"""Tokens a peer and step. Few have noisy gradients, and 0.95 carries those on (docs/log.md); published runs of 100,000
+tokens and more take 0.95."""
 
 MOMENTUM_WARMUP = 10
 """The default of a new run: until its momentum has hit its stride, a step along it is too long (docs/log.md)."""
@@ -272,13 +276,15 @@ class Manifest:
                     raise UsageError(f"[admission] {key} is gone: {instead}")
             manifest = from_table(cls, {**tables, "owner": owner})
             # Before others' defaults are computed of these.
-            for fault in (*value_faults(manifest.inner, "inner"), *value_faults(manifest.outer, "outer")):
+            checked = {"data": manifest.data, "inner": manifest.inner, "outer": manifest.outer}
+            for fault in chain.from_iterable(value_faults(table, name) for name, table in checked.items()):
                 raise UsageError(fault)
             admission = _admission(tables.get("admission", {}))
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
                 evaluation = _evaluation(tables["eval"])
-            inner = from_table(Inner, {"momentum": INNER_MOMENTUM} | tables.get("inner", {}), "inner")
+            momentum = inner_momentum(manifest.data.sequence_length * manifest.data.batch_size)
+            inner = from_table(Inner, {"momentum": momentum} | tables.get("inner", {}), "inner")
             manifest = replace(manifest, admission=admission, inner=inner, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
@@ -373,6 +379,16 @@ class Manifest:
         if not self.eval.every:  # A table [eval] asks for evaluations.
             settings = settings[: settings.index("[eval]") - 1]
         return (f"# {owner}", *settings)
+
+
+def inner_momentum(tokens: int) -> float:
+    """Return Muon's default momentum for so many tokens a peer and step.
+
+    Between the two sizes that are measured or published, the share of the newest gradient falls as a power of the tokens.
+    """
+    share = math.log(tokens / SMALL_BATCH) / math.log(LARGE_BATCH / SMALL_BATCH)
+    newest = (1 - LARGE_INNER_MOMENTUM) / (1 - INNER_MOMENTUM)
+    return round(1 - (1 - INNER_MOMENTUM) * newest ** min(1.0, max(0.0, share)), 2)
 
 
 def start_given(tables: dict[str, Any]) -> str:

@@ -137,9 +137,16 @@ def test_a_run_whose_members_bring_the_model_says_how_it_is_joined() -> None:
     assert len(own.joining) <= 200  # What the run's page shows of a text.
 
 
+@pytest.mark.parametrize(("batch", "momentum"), [(1, 0.8), (4, 0.8), (16, 0.87), (40, 0.9), (400, 0.95), (4_000, 0.95)])
+def test_the_default_inner_momentum_follows_the_tokens_of_a_step(batch: int, momentum: float) -> None:
+    table = f"batch_size = {batch}\n[inner]\n"  # Of 256 tokens each.
+    assert parse(SMALL + table).inner.momentum == momentum
+    assert parse(SMALL + table + "momentum = 0.7\n").inner.momentum == 0.7
+
+
 def test_defaults_are_written_into_the_manifest() -> None:
     manifest = parse(SMALL)
-    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.8)
+    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.87)
     assert manifest.outer == Outer(100, 0.9, 0.8, "blocking", momentum_warmup=10)
     assert parse(SMALL + "[outer]\nrounds = 9\nlr = 1\n").outer == Outer(9, 1.0, 0.8, momentum_warmup=10)
     assert parse(SMALL + '[model]\nsize = "1m"\nwide = true\nname = "mlp"\n').model.options == {
