@@ -387,8 +387,8 @@ def inner_momentum(tokens: int) -> float:
     Between the two sizes that are measured or published, the share of the newest gradient falls as a power of the tokens.
     """
     share = math.log(tokens / SMALL_BATCH) / math.log(LARGE_BATCH / SMALL_BATCH)
-    newest = (1 - LARGE_INNER_MOMENTUM) / (1 - INNER_MOMENTUM)
-    return round(1 - (1 - INNER_MOMENTUM) * newest ** min(1.0, max(0.0, share)), 2)
+    smaller = math.pow((1 - LARGE_INNER_MOMENTUM) / (1 - INNER_MOMENTUM), min(1.0, max(0.0, share)))
+    return round(1 - (1 - INNER_MOMENTUM) * smaller, 2)
 
 
 def start_given(tables: dict[str, Any]) -> str:
