@@ -100,7 +100,7 @@ def state_as_owner(
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         if peer == log.owner:
             raise UsageError("that is you: the owner of a run states nothing about itself", remedy="name another peer")
-        # The chain shows more than what members have announced: those records are a minute old.
+        # Records of members may be some rounds old, above all on a busy machine; the chain is not.
         rounds = max(certified + 1, _round_of_run(await members())) if is_now else until_round
         return OwnerStatement(verb, peer, reason, rounds or 0)
 
