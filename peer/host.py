@@ -46,6 +46,7 @@ from .quota.limits import BootstrapLimits, GateLimits
 from .quota.origins import Allowance
 from .quota.refusals import Refusals
 from .quota.shares import Places, Shares
+from .strangers.ping import PING_PROTOCOL, Pings
 from .strangers.streams import few_of_each
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
@@ -158,6 +159,7 @@ class Libp2pHost:
         if self.bootstrap_server is not None:
             self.handle(dialback.DIALBACK_PROTOCOL, few_of_each(dialback.Dialback(self._dialler.probe).serve))
             self.handle(speed.SPEED_PROTOCOL, few_of_each(speed.RateServer().serve))
+            self.handle(PING_PROTOCOL, few_of_each(Pings().serve))
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
         """Listen until `stop`; cancels `nursery` if the library fails."""

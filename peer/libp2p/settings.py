@@ -64,7 +64,7 @@ def make_host(identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Seque
             enable_graceful_degradation=False,
         ),
     )
-    host.get_mux().remove_handler(PING)  # It answers as fast as it is asked: 0.4 MB/s take a whole core. Yamux has pings.
+    host.get_mux().remove_handler(PING)  # It answers as fast as it is asked: 0.4 MB/s take a whole core (`strangers.ping`).
     host.get_mux().remove_handler(ID_PUSH)  # Nobody of us pushes, and half a message waited 10 s on each of 128 streams.
     swarm: Any = host.get_network()
     swarm.upgrader.muxer_multistream = _Muxers(_MUXERS)

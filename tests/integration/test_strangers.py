@@ -23,12 +23,13 @@ from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.strangers.frames import MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
 from flockstep.peer.strangers.identify import MAX_LISTENED, MAX_PROTOCOLS
+from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL, PINGS_BURST_SECONDS, PINGS_PER_SECOND
 from flockstep.peer.strangers.streams import FEW
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
 from flockstep.peer.yamux.machine import DATA, HEADER
 from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
-from libp2p.host.ping import ID as PING
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.io.exceptions import ConnectionClosedError
@@ -247,18 +248,38 @@ def test_why_a_connection_was_ended_here_is_an_event() -> None:
     over_sockets(main)
 
 
-def test_nobody_answers_the_pings_of_the_library() -> None:
-    """One stream of them took a whole core."""
+def test_a_bootstrap_answers_pings_within_their_rate_and_a_member_none() -> None:
+    """By the library's handler one stream of them took a whole core."""
 
     async def main() -> None:
         async with victim() as host, stranger_of(host) as stranger:
             with pytest.raises(StreamClosed):
-                await stranger.open_stream(host.peer_id, PING)
+                await stranger.open_stream(host.peer_id, PING_PROTOCOL)
+        async with victim(bootstrap=True) as host, stranger_of(host) as stranger:
+            stream = await stranger.open_stream(host.peer_id, PING_PROTOCOL)
+            ping = bytes(range(PING_BYTES))
+            await stream.send_all(ping[:7])  # In pieces, as TCP may deliver it.
+            await stream.send_all(ping[7:])
+            assert await received(stream, PING_BYTES) == ping
+            answered = 1
+            with suppress(StreamClosed):
+                while True:
+                    await stream.send_all(ping)
+                    assert await received(stream, PING_BYTES) == ping
+                    answered += 1
+            assert answered >= PINGS_PER_SECOND * PINGS_BURST_SECONDS
 
     over_sockets(main)
 
 
-@pytest.mark.parametrize("protocol", [DIALBACK_PROTOCOL, SPEED_PROTOCOL])
+async def received(stream: Stream, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        data += await stream.receive_some(num_bytes - len(data))
+    return data
+
+
+@pytest.mark.parametrize("protocol", [DIALBACK_PROTOCOL, PING_PROTOCOL, SPEED_PROTOCOL])
 def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str) -> None:
     async def main() -> None:
         async with victim(bootstrap=True) as host, stranger_of(host) as stranger:

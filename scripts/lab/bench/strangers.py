@@ -54,7 +54,7 @@ from ....peer.node.bulk import BULK_PROTOCOL
 from ....peer.node.session import SESSION_PROTOCOL, Session, message_packet
 from ....peer.quota.limits import BootstrapLimits, GateLimits
 from ....peer.quota.shares import ALL_SHARE, NETWORK_SHARE
-from ....peer.strangers import frames
+from ....peer.strangers import frames, ping
 from ....peer.strangers.greeting import MAX_LINES
 from ....peer.strangers.streams import FEW
 from ....peer.telemetry import Telemetry, log_path, read_events
@@ -342,6 +342,18 @@ async def dialback_questions(lab: Lab, count: int, *, dials: bool) -> int:
     return count
 
 
+async def pings(lab: Lab, count: int) -> int:
+    """Ping on one stream."""
+    stream = await lab.me.open_stream(lab.peer, ping.PING_PROTOCOL)
+    for _ in range(count):
+        await stream.send_all(bytes(ping.PING_BYTES))
+        missing = ping.PING_BYTES
+        while missing > 0:
+            missing -= len(await stream.receive_some(missing))
+    await stream.reset()
+    return count
+
+
 async def pieces(lab: Lab, count: int) -> int:
     """Ask for the largest piece of a measurement."""
     stream = await lab.me.open_stream(lab.peer, speed.SPEED_PROTOCOL)
@@ -533,6 +545,11 @@ QUESTIONS = (
     Question(
         name="`/flockstep/rate/1`", host=BOOTSTRAP, ask=pieces, count=6, rate=_PIECES, places=OPEN,
         hold=partial(_FEW_STREAMS, protocol=speed.SPEED_PROTOCOL),
+    ),
+    Question(
+        name="`/ipfs/ping/1.0.0`", host=BOOTSTRAP, ask=pings, count=40, places=OPEN,
+        rate=shares(ping.PINGS_PER_SECOND),
+        hold=partial(_FEW_STREAMS, protocol=ping.PING_PROTOCOL),
     ),
     Question(
         name="`/libp2p/circuit/relay/0.2.0/hop`", host=BOOTSTRAP,
