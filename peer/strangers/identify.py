@@ -5,7 +5,7 @@ Theory of operation. Each host asks every peer that connects for its identify me
 of it, verifies a signed record of the same addresses, and keeps all of that for good: 6 MB for each key that was here for a
 moment, and keys cost nothing. Of us only a directory server reads any of it, the addresses at which a connected peer listens
 (`kademlia`). So a message has `MAX_IDENTIFY_BYTES`, a few addresses and protocols of it are kept, and they go with the
-peer's last connection.
+peer's last connection. What this host says of itself names flockstep, not the library.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,11 +14,15 @@ from functools import partial
 from typing import Any
 
 import libp2p.host.basic_host
+import libp2p.identity.identify.identify
 import libp2p.network.swarm
 from libp2p.peer.peerstore import PeerStoreError
 
+from ... import __version__
+
 # A type checker forbids an assignment to a module or a class, which is what `limit_identify` does.
 _basic_host: Any = libp2p.host.basic_host
+_identify: Any = libp2p.identity.identify.identify
 _swarm: Any = libp2p.network.swarm.Swarm
 
 MAX_IDENTIFY_BYTES = 8 << 10
@@ -32,7 +36,8 @@ Update = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def limit_identify() -> None:
-    """Put these limits into the library, once per process."""
+    """Put these limits and this program's name into the library, once per process."""
+    _identify.AGENT_VERSION = f"flockstep/{__version__}"
     read = _basic_host.read_length_prefixed_protobuf
     _basic_host.read_length_prefixed_protobuf = partial(read, max_length=MAX_IDENTIFY_BYTES)
     _basic_host.update_peerstore_from_identify = _keeping_little(_basic_host.update_peerstore_from_identify)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import flockstep
 import libp2p.crypto.rsa
 import libp2p.crypto.x25519
 import pytest
@@ -22,7 +23,7 @@ from flockstep.peer.nat.speed import SPEED_PROTOCOL
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.strangers.frames import MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
-from flockstep.peer.strangers.identify import MAX_LISTENED, MAX_PROTOCOLS
+from flockstep.peer.strangers.identify import MAX_IDENTIFY_BYTES, MAX_LISTENED, MAX_PROTOCOLS
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL, PINGS_BURST_SECONDS, PINGS_PER_SECOND
 from flockstep.peer.strangers.streams import FEW
 from flockstep.peer.telemetry import Event, Telemetry
@@ -31,6 +32,7 @@ from flockstep.peer.yamux.machine import DATA, HEADER
 from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
 from libp2p.identity.identify.identify import ID as IDENTIFY
+from libp2p.identity.identify.identify import parse_identify_response
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
@@ -164,6 +166,18 @@ def test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gon
                     kept = book.peer_data_map.get(peer, PeerData())
                     assert (len(kept.protocols), len(kept.addrs)) == (num_kept, min(num_kept, MAX_LISTENED))
                 await until(lambda: not book.has_peer(peer))  # noqa: B023  It is awaited here.
+
+    over_sockets(main)
+
+
+def test_the_identify_message_names_this_program_and_its_version() -> None:
+    async def main() -> None:
+        async with victim() as host, stranger_of(host) as stranger:
+            stream = await stranger.open_stream(host.peer_id, IDENTIFY)
+            message = b""
+            while data := await stream.receive_some(MAX_IDENTIFY_BYTES):
+                message += data
+            assert parse_identify_response(message).agent_version == f"flockstep/{flockstep.__version__}"
 
     over_sockets(main)
 
