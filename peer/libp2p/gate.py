@@ -30,6 +30,7 @@ from weakref import WeakSet
 
 import trio
 from libp2p.connection_types import ConnectionType
+from libp2p.crypto.exceptions import MissingDeserializerError
 from libp2p.rcmgr import Direction
 
 from ..quota.limits import GateLimits
@@ -58,6 +59,9 @@ MAX_CLOSING = 32
 
 MAX_RELAYED = 64
 """Relayed connections that others have opened to one host: a full roster, and as many as a relay carries for one peer."""
+
+OTHER_KEY = "its identity key is of another kind than ed25519"
+"""As it is of go-libp2p and js-libp2p programs that keep an old RSA key: they see a connection that ends, and no reason."""
 
 
 class Gate:
@@ -115,6 +119,10 @@ class Gate:
         try:
             await self._keep_few_handshakes()
             await serve(stream)
+        except ValueError as error:  # As which the library's Noise raises all that is wrong with a key.
+            if not isinstance(error.__context__, MissingDeserializerError):
+                raise
+            self.refusals.add("handshake", OTHER_KEY, origin)
         finally:
             del self._accepted[stream]
             self._handshakes.pop(stream, None)

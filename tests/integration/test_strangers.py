@@ -17,6 +17,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.gate import OTHER_KEY
 from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
 from flockstep.peer.nat.speed import SPEED_PROTOCOL
@@ -82,7 +83,10 @@ def test_nobody_comes_in_with_a_key_that_is_not_ed25519(monkeypatch: pytest.Monk
     """64 kB of an RSA key held up the event loop for 4 s before its size was looked at."""
 
     async def main() -> None:
-        async with victim() as host:
+        events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+        async with open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=BootstrapLimits()) as host:
             noise_key = libp2p.crypto.x25519.create_new_key_pair().private_key
             rsa = PacketTransport(libp2p.crypto.rsa.create_new_key_pair(1024), noise_key)
             read: list[bytes] = []
@@ -96,6 +100,7 @@ def test_nobody_comes_in_with_a_key_that_is_not_ed25519(monkeypatch: pytest.Monk
                 assert await stranger.receive_some(1) == b""
             assert read == []
             assert not host.connected()
+            assert [event["reason"] for event in events] == [OTHER_KEY]
 
     over_sockets(main)
 
