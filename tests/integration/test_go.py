@@ -1,10 +1,10 @@
-"""Bulk with go-libp2p, both ways and on streams of either end; needs `flockstep[hivemind]`, whose wheel has its daemon."""
+"""go-libp2p: bulk, both ways and on streams of either end, and RSA keys; needs `flockstep[hivemind]`, with its daemon."""
 
 import importlib.util
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,10 @@ import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.libp2p.gate import OTHER_KEY
+from flockstep.peer.quota.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from libp2p.crypto.rsa import create_new_key_pair
 from libp2p.peer.id import ID
 from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
@@ -80,6 +83,15 @@ class Daemon:
         await self.ask(type=self._p2pd.Request.STREAM_HANDLER, streamHandler=handler)
 
 
+async def _listening(control: Path) -> None:
+    """Wait until the daemon accepts connections: its socket file is there before that."""
+    while True:
+        with suppress(OSError):
+            await (await trio.open_unix_socket(str(control))).aclose()
+            return
+        await trio.lowlevel.checkpoint()
+
+
 async def _delimited(connection: trio.SocketStream) -> bytes:
     size = shift = 0
     while True:
@@ -95,11 +107,14 @@ async def _delimited(connection: trio.SocketStream) -> bytes:
 
 
 @contextmanager
-def p2pd() -> Iterator[Path]:
-    """Run the daemon; yields its socket file."""
+def p2pd(key: bytes = b"") -> Iterator[Path]:
+    """Run the daemon, with an identity of its own or with that of a key; yields its socket file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:  # The path of a socket has at most 108 bytes.
         control = Path(home) / "control"
         program = [folder() / "hivemind_cli" / "p2pd", "-listen", f"/unix{control}", "-hostAddrs", "/ip4/127.0.0.1/tcp/0"]
+        if key:
+            (Path(home) / "key").write_bytes(key)
+            program += ["-id", Path(home) / "key"]
         process = subprocess.Popen(list(map(str, program)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield control
@@ -109,12 +124,12 @@ def p2pd() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def both() -> AsyncIterator[tuple[Libp2pHost, Daemon]]:
+async def both(key: bytes = b"", telemetry: Telemetry | None = None) -> AsyncIterator[tuple[Libp2pHost, Daemon]]:
     config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-    with p2pd() as control:
-        async with open_host(Identity.generate(), config, Telemetry()) as host:
-            while not control.exists():
-                await trio.lowlevel.checkpoint()
+    with p2pd(key) as control:
+        limits = BootstrapLimits() if key else None
+        async with open_host(Identity.generate(), config, telemetry or Telemetry(), bootstrap=limits) as host:
+            await _listening(control)
             daemon = Daemon(control, messages())
             try:
                 yield host, daemon
@@ -174,5 +189,21 @@ def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
             await host.connect(peer, [one for one in addresses if one.startswith("/ip4/127.0.0.1/tcp/")])
             await come_back(await host.open_stream(peer, ECHO))
             nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+def test_a_bootstrap_says_why_it_cut_off_a_daemon_with_an_rsa_key() -> None:
+    """hivemind writes such key files."""
+
+    async def main() -> None:
+        events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+        key = create_new_key_pair(2048).private_key.serialize()
+        async with both(key, telemetry) as (host, daemon):
+            with pytest.raises(AssertionError):  # As which the daemon reports that it could not connect.
+                await daemon.open_stream(host, ECHO)
+        assert [event["reason"] for event in events] == [OTHER_KEY]
 
     over_sockets(main)

@@ -1,0 +1,62 @@
+"""js-libp2p at a bootstrap: identify, Kademlia, relay, other keys; needs the packages that scripts/test-references adds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flockstep
+import pytest
+import trio
+from flockstep.dht.directory.kademlia import open_directory
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.host import open_host
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.gate import OTHER_KEY
+from flockstep.peer.quota.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+
+PACKAGES = Path(sys.prefix) / "js"
+pytestmark = pytest.mark.skipif(not (PACKAGES / "node_modules").is_dir(), reason="tests/support/js is not installed")
+PROGRAM = Path(__file__).parents[1] / "support" / "js" / "peers.mjs"
+KEY = f"/flockstep/{'a' * 52}"
+
+
+async def peers_at(address: str) -> dict[str, Any]:
+    """Run the program against a bootstrap; returns what it found."""
+    command = [str(Path(sys.prefix) / "bin" / "node"), "--input-type=module", "-", address, KEY]
+    done = await trio.run_process(
+        command, stdin=PROGRAM.read_bytes(), cwd=PACKAGES, capture_stdout=True, stderr=subprocess.STDOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout.decode()
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_js_takes_a_bootstrap_into_its_table_finds_a_value_there_and_relays_through_it() -> None:
+    async def main() -> None:
+        events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+        config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+        with trio.fail_after(120):  # A safety net against a hang.
+            async with (
+                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
+                open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
+            ):
+                await directory.put(KEY, b"a manifest")
+                found = await peers_at(f"{host.addresses()[0]}/p2p/{host.peer_id}")
+        assert found == {
+            "agent": f"flockstep/{flockstep.__version__}",
+            "table": [host.peer_id],
+            "value": "a manifest",
+            "relayed": True,
+            "echoed": 4 << 20,
+            "RSA": found["RSA"],
+            "secp256k1": found["secp256k1"],
+        }
+        assert "connected" not in (found["RSA"], found["secp256k1"])
+        assert (events[0]["reason"], events[0]["count"]) == (OTHER_KEY, 1)
+
+    trio.run(main)
