@@ -5,7 +5,7 @@ The only file outside of `peer/` that opens the real host. The asynchronous func
 network of their own meanwhile.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..peer.errors import (
     sole_error,
 )
 from ..peer.host import open_host
+from ..peer.https.serve import WebPlace
 from ..peer.identity import Identity
 from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
@@ -79,10 +80,14 @@ async def open_bootstrap_host(
     limits: BootstrapLimits,
     validate: Validate = validate_published,
     store: Path | None = None,
+    web: Sequence[WebPlace] = (),
 ) -> AsyncIterator[tuple[DirectoryHost, KademliaDirectory]]:
-    """Open a bootstrap's host and the directory that it serves and keeps in the file `store`. Raises `LocalError`."""
+    """Open a bootstrap's host and the directory that it serves and keeps in the file `store`. Raises `LocalError`.
+
+    `web`: where it accepts WebSockets, too.
+    """
     async with (
-        open_host(identity, config, telemetry, bootstrap=limits) as host,
+        open_host(identity, config, telemetry, bootstrap=limits, web=web) as host,
         open_directory(host, server=True, telemetry=telemetry, validate=validate, store=store) as directory,
     ):
         yield host, directory

@@ -1,8 +1,9 @@
 """Addresses as text: validation, the peer id in them, and the rung that each one belongs to. Pure.
 
 An address is a multiaddr of a few forms: `/ip4/192.0.2.1/tcp/4001`, or the same with a name
-(`/dns/host.example/tcp/4001`), followed by `/p2p/<relay>/p2p-circuit` if it is relayed. Addresses come from links and
-from strangers' records, so anything else is refused here, before a library that knows eighty protocols parses it.
+(`/dns/host.example/tcp/4001`), followed by `/ws` if a WebSocket is accepted there, by `/tls/ws` or `/wss` if it is over TLS,
+and by `/p2p/<relay>/p2p-circuit` if it is relayed. Addresses come from links and from strangers' records, so anything else is
+refused here, before a library that knows eighty protocols parses it.
 """
 
 import ipaddress
@@ -17,6 +18,9 @@ from .transport import Address, PeerId, Rung
 _LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 """A host name (RFC 1123), with the underscores that are found in practice."""
+
+_WEB = (["ws"], ["wss"], ["tls", "ws"])
+"""What an address of a WebSocket has behind its port; `wss` is the older form of the last one (libp2p's specification)."""
 
 _NEVER = tuple(
     map(
@@ -52,9 +56,14 @@ class Surroundings:
 def valid_address(text: str) -> bool:
     """Return True if `text` is an address that this network can dial."""
     parts = text.split("/")
-    if len(parts) not in (5, 8) or parts[0] or parts[3] != "tcp" or not _is_port(parts[4]):
+    if len(parts) < 5 or parts[0] or parts[3] != "tcp" or not _is_port(parts[4]):
         return False
-    if len(parts) == 8 and not (parts[5] == "p2p" and is_peer_id(parts[6]) and parts[7] == "p2p-circuit"):
+    behind = parts[5:]
+    if behind[-1:] == ["p2p-circuit"]:
+        if len(behind) < 3 or behind[-3] != "p2p" or not is_peer_id(behind[-2]):
+            return False
+        del behind[-3:]
+    if behind not in ([], *_WEB):
         return False
     if parts[1] in ("ip4", "ip6"):
         return _is_ip(parts[2], version=int(parts[1][2]))
@@ -85,6 +94,16 @@ def rung_of(address: Address) -> Rung:
 def is_ipv6(address: Address) -> bool:
     """Return True if a valid address is an IPv6 one; a plain name may resolve to both versions."""
     return address.startswith(("/ip6/", "/dns6/"))
+
+
+def is_web(address: Address) -> bool:
+    """Return True if a valid address, or the relay of a relayed one, is a WebSocket's."""
+    return address.partition("/p2p/")[0].endswith(("/ws", "/wss"))
+
+
+def is_secure(address: Address) -> bool:
+    """Return True if the WebSocket at an address is over TLS."""
+    return address.partition("/p2p/")[0].endswith(("/tls/ws", "/wss"))
 
 
 def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:

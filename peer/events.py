@@ -370,6 +370,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     "Bootstraps": (
         _row("bootstrap.ready", "The bootstrap serves.", addresses="multiaddrs with its peer id"),
         _row("page.ready", "The web page is served.", port="TCP port of the page"),
+        _row("websocket.ready", "A bootstrap accepts WebSockets.", port="TCP port", step="ws, or wss over TLS"),
         _row("page.failed", "The bootstrap's page failed, a bug; it begins anew, and the bootstrap serves all the same.",
              "step reason"),
         _row("page.refused", "The web page refused a request, dropped a viewer, or failed; repeats are counted.",
@@ -378,6 +379,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("bootstrap.met", "Another bootstrap is connected.", "peer step"),
         _row("bootstrap.refused", "The bootstrap refused something; repeats are counted.", "peer step reason",
              origin="IP address of the last one", count="refusals since the last such event"),
+        _row("tls.unread", "A renewed TLS certificate cannot be read; the old one stays.", "step reason"),
         _row("bootstrap.unreachable", "A bootstrap cannot be reached.", "peer step reason"),
         _row("head.followed", "The bootstrap follows the head of one more run.", "step reason round"),
         _row("head.kept", "The bootstrap does not know the later head of a run, and keeps its old one.", "step reason round"),

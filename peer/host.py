@@ -21,12 +21,15 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
 from libp2p.rcmgr import Direction
+from multiaddr import Multiaddr
 
-from .address import Surroundings, is_ipv6, rung_of, valid_address, why_not_dial
+from .address import Surroundings, is_ipv6, is_web, rung_of, valid_address, why_not_dial
 from .background import background
 from .bootstrap.server import BootstrapServer
 from .config import PeerConfig, bytes_per_second
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
+from .https.dial import WebDialler
+from .https.serve import WebPlace, WebServer
 from .identity import Identity
 from .libp2p import fixes
 from .libp2p.dial import Dialler
@@ -85,8 +88,11 @@ async def open_host(
     *,
     gate: GateLimits | None = None,
     bootstrap: BootstrapLimits | None = None,
+    web: Sequence[WebPlace] = (),
 ) -> AsyncIterator["Libp2pHost"]:
     """Run a host that listens; with the limits of a bootstrap it is one, which relays and dials back for others.
+
+    `web`: where a bootstrap also accepts WebSockets.
 
     Raises `LocalError` if no port can be had or py-libp2p is of another version, `UsageError` for an invalid announced
     address.
@@ -95,7 +101,7 @@ async def open_host(
         if not valid_address(address):
             raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
     fixes.apply_fixes()
-    host = Libp2pHost(identity, config, telemetry, bootstrap, gate or GateLimits())
+    host = Libp2pHost(identity, config, telemetry, bootstrap, gate or GateLimits(), web)
     async with background() as nursery:
         await nursery.start(host.run, nursery)
         try:
@@ -117,6 +123,7 @@ class Libp2pHost:
         telemetry: Telemetry,
         bootstrap: BootstrapLimits | None,
         gate: GateLimits,
+        web: Sequence[WebPlace] = (),
     ) -> None:
         self.config = config
         self.peer_id = identity.peer_id
@@ -133,7 +140,7 @@ class Libp2pHost:
         self.host = make_host(identity, tcp, self.addresses, (bootstrap or gate).connections)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
-        self._dialler = Dialler(self._swarm, tcp, config)
+        self._dialler = Dialler(self._swarm, tcp, WebDialler(self._meter).open, config)
         self.bootstrap_server = BootstrapServer(self.host, bootstrap, telemetry) if bootstrap is not None else None
         """The server role of a bootstrap; None on other hosts."""
         if self.bootstrap_server is None:
@@ -143,6 +150,7 @@ class Libp2pHost:
             self._gate = self.bootstrap_server.gate
         self._is_member: Callable[[PeerId], bool] = lambda peer: False
         tcp.admit = self._gate.admit
+        self._web = [WebServer(place, self._gate, self._meter, telemetry, self._swarm_accept) for place in web]
         self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed, self._gate.circuit_budget)
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
@@ -167,13 +175,14 @@ class Libp2pHost:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
                     port = await listen(self.host, self.config, self._telemetry)
-                    if isinstance(port, LocalError):
-                        self.failure = port
-                    else:
+                    self.failure = port if isinstance(port, LocalError) else await self._listen_for_web()
+                    if not isinstance(port, LocalError):
                         self.port = self._dialler.port = port
-                        self._gate.guard(listeners_of(self.host))
+                        self._gate.guard([*listeners_of(self.host), *(one for web in self._web for one in web.listeners)])
                     self._nursery = nursery
                     nursery.start_soon(self._gate.watch)
+                    for web in self._web if self.failure is None else ():
+                        nursery.start_soon(web.run)
                     if self.config.upnp and not self.config.announce:
                         self._spawn(self.bootstraps.mapping.keep, self.port)
                     task_status.started()
@@ -191,6 +200,18 @@ class Libp2pHost:
             nursery.cancel_scope.cancel()
         finally:
             self._stopped.set()
+
+    async def _listen_for_web(self) -> LocalError | None:
+        try:
+            for web in self._web:
+                await web.listen()
+        except LocalError as error:
+            return error
+        return None
+
+    async def _swarm_accept(self, stream: Any) -> None:
+        """Serve an admitted WebSocket to its end, as the library does the sockets of its own listeners."""
+        await self._swarm._handle_inbound_connection(stream, Multiaddr(f"/ip4/0.0.0.0/tcp/{self.port}/ws"))
 
     async def stop(self) -> None:
         """Close everything, in less than a second."""
@@ -215,14 +236,16 @@ class Libp2pHost:
     def addresses(self) -> tuple[Address, ...]:
         """The addresses at which others may dial me: announced by the user, or confirmed and those of my interfaces.
 
-        Relays that hold a reservation for me follow, as long as some peers need them. Of the interfaces those with a
-        public address come first, and loopback is listed only if there is no other.
+        Where I accept WebSockets follows, and relays that hold a reservation for me, as long as some peers need them. Of the
+        interfaces those with a public address come first, and loopback is listed only if there is no other.
         """
         if not self.port:
             return self.config.announce
-        own = self.config.announce or (*self.reachability.confirmed, *self._interfaces())
+        announced = tuple(address for address in self.config.announce if not is_web(address))
+        web = (*filter(is_web, self.config.announce), *(address for one in self._web for address in one.addresses))
+        own = announced or (*self.reachability.confirmed, *self._interfaces())
         beyond_loopback = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
-        return tuple(dict.fromkeys((*beyond_loopback, *self.bootstraps.circuits())))
+        return tuple(dict.fromkeys((*beyond_loopback, *web, *self.bootstraps.circuits())))
 
     def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
         """Never close the connection of a member for the sake of somebody else's."""

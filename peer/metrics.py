@@ -253,9 +253,9 @@ async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, ta
         await trio.sleep_forever()
 
 
-def split_host_port(text: str) -> tuple[str, int]:
-    """Split `HOST:PORT`, or `PORT` of this computer. Raises `UsageError`."""
+def split_host_port(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """Split `HOST:PORT`, or `PORT` of this computer, as an option gives it. Raises `UsageError`."""
     host, _, port = text.rpartition(":") if ":" in text else (LOCAL_HOST, "", text)
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise UsageError(f"--metrics {text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
+        raise UsageError(f"{option} {text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
     return host.strip("[]"), int(port)

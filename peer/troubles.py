@@ -59,6 +59,17 @@ GONE = Trouble(
     "nothing comes back from that host",
     "check that other sites can be reached from here; if so, the host is down: ask for a new link",
 )
+NO_TLS = Trouble(
+    "something listens there that does not speak TLS",
+    "the link has a wrong port, or something on the way breaks TLS: try another network, or ask for a new link",
+)
+UNTRUSTED = Trouble(
+    "the host's certificate is not trusted",
+    "if a proxy opens TLS here, name its root certificate in SSL_CERT_FILE; if not, ask the bootstrap's operator to renew it",
+)
+NO_WEBSOCKET = Trouble(
+    "the host gives no WebSocket", "report it to the bootstrap's operator: its reverse proxy may not reach the bootstrap"
+)
 FORBIDDEN = Trouble(
     "this computer forbids the connection", "allow flockstep to connect in this computer's firewall or security settings"
 )
@@ -99,7 +110,7 @@ DISK_SHORT = Trouble(
 
 _DIAL_TROUBLES = (
     *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, MUTE, STUCK),
-    *(BLOCKED, GONE, FORBIDDEN, OFFLINE, NO_ROUTE),
+    *(BLOCKED, GONE, FORBIDDEN, OFFLINE, NO_ROUTE, NO_TLS, UNTRUSTED, NO_WEBSOCKET),
 )
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -38,8 +39,10 @@ from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, UsageError, sole_error
 from ..peer.home_lock import home_lock
+from ..peer.https.certificate import TlsCertificate
+from ..peer.https.serve import WebPlace
 from ..peer.identity import Identity, identity_path
-from ..peer.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figures
+from ..peer.metrics import EVENT_COUNTS, Figure, show_in_loop, split_host_port, traffic_figures
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
@@ -71,8 +74,30 @@ class BootstrapOptions:
     page: str = ""
     """HOST:PORT of the web page of its runs; empty for none."""
 
+    ws: str = ""
+    """HOST:PORT of WebSockets from a reverse proxy, which has the certificate; empty for none."""
+
+    wss: str = ""
+    """HOST:PORT of WebSockets over TLS; empty for none."""
+
+    tls_certificate: Path | None = None
+    """The certificate chain of `wss`, a PEM file."""
+
+    tls_key: Path | None = None
+    """Its key, a PEM file."""
+
     limits: BootstrapLimits = field(default_factory=BootstrapLimits)
     """Its limits, in total, per IP address and per network."""
+
+    def web(self) -> tuple[WebPlace, ...]:
+        """Return where it accepts WebSockets. Raises `UsageError`."""
+        files = tuple(file for file in (self.tls_certificate, self.tls_key) if file is not None)
+        if len(files) != (2 if self.wss else 0):
+            remedy = "such as --wss 0.0.0.0:443 --tls-certificate fullchain.pem --tls-key privkey.pem"
+            raise UsageError("--wss, --tls-certificate and --tls-key need one another", remedy=remedy)
+        plain = (WebPlace(*split_host_port(self.ws, "--ws")),) if self.ws else ()
+        secure = (WebPlace(*split_host_port(self.wss, "--wss"), TlsCertificate(*files)),) if self.wss else ()
+        return plain + secure
 
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
@@ -110,11 +135,11 @@ async def _keep_locked(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
     others = [split_p2p(via) for via in options.via]
-    starts = _starts(options)
+    starts, web = _starts(options), options.web()
     identity = Identity.load_or_create(identity_path(config.home))
     store, values = config.home / "directory", RunValues()
     async with (
-        open_bootstrap_host(identity, config, telemetry, options.limits, values, store) as (host, directory),
+        open_bootstrap_host(identity, config, telemetry, options.limits, values, store, web) as (host, directory),
         background() as nursery,
     ):
         for address, peer in others:

@@ -16,7 +16,7 @@ import trio
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
-from ..address import is_ipv6
+from ..address import is_ipv6, is_web
 from ..config import PeerConfig
 from ..errors import NetworkError
 from ..transport import Address, PeerId, Rung
@@ -35,12 +35,16 @@ Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
 WhyNot = Callable[[Address], str]
 """Returns why an address is not dialled; empty if it is."""
 
+OpenWeb = Callable[[Address, Address], Awaitable[RawConnection]]
+"""Opens a WebSocket to an address, at its resolved form. Raises `NetworkError`, or `OSError`."""
+
 
 class Dialler:
     """One host's dials. `port` is its listen port, once it listens."""
 
-    def __init__(self, swarm: Any, tcp: MeteredTCP, config: PeerConfig) -> None:
+    def __init__(self, swarm: Any, tcp: MeteredTCP, open_web: OpenWeb, config: PeerConfig) -> None:
         self.port = 0
+        self._open_web = open_web
         self._simultaneous: WeakSet[RawConnection] = WeakSet()
         self._swarm = swarm
         self._tcp = tcp
@@ -56,7 +60,10 @@ class Dialler:
             resolved = await resolve(address)
             if reason := why_not(str(resolved)):
                 raise NetworkError(reason)
-            await self._swarm.dial_addr(resolved, ID.from_base58(peer))
+            if is_web(address):
+                await self._upgrade(await self._open_web(address, str(resolved)), peer, address, self._initiate)
+            else:
+                await self._swarm.dial_addr(resolved, ID.from_base58(peer))
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
@@ -98,7 +105,8 @@ class Dialler:
         """Dial from any port, up to the handshake that proves the peer id; then hang up."""
 
         async def dial() -> None:
-            raw: Any = await self._tcp.dial(await resolve(address))
+            resolved = await resolve(address)
+            raw: Any = await (self._open_web(address, str(resolved)) if is_web(address) else self._tcp.dial(resolved))
             try:
                 await self._swarm.upgrader.upgrade_security(raw, True, ID.from_base58(peer))
             finally:
@@ -110,14 +118,17 @@ class Dialler:
         async def dial() -> None:
             resolved = await resolve(address)
             raw = await self._tcp.dial_from(resolved, (source_for(str(resolved), self._config.host), self.port))
-            try:
-                await upgrade(raw, peer, address)
-            except BaseException:
-                _skip_goodbye(raw)
-                await _hang_up(raw)
-                raise
+            await self._upgrade(raw, peer, address, upgrade)
 
         return await _tell(dial, self._config.dial_timeout)
+
+    async def _upgrade(self, raw: RawConnection, peer: PeerId, address: Address, upgrade: Upgrade) -> None:
+        try:
+            await upgrade(raw, peer, address)
+        except BaseException:
+            _skip_goodbye(raw)
+            await _hang_up(raw)
+            raise
 
     async def _initiate(self, raw: RawConnection, peer: PeerId, address: Address) -> None:
         await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
@@ -160,7 +171,7 @@ async def abort(connection: Any) -> None:
 
 def _skip_goodbye(raw: RawConnection) -> None:
     """Make a socket close at once: TCP's goodbye holds its ports for a minute, and the next dial from them would fail."""
-    sock = getattr(getattr(raw.stream, "stream", None), "socket", None)
+    sock = getattr(raw.stream, "socket", None)
     if sock is not None:
         with contextlib.suppress(OSError):  # It is closed already.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

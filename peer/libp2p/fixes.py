@@ -117,7 +117,7 @@ def free_inbound_slots() -> None:
     """
 
     async def handle(self: Any, stream: Any, maddr: Any, _event: Any) -> None:
-        raw = RawConnection(stream, False)
+        raw = RawConnection(stream, False, stream.kind)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
             stream.upgraded = True

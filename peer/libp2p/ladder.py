@@ -4,15 +4,15 @@ Theory of operation. Only a timeout shows that an address does not answer. A rec
 for most of its readers, as IPv6 does for those without it. So a dial does not wait for the failure of the one before
 it, but starts `STAGGER` after it, or at once if that has failed ("happy eyeballs", RFC 8305). The first connection
 settles the climb. Dials on better rungs go on in the background until they succeed or fail, and their connection takes
-over (`nat.upgrade`); those on the same rung or a worse one are cancelled. Every failed dial is an event with its rung
-and cause.
+over (`nat.upgrade`); those on the same rung or a worse one are cancelled. On a rung a WebSocket is worse than the others.
+Every failed dial is an event with its rung and cause.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from ..address import by_turns, rung_of, valid_address
+from ..address import by_turns, is_web, rung_of, valid_address
 from ..errors import DialAttempt
 from ..telemetry import Telemetry
 from ..transport import Address, PeerId, Rung
@@ -39,10 +39,10 @@ class Climb:
         self._dial = dial
         self._telemetry = telemetry
         valid = [address for address in dict.fromkeys(addresses) if valid_address(address)]
-        by_rung = [(rung, [address for address in valid if rung_of(address) is rung]) for rung in _ORDER]
-        self._steps = [(rung, address) for rung, found in by_rung for address in by_turns(found)][:MAX_CLIMBED_ADDRESSES]
+        by_rank = [[address for address in valid if _rank(address) == rank] for rank in sorted(set(map(_rank, valid)))]
+        self._steps = [address for found in by_rank for address in by_turns(found)][:MAX_CLIMBED_ADDRESSES]
         self._scopes = [trio.CancelScope() for _ in self._steps]
-        self._reached: Rung | None = None
+        self._reached: Address | None = None
         self._failures: dict[Address, DialAttempt] = {
             address: DialAttempt(address, "none", "not an address that can be dialled")
             for address in addresses
@@ -60,8 +60,8 @@ class Climb:
         try:
             with self.scope:
                 async with trio.open_nursery() as nursery:
-                    for number, (rung, _) in enumerate(self._steps):
-                        if not self._is_better(rung):
+                    for number, address in enumerate(self._steps):
+                        if not self._is_better(address):
                             break
                         ended = trio.Event()
                         nursery.start_soon(self._try, number, ended)
@@ -71,23 +71,29 @@ class Climb:
             self.settled.set()
 
     async def _try(self, number: int, ended: trio.Event) -> None:
-        rung, address = self._steps[number]
+        address = self._steps[number]
+        rung = rung_of(address)
         with self._scopes[number]:
             cause = await self._dial(self._peer, address, rung)
             if cause:
                 self._failures[address] = DialAttempt(address, rung, cause)
                 reason = f"{address}: {cause}"
                 self._telemetry.emit("dial.failed", peer=self._peer, step=rung, reason=reason)
-            elif self._is_better(rung):
-                self._reached = rung
+            elif self._is_better(address):
+                self._reached = address
                 self._end_others(number)
                 self.settled.set()
         ended.set()
 
-    def _is_better(self, rung: Rung) -> bool:
-        return self._reached is None or _ORDER.index(rung) < _ORDER.index(self._reached)
+    def _is_better(self, address: Address) -> bool:
+        return self._reached is None or _rank(address) < _rank(self._reached)
 
     def _end_others(self, number: int) -> None:
-        for other, (rung, _) in enumerate(self._steps):
-            if other != number and not self._is_better(rung):
+        for other, address in enumerate(self._steps):
+            if other != number and not self._is_better(address):
                 self._scopes[other].cancel()
+
+
+def _rank(address: Address) -> tuple[int, bool]:
+    """Return the place of an address in the order of dials: its rung, and on a rung WebSockets last."""
+    return _ORDER.index(rung_of(address)), is_web(address)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
+from libp2p.connection_types import ConnectionType
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
@@ -57,8 +58,11 @@ class TrafficMeter:
 class TunedStream(TrioTCPStream):
     """A TCP stream that detects a dead connection, does not wait for more to send, and counts its bytes."""
 
+    kind = ConnectionType.DIRECT
+
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
+        self.socket = stream.socket
         self.meter = TrafficMeter()
         self.upgraded = False
         """True once the peer that connected here has proven its id."""
@@ -79,14 +83,14 @@ class TunedStream(TrioTCPStream):
                 options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
         for level, option, value in options:
             with contextlib.suppress(OSError):  # A dead socket raises at its first use.
-                stream.socket.setsockopt(level, option, value)
+                self.socket.setsockopt(level, option, value)
 
     def count_into(self, meter: TrafficMeter) -> None:
         """Count my bytes there, within its limits, from now on."""
         self.meter = meter
         if meter.down.queue_bytes:
             with contextlib.suppress(OSError):  # A dead socket raises at its first use.
-                self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, meter.down.queue_bytes)
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, meter.down.queue_bytes)
 
     async def write(self, data: bytes) -> None:
         """Send all of `data`. One task writes to a socket at a time: slices of two writes must not be interleaved."""
@@ -118,7 +122,7 @@ class TunedStream(TrioTCPStream):
         await down.ready()
         try:
             with room[: down.slice_bytes] if down.rate else room[:] as slice_:
-                received = await self.stream.socket.recv_into(slice_)
+                received = await self.socket.recv_into(slice_)
         except trio.ClosedResourceError:
             return 0
         except OSError as error:
@@ -136,7 +140,7 @@ class TunedStream(TrioTCPStream):
         info = b""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # The socket is closed.
-                info = self.stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         return self._received, int.from_bytes(info[ACKNOWLEDGED], sys.byteorder)
 
     async def _first(self, n: int | None) -> bytes:
@@ -150,7 +154,7 @@ class TunedStream(TrioTCPStream):
         """Return IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) fails on IPv6."""
         if self._cached_remote_address is None:
             with contextlib.suppress(OSError):
-                host, port, *_ = self.stream.socket.getpeername()
+                host, port, *_ = self.socket.getpeername()
                 self._cached_remote_address = (str(host), int(port))
         return self._cached_remote_address
 

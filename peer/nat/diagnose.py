@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import trio
 
+from ..address import is_web
 from ..config import DEFAULT_PORT
 from ..errors import NetworkError
 from ..libp2p.tcp import resolve
@@ -25,8 +26,8 @@ OTHER_PORTS = (443, 80)
 
 async def diagnose(peer: PeerId, address: Address, cause: str, probe: Probe) -> str:
     """Return why a bootstrap did not answer at its address, more precisely than `cause`, the failure of the dial."""
-    if address.endswith("/p2p-circuit"):
-        return cause  # The relay's ports show nothing about the bootstrap.
+    if address.endswith("/p2p-circuit") or is_web(address):
+        return cause  # The relay's ports show nothing about the bootstrap; TLS and HTTP say more than ports do.
     start, _, port = address.rpartition("/tcp/")
     if cause.startswith((REFUSED.cause, NOT_NOISE.cause)):
         if port != str(DEFAULT_PORT) and not await probe(peer, f"{start}/tcp/{DEFAULT_PORT}", DIAGNOSE_TIMEOUT):

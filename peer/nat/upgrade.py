@@ -1,9 +1,9 @@
-"""Upgrades a relayed connection: detects a better one, announces it, and closes the relayed one.
+"""Upgrades a relayed connection or a WebSocket: detects a direct one, announces it, and closes the other.
 
 Theory of operation. Two peers may hold several connections; the library opens each new stream on a direct one where there
-is one. So when a direct connection opens beside a relayed one, by a hole punch or by a dial that took longer, nothing
-breaks: the owners of streams are called back (`on_climb`) and open new ones in their place, transfers on the old ones
-end there, and the relayed connection is closed once it carries no stream any more, or after `GRACE`.
+is one. So when a direct connection opens beside a relayed one or a WebSocket, by a hole punch or by a dial that took longer,
+nothing breaks: the owners of streams are called back (`on_climb`) and open new ones in their place, transfers on the old ones
+end there, and the other connection is closed once it carries no stream any more, or after `GRACE`.
 """
 
 from collections.abc import Callable
@@ -50,13 +50,16 @@ class Moves:
     async def connected(self, network: Any, connection: Any) -> None:
         """Handle a connection that has opened."""
         peer = str(connection.muxed_conn.peer_id)
-        relayed, num_direct = self._relayed(peer), len(self._connections(peer)) - len(self._relayed(peer))
+        indirect, num_direct = self._indirect(peer), len(self._connections(peer)) - len(self._indirect(peer))
         if is_relayed(connection):
             if num_direct:
                 self._spawn(self._doubt, peer)
             elif connection.direction is Direction.INBOUND:
                 self._punch(peer)
-        elif relayed and num_direct == 1:  # The same punch may open a second one.
+        elif connection in indirect:
+            if len(indirect) + num_direct > 1:
+                self._spawn(self._doubt, peer)
+        elif indirect and num_direct == 1:  # The same punch may open a second one.
             self._telemetry.emit("connection.climbed", peer=peer, step=str(self._rung(peer)))
             for handler in self._handlers:
                 handler(peer)
@@ -70,23 +73,24 @@ class Moves:
             for connection in self._connections(peer):
                 if not is_relayed(connection):
                     nursery.start_soon(self._liveness.close_if_dead, peer, connection)
-        if len(self._relayed(peer)) < len(self._connections(peer)):
+        if len(self._indirect(peer)) < len(self._connections(peer)):
             await self._let_go(peer)
-        else:
+        elif self._rung(peer) is Rung.RELAYED:
             self._punch(peer)
 
     async def _let_go(self, peer: PeerId) -> None:
-        """Close the relayed connections to a peer, as long as there is a better one."""
+        """Close the relayed connections and WebSockets to a peer, as long as there is a direct one."""
         with trio.move_on_after(GRACE):
             # The library's notification comes before the end of a stream, so there is no event to wait for.
-            while any(connection.get_streams() for connection in self._relayed(peer)):  # noqa: ASYNC110
+            while any(connection.get_streams() for connection in self._indirect(peer)):  # noqa: ASYNC110
                 await trio.sleep(POLL)
-        if len(relayed := self._relayed(peer)) < len(self._connections(peer)):
-            for connection in relayed:
+        if len(indirect := self._indirect(peer)) < len(self._connections(peer)):
+            for connection in indirect:
                 await connection.close()
 
-    def _relayed(self, peer: PeerId) -> list[Any]:
-        return [connection for connection in self._connections(peer) if is_relayed(connection)]
+    def _indirect(self, peer: PeerId) -> list[Any]:
+        connections = self._connections(peer)
+        return [one for one in connections if one.get_connection_type() is not ConnectionType.DIRECT]
 
     async def disconnected(self, network: Any, connection: Any) -> None:
         """Report why a connection was ended here, unless it was closed in order."""

@@ -23,6 +23,12 @@ def bootstrap(
     via: Annotated[
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
+    ws: Annotated[
+        str, typer.Option(help="HOST:PORT of WebSockets behind a reverse proxy with HTTPS.  [default: none]")
+    ] = "",
+    wss: Annotated[str, typer.Option(help="HOST:PORT of WebSockets over TLS.  [default: none]")] = "",
+    tls_certificate: Annotated[Path | None, typer.Option(help="The certificate chain for --wss, a PEM file.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, a PEM file.")] = None,
     metrics: Metrics = "",
     page: Annotated[str, typer.Option(help="HOST:PORT of a web page of its runs.  [default: none]")] = "",
     keep: Annotated[str, typer.Option(help="A run's join link: keep that run, too.")] = "",
@@ -43,6 +49,7 @@ def bootstrap(
       flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
       flockstep bootstrap --keep 'flockstep://…'    # and vote in that run, with a key of its own
       flockstep bootstrap --page 127.0.0.1:9402     # and show its runs in a browser
+      flockstep bootstrap --wss 0.0.0.0:443 --tls-certificate fullchain.pem --tls-key privkey.pem   # through HTTPS, too
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
     from ..bootstrap import BootstrapOptions, run_bootstrap
@@ -52,6 +59,10 @@ def bootstrap(
         via=tuple(via or ()),
         keep=JoinLink.parse(keep) if keep else None,
         follow=tuple(map(JoinLink.parse, follow or ())),
+        ws=ws,
+        wss=wss,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
         metrics=metrics,
         page=page,
         limits=BootstrapLimits(**given),

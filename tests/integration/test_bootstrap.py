@@ -16,9 +16,10 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.home_lock import home_lock
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry, log_path, read_events
+from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from support.commands import flockstep
+from support.tls import Authority
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -102,3 +103,45 @@ def test_the_process_says_where_it_is_and_leaves_when_told(tmp_path: Path, numbe
     assert peer == Identity.load_or_create(tmp_path / "identity.key").peer_id
     events = [event["event"] for _, event in read_events(log_path(tmp_path))]
     assert events == ["bootstrap.ready", "bootstrap.left"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--wss", "127.0.0.1:0"], "--wss, --tls-certificate and --tls-key need one another"),
+        (["--ws", "nowhere"], "--ws 'nowhere' is not HOST:PORT"),
+        (["--wss", "127.0.0.1:0", "--tls-certificate", "no.pem", "--tls-key", "no.pem"], "are no certificate: No such file"),
+    ],
+)
+def test_websockets_that_cannot_be_are_refused_in_one_line(tmp_path: Path, options: list[str], says: str) -> None:
+    ended = flockstep("bootstrap", *options, "--home", str(tmp_path), "--port", "0")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert says in line
+
+
+def test_a_bootstrap_says_where_it_accepts_websockets(tmp_path: Path) -> None:
+    chain, key = Authority(tmp_path / "tls").issue("localhost")
+    options = BootstrapOptions(ws="127.0.0.1:0", wss="127.0.0.1:0", tls_certificate=chain, tls_key=key)
+    told: list[Sequence[str]] = []
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(lambda event: events.append(event) if event["event"] == "websocket.ready" else None)
+
+    async def main() -> None:
+        announce = ("/dns/boot.example.org/tcp/443/tls/ws",)
+        config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0, announce=announce)
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+
+                def ready(addresses: Sequence[str]) -> None:
+                    told.append(addresses)
+                    nursery.cancel_scope.cancel()
+
+                await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
+
+    trio.run(main)
+    assert [event["step"] for event in events] == ["ws", "wss"]
+    plain, announced, secure = (address.partition("/p2p/")[0] for address in told[0])
+    assert plain.startswith("/ip4/127.0.0.1/tcp/")
+    assert (announced, secure) == ("/dns/boot.example.org/tcp/443/tls/ws", f"/dns/localhost/tcp/{events[1]['port']}/tls/ws")

@@ -3,7 +3,7 @@
 import importlib.util
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.gate import OTHER_KEY
 from flockstep.peer.quota.limits import BootstrapLimits
@@ -68,10 +69,11 @@ class Daemon:
         answer, _ = await self.ask(type=self._p2pd.Request.IDENTIFY)
         return str(ID(answer.identify.id)), [str(Multiaddr(address)) for address in answer.identify.addrs]
 
-    async def open_stream(self, host: Libp2pHost, protocol: str) -> trio.SocketStream:
+    async def open_stream(self, host: Libp2pHost, protocol: str, addresses: Sequence[str] = ()) -> trio.SocketStream:
         """Connect to a host, and open a stream there."""
         request, peer = self._p2pd.Request, ID.from_base58(host.peer_id).to_bytes()
-        where = self._p2pd.ConnectRequest(peer=peer, addrs=[Multiaddr(one).to_bytes() for one in host.addresses()])
+        addrs = [Multiaddr(one).to_bytes() for one in addresses or host.addresses()]
+        where = self._p2pd.ConnectRequest(peer=peer, addrs=addrs)
         await self.ask(type=request.CONNECT, connect=where)
         opening = self._p2pd.StreamOpenRequest(peer=peer, proto=[protocol])
         return (await self.ask(type=request.STREAM_OPEN, streamOpen=opening))[1]
@@ -124,11 +126,13 @@ def p2pd(key: bytes = b"") -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def both(key: bytes = b"", telemetry: Telemetry | None = None) -> AsyncIterator[tuple[Libp2pHost, Daemon]]:
+async def both(
+    key: bytes = b"", telemetry: Telemetry | None = None, web: Sequence[WebPlace] = ()
+) -> AsyncIterator[tuple[Libp2pHost, Daemon]]:
     config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
     with p2pd(key) as control:
-        limits = BootstrapLimits() if key else None
-        async with open_host(Identity.generate(), config, telemetry or Telemetry(), bootstrap=limits) as host:
+        limits = BootstrapLimits() if key or web else None
+        async with open_host(Identity.generate(), config, telemetry or Telemetry(), bootstrap=limits, web=web) as host:
             await _listening(control)
             daemon = Daemon(control, messages())
             try:
@@ -171,6 +175,16 @@ def test_bytes_of_a_stream_that_go_opened_come_back_to_it() -> None:
         async with both() as (host, daemon):
             host.handle(ECHO, echo)
             await come_back(await daemon.open_stream(host, ECHO))
+
+    over_sockets(main)
+
+
+def test_bytes_of_a_stream_that_go_opened_over_a_websocket_come_back_to_it() -> None:
+    async def main() -> None:
+        async with both(web=(WebPlace("127.0.0.1", 0),)) as (host, daemon):
+            host.handle(ECHO, echo)
+            address = f"/ip4/127.0.0.1/tcp/{host._web[0].port}/ws"
+            await come_back(await daemon.open_stream(host, ECHO, [address]))
 
     over_sockets(main)
 

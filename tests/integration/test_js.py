@@ -12,6 +12,7 @@ import trio
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host
+from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.gate import OTHER_KEY
 from flockstep.peer.quota.limits import BootstrapLimits
@@ -34,19 +35,22 @@ async def peers_at(address: str) -> dict[str, Any]:
     return found
 
 
-def test_js_takes_a_bootstrap_into_its_table_finds_a_value_there_and_relays_through_it() -> None:
+@pytest.mark.parametrize("way", ["", "/ws"])
+def test_js_takes_a_bootstrap_into_its_table_finds_a_value_there_and_relays_through_it(way: str) -> None:
     async def main() -> None:
         events: list[Event] = []
         telemetry = Telemetry()
         telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+        place = WebPlace("127.0.0.1", 0)
         config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
         with trio.fail_after(120):  # A safety net against a hang.
             async with (
-                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
+                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits(), web=(place,)) as host,
                 open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
             ):
                 await directory.put(KEY, b"a manifest")
-                found = await peers_at(f"{host.addresses()[0]}/p2p/{host.peer_id}")
+                port = host._web[0].port if way else host.port
+                found = await peers_at(f"/ip4/127.0.0.1/tcp/{port}{way}/p2p/{host.peer_id}")
         assert found == {
             "agent": f"flockstep/{flockstep.__version__}",
             "table": [host.peer_id],

@@ -207,6 +207,13 @@ async def reply(stream: Stream, buffer: FrameBuffer) -> bytes:
     return bytes(payload)
 
 
+UPGRADE = (
+    "GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+GREETING = b"/multistream/1.0.0"
+
+
 def line(text: str) -> bytes:
     """Return a line of multistream."""
     return bytes((len(text) + 1,)) + text.encode() + b"\n"
@@ -401,6 +408,21 @@ async def requests(lab: Lab, count: int, *, what: str) -> int:
     return count
 
 
+async def websockets(lab: Lab, count: int) -> int:
+    """Ask for a WebSocket, and leave once the host has begun its handshake there."""
+    host, port = lab.http["websocket"]
+    question = UPGRADE.format(host=host, port=port).encode()
+    for _ in range(count):
+        async with await trio.open_tcp_stream(host, port) as stream:
+            await stream.send_all(question)
+            lab.sent += len(question)
+            answer = b""
+            while GREETING not in answer:
+                answer += await stream.receive_some(1 << 12)
+            lab.received += len(answer)
+    return count
+
+
 async def hold_connections(lab: Lab, stack: AsyncExitStack) -> int:
     """Hold idle connections."""
     for _ in range(HELD_CONNECTIONS):
@@ -498,6 +520,10 @@ _RESERVE = b"\x02\x08\x00"
 QUESTIONS = (
     Question(
         name="Noise, both kinds", host=BOOTSTRAP, ask=connections, count=40, hold=hold_connections, places=CONNECTIONS,
+        rate=shares(LIMITS.gate.connects_per_second, gate.ALL_CONNECTS),
+    ),
+    Question(
+        name="a WebSocket (`--ws`, `--wss`)", host=BOOTSTRAP, ask=websockets,
         rate=shares(LIMITS.gate.connects_per_second, gate.ALL_CONNECTS),
     ),
     Question(name="a stream", host=BOOTSTRAP, ask=streams, count=300, hold=hold_silent_streams, places=OPEN),
@@ -613,7 +639,7 @@ def start_hosts(processes: Processes, folder: Path, wanted: set[str]) -> dict[st
     """Start a bootstrap whose directory lists a crowded run, and if it is wanted a run's owner."""
     home, listen = folder / "bootstrap", ("--host", "127.0.0.1", "--port", "0")
     fill_directory(home / "directory")
-    pages = ("--page", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    pages = ("--page", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--ws", "127.0.0.1:0")
     arguments = ["bootstrap", "--home", str(home), *listen, *pages]
     bootstrap = processes.start("the bootstrap", arguments, home / "log.txt")
     full = bootstrap.await_line(ADDRESS, START_SECONDS)
@@ -731,9 +757,9 @@ def _times(level: Level, cost: float) -> Level:
 
 
 def http_places(process: Process, home: Path) -> dict[str, tuple[str, int]]:
-    """Return where a bootstrap shows its page and its metrics, as its log says."""
+    """Return where a bootstrap shows its page and its metrics and accepts WebSockets, as its log says."""
     found: dict[str, tuple[str, int]] = {}
-    for what, event in (("page", "page.ready"), ("metrics", "metrics.ready")):
+    for what, event in (("page", "page.ready"), ("metrics", "metrics.ready"), ("websocket", "websocket.ready")):
         deadline = time.monotonic() + START_SECONDS
         while what not in found:
             for _, entry in read_events(log_path(home)):

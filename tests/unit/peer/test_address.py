@@ -4,7 +4,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from flockstep.peer.address import Surroundings, by_turns, is_ipv6, rung_of, split_p2p, valid_address, why_not_dial
+from flockstep.peer.address import (
+    Surroundings,
+    by_turns,
+    is_ipv6,
+    is_secure,
+    is_web,
+    rung_of,
+    split_p2p,
+    valid_address,
+    why_not_dial,
+)
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
@@ -26,11 +36,28 @@ PEER = Identity.from_seed(bytes(32)).peer_id
         ("/dns/boot.example/tcp/4001", Rung.DIRECT),
         ("/dns4/under_score.example./tcp/4001", Rung.DIRECT),
         (f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit", Rung.RELAYED),
+        ("/ip4/192.168.1.2/tcp/8080/ws", Rung.LAN),
+        ("/dns/boot.example/tcp/443/tls/ws", Rung.DIRECT),
+        (f"/dns/boot.example/tcp/443/wss/p2p/{PEER}/p2p-circuit", Rung.RELAYED),
     ],
 )
 def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung) -> None:
     assert valid_address(text)
     assert rung_of(text) is rung
+
+
+@pytest.mark.parametrize(
+    ("text", "web", "secure"),
+    [
+        ("/dns/boot.example/tcp/443/tls/ws", True, True),
+        (f"/dns/boot.example/tcp/443/wss/p2p/{PEER}/p2p-circuit", True, True),
+        ("/ip4/8.8.8.8/tcp/80/ws", True, False),
+        ("/ip4/8.8.8.8/tcp/4001", False, False),
+        (f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit", False, False),
+    ],
+)
+def test_an_address_tells_whether_it_is_a_websockets(text: str, web: bool, secure: bool) -> None:
+    assert (is_web(text), is_secure(text)) == (web, secure)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +72,11 @@ def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung)
         "/ip4/8.8.8.8/tcp/-1",
         "/ip4/8.8.8.8/tcp/٤",
         "/ip4/8.8.8.8/udp/4001",
-        "/ip4/8.8.8.8/tcp/4001/ws",
+        "/ip4/8.8.8.8/tcp/4001/http",
+        "/ip4/8.8.8.8/tcp/4001/tls",
+        "/ip4/8.8.8.8/tcp/4001/ws/ws",
+        f"/ip4/8.8.8.8/tcp/4001/ws/p2p/{PEER}",
+        "/ip4/8.8.8.8/tcp/4001/p2p-circuit",
         "/ip4/8.8.8.8/tcp/4001/",
         "/ip4/300.8.8.8/tcp/4001",
         "/ip4/::1/tcp/4001",

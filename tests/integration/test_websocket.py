@@ -1,0 +1,365 @@
+"""WebSockets over loopback: TLS or plain, what is refused and why, and the way to a direct connection."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed, LocalError, UsageError
+from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.https.certificate import TlsCertificate
+from flockstep.peer.https.serve import NO_REQUEST, WebPlace
+from flockstep.peer.https.websocket import READ_BYTES
+from flockstep.peer.identity import Identity
+from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, ask
+from flockstep.peer.quota.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Rung, Stream
+from flockstep.peer.troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED, WRONG_PEER
+from libp2p.connection_types import ConnectionType
+from libp2p.peer.id import ID
+from support.tls import Authority
+from wsproto import ConnectionType as Role
+from wsproto import WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, Ping, Pong, Request, TextMessage
+from wsproto.events import Event as WebEvent
+
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+ECHO = "/test/echo/1"
+PIECE = bytes(range(256)) * 4096
+
+
+def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
+    async def guarded() -> None:
+        with trio.fail_after(120):  # A safety net against a hang.
+            await test()
+
+    trio.run(guarded)
+
+
+@dataclass
+class Bootstrap:
+    """A bootstrap that accepts WebSockets, and its events."""
+
+    host: Libp2pHost
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        (web,) = self.host._web
+        return web.port
+
+    @property
+    def address(self) -> str:
+        """Where it accepts WebSockets over TLS, as it announces."""
+        (found,) = (one for one in self.host.addresses() if one.endswith("/tls/ws"))
+        return found
+
+
+@asynccontextmanager
+async def bootstrap(certificate: TlsCertificate | None = None) -> AsyncIterator[Bootstrap]:
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(events.append)
+    limits, places = BootstrapLimits(), (WebPlace("127.0.0.1", 0, certificate),)
+    async with open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=limits, web=places) as host:
+        host.handle(ECHO, echo)
+        yield Bootstrap(host, events)
+
+
+@asynccontextmanager
+async def peer() -> AsyncIterator[Libp2pHost]:
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        host.handle(ECHO, echo)
+        yield host
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(1 << 20):
+        await stream.send_all(data)
+
+
+async def come_back(stream: Stream, num_pieces: int = 4) -> None:
+    """Send pieces of a megabyte, and receive them again meanwhile."""
+
+    async def send() -> None:
+        for _ in range(num_pieces):
+            await stream.send_all(PIECE)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        received = bytearray()
+        while len(received) < num_pieces * len(PIECE):
+            received += await stream.receive_some(1 << 20)
+    assert received == num_pieces * PIECE
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    made = Authority(tmp_path / "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.root))
+    return made
+
+
+def test_bytes_go_both_ways_over_tls_on_streams_of_either_end(authority: Authority) -> None:
+    async def main() -> None:
+        certificate = TlsCertificate(*authority.issue("127.0.0.1"))
+        async with bootstrap(certificate) as net, peer() as host:
+            assert net.address == f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+            await host.connect(net.host.peer_id, [net.address])
+            await come_back(await host.open_stream(net.host.peer_id, ECHO))
+            await come_back(await net.host.open_stream(host.peer_id, ECHO))
+            assert host.traffic().sent > 8 * len(PIECE) < net.host.traffic().received
+            assert host.dialled(net.host.peer_id) == (net.address,)
+            assert net.host.bootstrap_server is not None
+            assert net.host.bootstrap_server.gate.tally.count == 1
+
+    over_sockets(main)
+
+
+def test_a_name_of_a_certificate_is_announced_and_a_wildcard_is_not(authority: Authority) -> None:
+    certificate = TlsCertificate(*authority.issue("boot.example.org", "*.example.org", "192.0.2.7"))
+    assert certificate.hosts == ("/dns/boot.example.org", "/ip4/192.0.2.7")
+
+
+async def cause_of(host: Libp2pHost, wanted: str, address: str) -> str:
+    with pytest.raises(ConnectFailed) as failure:
+        await host.connect(wanted, [address])
+    (attempt,) = failure.value.attempts
+    return attempt.cause
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with bootstrap(TlsCertificate(*authority.issue("localhost"))) as net, peer() as host:
+            wanted, address = net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+            assert (await cause_of(host, wanted, address)).startswith(f"{UNTRUSTED.cause}: 127.0.0.1: IP address mismatch")
+            monkeypatch.delenv("SSL_CERT_FILE")
+            named = address.replace("/ip4/127.0.0.1", "/dns/localhost")
+            assert (await cause_of(host, wanted, named)).startswith(f"{UNTRUSTED.cause}: localhost: unable to get local")
+            assert not host.connected()
+
+    over_sockets(main)
+
+
+def test_what_is_no_websocket_is_named_as_the_reason(authority: Authority) -> None:
+    async def main() -> None:
+        async with (
+            bootstrap(TlsCertificate(*authority.issue("127.0.0.1"))) as net,
+            peer() as host,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def refuse(stream: trio.SocketStream) -> None:
+                await stream.receive_some(1 << 16)
+                await stream.send_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+
+            (server,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), refuse, 0)
+            wanted, at = net.host.peer_id, "/ip4/127.0.0.1/tcp"
+            proxy = server.socket.getsockname()[1]
+            assert await cause_of(host, wanted, f"{at}/{proxy}/ws") == f"{NO_WEBSOCKET.cause}: HTTP 502"
+            assert (await cause_of(host, wanted, f"{at}/{net.host.port}/tls/ws")).startswith(NO_TLS.cause)
+            assert (await cause_of(host, wanted, f"{at}/{net.host.port}/ws")).startswith(NO_WEBSOCKET.cause)
+            assert (await cause_of(host, host.peer_id[:-1] + "a", f"{at}/{net.port}/tls/ws")) != ""
+            other = Identity.generate().peer_id
+            assert (await cause_of(host, other, net.address)).startswith(WRONG_PEER.cause)
+            nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+def test_a_renewed_certificate_is_served_and_one_that_cannot_be_read_is_not(authority: Authority) -> None:
+    async def main() -> None:
+        chain, key = authority.issue("localhost")
+        async with bootstrap(TlsCertificate(chain, key)) as net, peer() as host:
+            address = f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+            assert (await cause_of(host, net.host.peer_id, address)).startswith(UNTRUSTED.cause)
+            authority.issue("127.0.0.1")
+            await host.connect(net.host.peer_id, [address])
+            await host.disconnect(net.host.peer_id)
+            chain.write_bytes(b"half a file")
+            await host.connect(net.host.peer_id, [address])
+            assert [event["event"] for event in net.events if event["event"] == "tls.unread"] != []
+
+    over_sockets(main)
+
+
+def test_files_that_are_no_certificate_are_refused_in_one_line(authority: Authority, tmp_path: Path) -> None:
+    chain, key = authority.issue("localhost")
+    other = tmp_path / "other"
+    for files in ((other, key), (key, chain), (chain, Authority(tmp_path / "second").issue("localhost")[1])):
+        with pytest.raises(UsageError, match=r"are no certificate: [^\n]+"):
+            TlsCertificate(*files)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    async def main() -> None:
+        async with bootstrap() as net:
+            place = WebPlace("127.0.0.1", net.port)
+            with pytest.raises(LocalError, match=f"cannot listen for WebSockets on 127.0.0.1 port {net.port}"):
+                async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits(), web=(place,)):
+                    pass
+
+    over_sockets(main)
+
+
+def kinds(host: Libp2pHost, remote: str) -> list[ConnectionType]:
+    connections = host.host.get_network().connections.get(ID.from_base58(remote), ())
+    return [one.get_connection_type() for one in connections if not one.is_closed]
+
+
+def test_a_direct_connection_takes_the_place_of_a_websocket() -> None:
+    async def main() -> None:
+        async with bootstrap() as net, peer() as host:
+            wanted, climbed = net.host.peer_id, list[str]()
+            host.on_climb(climbed.append)
+            await host.connect(wanted, [f"/ip4/127.0.0.1/tcp/{net.port}/ws"])
+            stream = await host.open_stream(wanted, ECHO)
+            assert kinds(host, wanted) == [ConnectionType.UNKNOWN]
+            assert await host._dialler.plainly(wanted, f"/ip4/127.0.0.1/tcp/{net.host.port}") == ""
+            await until(lambda: climbed == [wanted])
+            await come_back(await host.open_stream(wanted, ECHO))
+            await come_back(stream)  # What is under way ends where it began.
+            await stream.aclose()
+            for one, other in ((host, net.host), (net.host, host)):
+                await until(lambda: kinds(one, other.peer_id) == [ConnectionType.DIRECT])  # noqa: B023  It is awaited here.
+
+    over_sockets(main)
+
+
+def test_the_ladder_prefers_any_other_address_of_a_rung() -> None:
+    async def main() -> None:
+        async with bootstrap() as net, peer() as host:
+            at = "/ip4/127.0.0.1/tcp"
+            await host.connect(net.host.peer_id, [f"{at}/{net.port}/ws", f"{at}/{net.host.port}"])
+            assert kinds(host, net.host.peer_id) == [ConnectionType.DIRECT]
+            assert host.rung(net.host.peer_id) is Rung.LAN
+
+    over_sockets(main)
+
+
+class Client:
+    """A WebSocket of wsproto's, with nothing of libp2p in it."""
+
+    def __init__(self, socket: trio.SocketStream) -> None:
+        self._socket = socket
+        self._machine = WSConnection(Role.CLIENT)
+
+    async def send(self, event: WebEvent) -> None:
+        await self._socket.send_all(self._machine.send(event))
+
+    async def next(self) -> WebEvent:
+        """The next event. Raises `StopAsyncIteration` at the end of the connection."""
+        while True:
+            for event in self._machine.events():
+                return event
+            data = await self._socket.receive_some(READ_BYTES)
+            if not data:
+                raise StopAsyncIteration
+            self._machine.receive_data(data)
+
+
+@asynccontextmanager
+async def client(net: Bootstrap, *headers: tuple[bytes, bytes]) -> AsyncIterator[Client]:
+    async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
+        made = Client(socket)
+        await made.send(Request(host="localhost", target="/", extra_headers=list(headers)))
+        assert isinstance(await made.next(), AcceptConnection)
+        yield made
+
+
+def test_pings_are_answered_and_a_text_ends_the_connection() -> None:
+    async def main() -> None:
+        async with bootstrap() as net, client(net) as stranger:
+            assert await stranger.next() == BytesMessage(b"\x13/multistream/1.0.0\n")
+            await stranger.send(Ping(b"number 1"))
+            assert await stranger.next() == Pong(b"number 1")
+            await stranger.send(TextMessage("hello"))
+            with suppress(trio.BrokenResourceError, StopAsyncIteration):
+                while True:
+                    await stranger.next()
+
+    over_sockets(main)
+
+
+def test_a_message_takes_no_memory_for_the_length_that_it_announces() -> None:
+    async def main() -> None:
+        async with bootstrap() as net, await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
+            machine = WSConnection(Role.CLIENT)
+            await socket.send_all(machine.send(Request(host="localhost", target="/")))
+            await socket.receive_some(1 << 12)
+            head = bytes((0x82, 0xFF)) + (1 << 62).to_bytes(8, "big") + bytes(4)  # Masked by zeros.
+            lines = b"\x13/multistream/1.0.0\n\x0b/nothing/1\n"
+            await socket.send_all(head + lines)  # The message goes on for ever, and what is there of it is read.
+            answer = b""
+            while b"na\n" not in answer:
+                answer += await socket.receive_some(1 << 12)
+
+    over_sockets(main)
+
+
+async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStream) -> None:
+    """Passes a connection on to a port of this computer, as Caddy and nginx do, with a header in its request."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += await downstream.receive_some(1 << 12)
+    line, _, rest = head.partition(b"\r\n")
+
+    async def pump(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await source.receive_some(1 << 16):
+                await sink.send_all(data)
+        nursery.cancel_scope.cancel()
+
+    async with await trio.open_tcp_stream("127.0.0.1", port) as upstream, trio.open_nursery() as nursery:
+        await upstream.send_all(line + b"\r\nX-Forwarded-For: " + forwarded + b"\r\n" + rest)
+        nursery.start_soon(pump, downstream, upstream)
+        nursery.start_soon(pump, upstream, downstream)
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "seen"),
+    [
+        (b"203.0.113.9", "/ip4/203.0.113.9/tcp/0"),
+        (b"198.51.100.1, 2001:db8::7", "/ip6/2001:db8::7/tcp/0"),  # The first one its client has made up.
+        (b"nowhere", "/ip4/127.0.0.1/tcp/"),
+    ],
+)
+def test_a_peer_behind_a_reverse_proxy_counts_for_the_address_that_it_names(forwarded: bytes, seen: str) -> None:
+    async def main() -> None:
+        async with bootstrap() as net, peer() as host, trio.open_nursery() as nursery:
+            serve = partial(reverse_proxy, net.port, forwarded)
+            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), serve, 0)
+            await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
+            stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
+            assert (await ask(stream, 0)).address.startswith(seen)
+            await come_back(await host.open_stream(net.host.peer_id, ECHO))
+            nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+@pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x13/multistream/1.0.0\n\r\n\r\n"])
+def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes) -> None:
+    async def main() -> None:
+        async with bootstrap() as net:
+            async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
+                await socket.send_all(request_)
+                answer = b""
+                while data := await socket.receive_some(1 << 12):
+                    answer += data
+            assert answer.startswith(b"HTTP/1.1 400" if request_.startswith(b"GET") else b"")
+            assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
+
+    over_sockets(main)
