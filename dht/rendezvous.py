@@ -168,19 +168,21 @@ async def enter(
     """
     failures: list[DialAttempt] = []
     reached: list[PeerId] = []
-    untried = {via: split_p2p(via) for via in link.bootstraps}
+    untried: dict[PeerId, list[Address]] = {}
+    for address, peer in map(split_p2p, link.bootstraps):
+        untried.setdefault(peer, []).append(address)
     one_is_reached, all_are_tried = trio.Event(), trio.Event()
 
-    async def hold(via: str, address: Address, peer: PeerId) -> None:
+    async def hold(peer: PeerId, addresses: list[Address]) -> None:
         while True:
             try:
-                await host.bootstraps.enter(peer, address)
+                await host.bootstraps.enter(peer, *addresses)
                 await directory.add_server(peer)
                 reached.append(peer)
             except NetworkError as error:
-                failures.extend(error.attempts if isinstance(error, ConnectFailed) and via in untried else ())
+                failures.extend(error.attempts if isinstance(error, ConnectFailed) and peer in untried else ())
                 telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
-            untried.pop(via, None)
+            untried.pop(peer, None)
             if reached or not untried:
                 one_is_reached.set()
             if not untried:
@@ -189,8 +191,8 @@ async def enter(
                 return
             await trio.sleep(ENTER_PERIOD)
 
-    for via, place in list(untried.items()):
-        nursery.start_soon(hold, via, *place)
+    for peer, addresses in list(untried.items()):
+        nursery.start_soon(hold, peer, addresses)
     await one_is_reached.wait()
     if not reached:
         remedy = remedy_for(attempt.cause for attempt in failures)

@@ -387,6 +387,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("head.unwritten", "The heads of the bootstrap's runs were not written or read.", "step reason round"),
         _row("bootstrap.lost", "The connection to a bootstrap broke.", "peer step reason"),
         _row("bootstrap.mute", "A bootstrap did not answer a question.", "peer step reason"),
+        _row("bootstrap.over_https", "A bootstrap was reached over a WebSocket alone.", "peer step", reason="how"),
         _row("bootstrap.other_port", "A bootstrap was reached, but not from the listen port.", "peer step reason"),
         _row("door.remembered", "No bootstrap answered; a remembered member or hivemind is used.", "peer step reason"),
     ),

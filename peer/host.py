@@ -140,7 +140,7 @@ class Libp2pHost:
         self.host = make_host(identity, tcp, self.addresses, (bootstrap or gate).connections)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
-        self._dialler = Dialler(self._swarm, tcp, WebDialler(self._meter).open, config)
+        self._dialler = Dialler(self._swarm, tcp, WebDialler(self._meter), config)
         self.bootstrap_server = BootstrapServer(self.host, bootstrap, telemetry) if bootstrap is not None else None
         """The server role of a bootstrap; None on other hosts."""
         if self.bootstrap_server is None:

@@ -184,8 +184,14 @@ class HeldBootstraps(Protocol):
     def relay_trouble(self) -> Trouble | None:
         """What is wrong where I need a relay and none holds a reservation for me."""
 
-    async def enter(self, peer: PeerId, address: Address, *, stated: bool = False) -> None:
+    @property
+    def over_https(self) -> Mapping[PeerId, str]:
+        """The bootstraps that are held over a WebSocket, and how: "directly", or through which proxy."""
+
+    async def enter(self, peer: PeerId, *addresses: Address, stated: bool = False) -> None:
         """Connect to a bootstrap and hold the connection. Raises `ConnectFailed`, with the diagnosis of each attempt.
+
+        A WebSocket is used where no other of its addresses works.
 
         `stated`: a member has named it, not my link. Then it is dialled where a member's own address would be.
         """

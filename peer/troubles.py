@@ -70,6 +70,17 @@ UNTRUSTED = Trouble(
 NO_WEBSOCKET = Trouble(
     "the host gives no WebSocket", "report it to the bootstrap's operator: its reverse proxy may not reach the bootstrap"
 )
+BAD_PROXY = Trouble("HTTPS_PROXY cannot be used", "write it as http://HOST:PORT, or http://NAME:PASSWORD@HOST:PORT")
+PROXY_GONE = Trouble(
+    "the HTTPS proxy does not answer", "check the address in HTTPS_PROXY; without a proxy here, leave HTTPS_PROXY empty"
+)
+PROXY_WANTS_LOGIN = Trouble(
+    "the HTTPS proxy wants another user name and password", "write them into HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
+)
+PROXY_REFUSES = Trouble(
+    "the HTTPS proxy refuses the connection",
+    "ask its operator to allow CONNECT to that host and port, or ask for a link with a bootstrap on port 443",
+)
 FORBIDDEN = Trouble(
     "this computer forbids the connection", "allow flockstep to connect in this computer's firewall or security settings"
 )
@@ -111,6 +122,7 @@ DISK_SHORT = Trouble(
 _DIAL_TROUBLES = (
     *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, MUTE, STUCK),
     *(BLOCKED, GONE, FORBIDDEN, OFFLINE, NO_ROUTE, NO_TLS, UNTRUSTED, NO_WEBSOCKET),
+    *(BAD_PROXY, PROXY_GONE, PROXY_WANTS_LOGIN, PROXY_REFUSES),
 )
 
 

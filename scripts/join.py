@@ -372,6 +372,7 @@ LINES = {
     "peer.start": "training on {device}",
     "host.port_taken": "port {port} is taken; this peer listens on port {chosen}",
     "clock.off": "{reason} — {remedy}",
+    "bootstrap.over_https": "no connection but HTTPS leads to a bootstrap, {reason}",
     "layout.unpinned": "{reason}",
     "relay.none": "{reason} — {remedy}",
     "memory.short": "{reason} — {remedy}",

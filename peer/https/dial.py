@@ -1,4 +1,4 @@
-"""Opens a WebSocket to an address.
+"""Opens a WebSocket to an address, directly or through a proxy.
 
 TLS checks the host's certificate alone, by the roots of this system or those in SSL_CERT_FILE (a company's own, where its
 proxy opens TLS). Who the peer is, Noise proves inside.
@@ -16,6 +16,7 @@ from ..errors import NetworkError
 from ..libp2p.tcp import FIRST_BYTE, TrafficMeter
 from ..transport import Address
 from ..troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED
+from .proxy import parse_proxy, proxy_url, tunnel
 from .websocket import WebStream
 
 
@@ -29,6 +30,19 @@ class WebDialler:
         """Open a WebSocket at the IP address of `resolved`. Raises `NetworkError`, or `OSError`."""
         _, _, ip, _, port, *_ = resolved.split("/")
         return await self._upgrade(await trio.open_tcp_stream(ip, int(port)), address)
+
+    async def open_through_proxy(self, address: Address) -> RawConnection:
+        """Open a WebSocket through the proxy of this computer, which also resolves a name. Raises `NetworkError`."""
+        _, _, name, _, port, *_ = address.split("/")
+        return await self._upgrade(await tunnel(parse_proxy(proxy_url(name)), name, port), address)
+
+    def proxy_of(self, address: Address) -> str:
+        """Return the proxy for an address, as a text without secrets; empty if there is none, as for plain WebSockets."""
+        url = proxy_url(address.split("/")[2]) if is_secure(address) else ""
+        try:
+            return str(parse_proxy(url)) if url else ""
+        except NetworkError:  # Why it is none is said when it is dialled.
+            return "HTTPS_PROXY"
 
     async def _upgrade(self, below: trio.SocketStream, address: Address) -> RawConnection:
         _, _, name, _, port, *_ = address.split("/")

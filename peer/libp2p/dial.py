@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import trio
@@ -35,37 +35,62 @@ Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
 WhyNot = Callable[[Address], str]
 """Returns why an address is not dialled; empty if it is."""
 
-OpenWeb = Callable[[Address, Address], Awaitable[RawConnection]]
-"""Opens a WebSocket to an address, at its resolved form. Raises `NetworkError`, or `OSError`."""
+
+class WebDials(Protocol):
+    """Opens WebSockets."""
+
+    async def open(self, address: Address, resolved: Address) -> RawConnection:
+        """Open one at the IP address of `resolved`. Raises `NetworkError`, or `OSError`."""
+
+    async def open_through_proxy(self, address: Address) -> RawConnection:
+        """Open one through the proxy of this computer. Raises `NetworkError`, or `OSError`."""
+
+    def proxy_of(self, address: Address) -> str:
+        """Return the proxy for an address, as a text without secrets; empty if there is none."""
 
 
 class Dialler:
     """One host's dials. `port` is its listen port, once it listens."""
 
-    def __init__(self, swarm: Any, tcp: MeteredTCP, open_web: OpenWeb, config: PeerConfig) -> None:
+    def __init__(self, swarm: Any, tcp: MeteredTCP, web: WebDials, config: PeerConfig) -> None:
         self.port = 0
-        self._open_web = open_web
+        self._web = web
         self._simultaneous: WeakSet[RawConnection] = WeakSet()
         self._swarm = swarm
         self._tcp = tcp
         self._config = config
 
     async def plainly(
-        self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT, why_not: WhyNot = lambda address: ""
+        self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT, why_not: WhyNot = lambda address: "", at: Address = ""
     ) -> str:
-        """Dial from any port; not if `why_not` returns a reason against the address that a name stands for."""
+        """Dial from any port; not if `why_not` returns a reason against the address that a name stands for.
+
+        `at`: one of the addresses that the name stands for, if that is known.
+        """
         limit = self._config.dial_timeout
 
         async def dial() -> None:
-            resolved = await resolve(address)
+            resolved = await resolve(at or address)
             if reason := why_not(str(resolved)):
                 raise NetworkError(reason)
             if is_web(address):
-                await self._upgrade(await self._open_web(address, str(resolved)), peer, address, self._initiate)
+                await self._upgrade(await self._web.open(address, str(resolved)), peer, address, self._initiate)
             else:
                 await self._swarm.dial_addr(resolved, ID.from_base58(peer))
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
+
+    async def through_proxy(self, peer: PeerId, address: Address) -> str:
+        """Dial a WebSocket through the proxy of this computer."""
+
+        async def dial() -> None:
+            await self._upgrade(await self._web.open_through_proxy(address), peer, address, self._initiate)
+
+        return await _tell(dial, self._config.dial_timeout)
+
+    def proxy_of(self, address: Address) -> str:
+        """Return the proxy through which an address can be dialled, as a text without secrets; empty if there is none."""
+        return self._web.proxy_of(address)
 
     async def from_listen_port(self, peer: PeerId, address: Address) -> str:
         """Dial from the port that I listen on; fails if the system or an earlier connection forbids that."""
@@ -101,12 +126,17 @@ class Dialler:
         for connection in list(self._swarm.connections.get(ID.from_base58(peer), ())):
             await abort(connection)
 
-    async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """Dial from any port, up to the handshake that proves the peer id; then hang up."""
+    async def probe(self, peer: PeerId, address: Address, seconds: float, *, by_proxy: bool = False) -> str:
+        """Dial from any port, or through the proxy, up to the handshake that proves the peer id; then hang up."""
+
+        async def open_socket() -> Any:
+            if by_proxy:
+                return await self._web.open_through_proxy(address)
+            resolved = await resolve(address)
+            return await (self._web.open(address, str(resolved)) if is_web(address) else self._tcp.dial(resolved))
 
         async def dial() -> None:
-            resolved = await resolve(address)
-            raw: Any = await (self._open_web(address, str(resolved)) if is_web(address) else self._tcp.dial(resolved))
+            raw = await open_socket()
             try:
                 await self._swarm.upgrader.upgrade_security(raw, True, ID.from_base58(peer))
             finally:

@@ -5,16 +5,20 @@ observes and whether it can dial me back (`dialback`), and asks again every `CHE
 connection is dead; a new address means that my network has changed. Either way the reachability is decided anew. While
 some peers cannot reach me I hold a reservation at each bootstrap, renewed at half its lifetime, and ask the router for
 a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
+
+A bootstrap may have several addresses. A WebSocket is tried after the others, directly and then through this computer's
+proxy. Where it is all that works, the others are tried again every `DIAL_BACK_PERIOD`; one that works takes its place.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 
-from ..address import is_ipv6, rung_of, valid_address
+from ..address import is_ipv6, is_web, rung_of, valid_address
 from ..errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from ..libp2p.dial import Dialler
 from ..libp2p.stream import CONNECTION_ERRORS
@@ -49,6 +53,10 @@ BOOTSTRAP_POLL = 0.5
 """Seconds between checks that the connection is still open."""
 
 
+Way = Callable[[], Awaitable[bool]]
+"""A way to connect; returns whether no other one has to be tried."""
+
+
 class Bootstraps:
     """One host's connections to its bootstraps."""
 
@@ -74,6 +82,13 @@ class Bootstraps:
         self._spawn = spawn
         self._interfaces = interfaces
         self._addresses: dict[PeerId, Address] = {}
+        """Where each bootstrap that I hold is."""
+        self._known: dict[PeerId, list[Address]] = {}
+        """All addresses at which each was to be entered, those of WebSockets last."""
+        self.over_https: dict[PeerId, str] = {}
+        """The bootstraps that are held over a WebSocket, and how: "directly", or through which proxy."""
+        self._climb_at: dict[PeerId, float] = {}
+        """When to try the other addresses of those again."""
         self._stated: set[PeerId] = set()
         """Those of them that members have named."""
         self._from_listen_port: dict[PeerId, bool] = {}
@@ -106,21 +121,22 @@ class Bootstraps:
         """Return True for a bootstrap that I entered."""
         return peer in self._addresses
 
-    async def enter(self, peer: PeerId, address: Address, *, stated: bool = False) -> None:
+    async def enter(self, peer: PeerId, *addresses: Address, stated: bool = False) -> None:
         """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt.
 
         `stated`: a member has named it, not my link. Then it is dialled where a member's own address would be.
         """
         if stated:
             self._stated.add(peer)
+        known = self._known[peer] = sorted(dict.fromkeys((*self._known.get(peer, ()), *addresses)), key=is_web)
         try:
-            await self._connect(peer, address)
+            reached = await self._connect(peer, sorted(addresses, key=is_web))
         except ConnectFailed as error:
             if stated:  # A diagnosis dials once more.
                 raise
             raise ConnectFailed(peer, await self._diagnose(peer, error.attempts)) from error
         if peer not in self._addresses:
-            self._addresses[peer], self._checked[peer] = address, trio.Event()
+            self._addresses[peer], self._checked[peer] = reached or known[0], trio.Event()
             self._spawn(self._keep_alive, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
@@ -140,6 +156,8 @@ class Bootstraps:
         """Diagnose a bootstrap at one address; returns why it does not answer, or "". No connection is kept."""
         probe = self._dialler.probe
         cause = await probe(peer, address, seconds)
+        if cause and self._dialler.proxy_of(address):
+            cause = await probe(peer, address, seconds, by_proxy=True)
         return await diagnose(peer, address, cause, probe) if cause else ""
 
     async def first_check(self, peer: PeerId) -> None:
@@ -164,78 +182,115 @@ class Bootstraps:
             return None
         return relay_trouble(self.refusals, self.reachability.reason)
 
-    async def _connect(self, peer: PeerId, address: Address) -> None:
+    async def _connect(self, peer: PeerId, addresses: Sequence[Address]) -> Address:
+        """Ensure that a connection is open; returns the first address that works, "" if it is. Raises `ConnectFailed`."""
         if peer in self._host.connected():
-            return
+            return ""
+        failed: dict[Address, list[DialAttempt]] = {}
+
+        async def reach(address: Address) -> bool:
+            failed[address] = await self._reach(peer, address)
+            return not failed[address]
+
+        if not await _first_of([partial(reach, address) for address in addresses]):
+            raise ConnectFailed(peer, [attempt for address in addresses for attempt in failed[address]])
+        return next(address for address in addresses if failed.get(address) == [])
+
+    async def _reach(self, peer: PeerId, address: Address) -> list[DialAttempt]:
+        """Dial an address, where its name stands for and through the proxy; returns the failures, none once one worked."""
+        failures: list[DialAttempt] = []
+
+        def fail(one: Address, cause: str) -> bool:
+            if cause:
+                failures.append(DialAttempt(one, rung_of(one), cause))
+            return not cause
+
+        async def dial(one: Address) -> bool:
+            why_not = self._host.why_not_dial(one) if peer in self._stated else ""
+            return fail(one, why_not or await self._dial(peer, address, one))
+
+        async def dial_through_proxy() -> bool:
+            cause = await self._dialler.through_proxy(peer, address)
+            return fail(address, cause) and self._take_websocket(peer, f"through the proxy {proxy}")
+
         try:
             found = await expand(address)
         except (OSError, NetworkError) as error:
-            cause = str(error) if isinstance(error, NetworkError) else plain_words(error)
-            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), cause)]) from error
-        causes: dict[Address, str] = {}
-        async with trio.open_nursery() as nursery:
+            found = ()
+            fail(address, str(error) if isinstance(error, NetworkError) else plain_words(error))
+        # Of a name's several addresses one may be a black hole (IPv6 without a route).
+        ways: list[Way] = [partial(dial, one) for one in found]
+        proxy = self._dialler.proxy_of(address)
+        if proxy and peer not in self._stated:  # A proxy may reach what a member must not have me dial, by a name.
+            ways.append(dial_through_proxy)
+        return [] if await _first_of(ways) else failures
 
-            async def dial(one: Address, ended: trio.Event) -> None:
-                why_not = self._host.why_not_dial(one) if peer in self._stated else ""
-                if cause := why_not or await self._dial(peer, one):
-                    causes[one] = cause
-                else:
-                    nursery.cancel_scope.cancel()
-                ended.set()
+    async def _dial(self, peer: PeerId, address: Address, at: Address) -> str:
+        """Dial one of the addresses that `address` stands for; returns why that failed, or "".
 
-            for one in found:  # Of a name's several addresses one may be a black hole (IPv6 without a route).
-                ended = trio.Event()
-                nursery.start_soon(dial, one, ended)
-                with trio.move_on_after(NEXT_AFTER):
-                    await ended.wait()
-        if len(causes) == len(found):
-            raise ConnectFailed(peer, [DialAttempt(one, rung_of(one), causes[one]) for one in found])
-
-    async def _dial(self, peer: PeerId, address: Address) -> str:
-        """Dial from the listen port, and if that does not work at once, also from another; returns why both failed, or ""."""
+        From the listen port, and if that does not work at once, also from another; to a WebSocket from another alone.
+        """
         causes: dict[bool, str] = {}
-        async with trio.open_nursery() as nursery:
 
-            async def dial(from_listen_port: bool, ended: trio.Event) -> None:
-                if from_listen_port:
-                    cause = await self._dialler.from_listen_port(peer, address)
-                else:
-                    cause = await self._dialler.plainly(peer, address, rung_of(address))
-                causes[from_listen_port] = cause
-                if not cause or cause.startswith(MUTE.cause):  # A host that accepts connections does so from any source port.
-                    nursery.cancel_scope.cancel()
-                ended.set()
+        async def dial(from_listen_port: bool) -> bool:
+            if from_listen_port:
+                cause = await self._dialler.from_listen_port(peer, at)
+            else:
+                cause = await self._dialler.plainly(peer, address, rung_of(at), at=at)
+            causes[from_listen_port] = cause
+            return not cause or cause.startswith(MUTE.cause)  # A host that accepts connections does so from any source port.
 
-            for from_listen_port in (True, False):
-                ended = trio.Event()
-                nursery.start_soon(dial, from_listen_port, ended)
-                with trio.move_on_after(NEXT_AFTER):
-                    await ended.wait()
+        await _first_of([partial(dial, port) for port in ((False,) if is_web(address) else (True, False))])
         if "" not in causes.values():
             return causes.get(False) or causes[True]
+        if is_web(address):
+            self._take_websocket(peer, "directly")
+            return ""
+        self.over_https.pop(peer, None)
         first = causes.get(True, f"no answer within {NEXT_AFTER:g} s")
         self._from_listen_port[peer] = not first
         if first:
             self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=first)
         return ""
 
+    def _take_websocket(self, peer: PeerId, how: str) -> bool:
+        self._from_listen_port[peer] = False
+        self.over_https[peer] = how
+        self._climb_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
+        self._telemetry.emit("bootstrap.over_https", peer=peer, step="connect", reason=how)
+        return True
+
+    async def _leave_websocket(self, peer: PeerId) -> bool:
+        """Try the other addresses of a bootstrap that is held over a WebSocket; returns True if one works now."""
+        others = [address for address in self._known[peer] if not is_web(address)]
+        if peer not in self.over_https or trio.current_time() < self._climb_at[peer]:
+            return False
+        self._climb_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
+        for address in others:
+            if not await self._reach(peer, address):
+                self._addresses[peer] = address
+                return True
+        return False
+
     async def _keep_alive(self, peer: PeerId) -> None:
         failures, is_lost = 0, False
         while True:
             try:
-                await self._connect(peer, self._addresses[peer])
+                self._addresses[peer] = await self._connect(peer, self._known[peer]) or self._addresses[peer]
                 for handler in self._on_return if is_lost else ():
                     handler()
                 async with self._dialback_stream(peer) as stream:
-                    while True:
+                    while not await self._leave_websocket(peer):
                         await self._check(peer, stream)
                         self._checked[peer].set()
                         failures = 0
                         await self._wait(peer)
+                is_lost = False
+                continue
             except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
                 reason = str(sole_error(group)) or f"no answer within {BOOTSTRAP_ANSWER_TIMEOUT:g} s"
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
-            for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals):
+            for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals, self.over_https):
                 known.pop(peer, None)
             is_lost = True
             self._decide()
@@ -355,3 +410,23 @@ class Bootstraps:
         """Return True if an observed address is not one of my own: a router translates it (NAT)."""
         mine = {own.split("/")[2] for own in self._interfaces()}
         return address.split("/")[2] not in mine
+
+
+async def _first_of(ways: Sequence[Way]) -> bool:
+    """Start each way `NEXT_AFTER` behind the one before it, or once that has failed; the first success ends the others."""
+    has_succeeded = False
+    async with trio.open_nursery() as nursery:
+
+        async def go(way: Way, ended: trio.Event) -> None:
+            nonlocal has_succeeded
+            if await way():
+                has_succeeded = True
+                nursery.cancel_scope.cancel()
+            ended.set()
+
+        for way in ways:
+            ended = trio.Event()
+            nursery.start_soon(go, way, ended)
+            with trio.move_on_after(NEXT_AFTER):
+                await ended.wait()
+    return has_succeeded

@@ -103,6 +103,7 @@ ONLY_USERS = {
     "miniupnpc": ("peer/nat/upnp.py",),
     "cryptography": ("peer/identity.py", "peer/libp2p/packets.py", "peer/https/certificate.py"),
     "wsproto": ("peer/https/websocket.py",),
+    "h11": ("peer/https/proxy.py",),
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/processes.py"),
