@@ -154,11 +154,17 @@ class Bootstraps:
 
     async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
         """Diagnose a bootstrap at one address; returns why it does not answer, or "". No connection is kept."""
-        probe = self._dialler.probe
-        cause = await probe(peer, address, seconds)
-        if cause and self._dialler.proxy_of(address):
-            cause = await probe(peer, address, seconds, by_proxy=True)
-        return await diagnose(peer, address, cause, probe) if cause else ""
+        probe, causes = self._dialler.probe, dict[bool, str]()
+
+        async def try_it(by_proxy: bool) -> bool:
+            causes[by_proxy] = await probe(peer, address, seconds, by_proxy=by_proxy)
+            return not causes[by_proxy]
+
+        ways = (False, True) if self._dialler.proxy_of(address) else (False,)
+        if await _first_of([partial(try_it, by_proxy) for by_proxy in ways]):
+            return ""
+        cause = causes[ways[-1]]  # Where there is a proxy, it is what leads out.
+        return await diagnose(peer, address, cause, probe)
 
     async def first_check(self, peer: PeerId) -> None:
         """Wait until an entered bootstrap has answered all: my address, the dialback, a reservation or its refusal."""

@@ -4,6 +4,7 @@ It uses a fresh identity, so that a peer that runs on this computer is not distu
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -16,14 +17,14 @@ from ...dht.rendezvous import find_members, held_manifest, open_client
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.versions import VERSION, check_version, is_later
-from ...peer.address import split_p2p
+from ...peer.address import is_web, split_p2p
 from ...peer.config import PeerConfig
 from ...peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
 from ...peer.identity import Identity
 from ...peer.nat import speed
 from ...peer.node.node import Node
 from ...peer.telemetry import Event, Telemetry
-from ...peer.transport import Address, Host, PeerId
+from ...peer.transport import Address, HeldBootstraps, Host, PeerId
 from ...peer.troubles import (
     LINE_SLOW,
     NO_DIRECTORY,
@@ -41,6 +42,8 @@ from .sheet import Sheet
 
 DOCTOR_DIAL_TIMEOUT = 6.0
 """Seconds for a dial, name resolution included; TCP retransmits a lost SYN after one and after three."""
+OTHERS_FIRST_SECONDS = 2.0
+"""The head start in seconds of a bootstrap's other addresses before its WebSocket, as `join` gives it."""
 STANDING_SECONDS = 4.0
 """Seconds for bootstraps to dial back."""
 MEMBERS_SECONDS = 6.0
@@ -59,6 +62,17 @@ class LineRates:
     down: float
 
 
+class Ways:
+    """The addresses of one bootstrap: HTTPS is what is left."""
+
+    def __init__(self) -> None:
+        self.reached = trio.Event()
+        """Set once an address other than a WebSocket's has answered, or if the link names none."""
+        self.web_tried = trio.Event()
+        """Set once all WebSockets were tried."""
+        self.num_web = 0
+
+
 class NetworkVisit:
     """The checks of one network; `signed` and `rates` are their results so far."""
 
@@ -75,6 +89,7 @@ class NetworkVisit:
         self._decided = trio.Event()
         self._reached: dict[PeerId, int] = {}
         """The number of each bootstrap that I am connected to."""
+        self._ways: dict[PeerId, Ways] = {}
         self._run_unknown = False
         self._manifest_fault: Trouble | None = None
         """Why a bootstrap's manifest of the run is of no use here."""
@@ -121,6 +136,7 @@ class NetworkVisit:
         self._sheet.passed("listen port", f"{taken}{host.port} is free")
 
     async def _look(self, host: Host, directory: KademliaDirectory, link: JoinLink) -> None:
+        self._ways = ways_of(link)
         async with trio.open_nursery() as nursery:  # For the members and the speed test, meanwhile.
             async with trio.open_nursery() as bootstraps:
                 for number, via in enumerate(link.via, 1):
@@ -148,13 +164,14 @@ class NetworkVisit:
             sheet.failed(f"{name}: TCP", Trouble(str(error), error.remedy))
             sheet.skip_rest("needs its address", of=name)
             return
-        cause = await host.bootstraps.examine(peer, address, self._config.dial_timeout)
-        if not cause:
-            try:
-                await host.bootstraps.enter(peer, address)
-            except ConnectFailed as error:
-                cause = error.attempts[0].cause
-        if not self._check_dial(name, peer, address, cause):
+        cause = await self._dial(peer, address, host)
+        if cause and not is_web(address):
+            await self._ways[peer].web_tried.wait()
+            if peer in host.bootstraps.over_https:
+                sheet.skipped(f"{name}: TCP", f"{address}: {cause}; it is reached over HTTPS")
+                sheet.skip_rest("see its HTTPS address", of=name)
+                return
+        if not self._check_dial(name, peer, address, cause, host.bootstraps.over_https.get(peer, "")):
             return
         self._reached.setdefault(peer, number)
         await directory.add_server(peer)
@@ -163,7 +180,27 @@ class NetworkVisit:
             nursery.start_soon(self._measure, host, peer)
         await self._ask_directory(name, peer, host, directory, nursery)
 
-    def _check_dial(self, name: str, peer: PeerId, address: Address, cause: str) -> bool:
+    async def _dial(self, peer: PeerId, address: Address, host: Host) -> str:
+        """Examine an address and enter there, at a WebSocket only if no other address works; returns why that failed."""
+        ways, begin = self._ways[peer], trio.current_time()
+        cause = await host.bootstraps.examine(peer, address, self._config.dial_timeout)
+        if is_web(address):
+            with trio.move_on_at(begin + OTHERS_FIRST_SECONDS):
+                await ways.reached.wait()
+        if not cause:
+            try:
+                await host.bootstraps.enter(peer, address)
+            except ConnectFailed as error:
+                cause = error.attempts[-1].cause
+        if is_web(address):
+            ways.num_web -= 1
+            if not ways.num_web:
+                ways.web_tried.set()
+        elif not cause:
+            ways.reached.set()
+        return cause
+
+    def _check_dial(self, name: str, peer: PeerId, address: Address, cause: str, over_https: str) -> bool:
         """Fill in the rows of a dial; return True if it reached the bootstrap."""
         sheet, trouble = self._sheet, trouble_of(cause)
         if cause.startswith((NO_NAME.cause, NO_RESOLVER.cause)):
@@ -176,7 +213,7 @@ class NetworkVisit:
             sheet.failed(f"{name}: TCP", replace(trouble, cause=f"{address}: {cause}"))
             sheet.skip_rest("needs TCP", of=name)
             return False
-        sheet.passed(f"{name}: TCP", f"{address} answers")
+        sheet.passed(f"{name}: TCP", f"{address} answers" + (f", {over_https}" if is_web(address) and over_https else ""))
         if cause:
             sheet.failed(f"{name}: Noise", trouble)
             sheet.skip_rest("needs Noise", of=name)
@@ -288,6 +325,11 @@ class NetworkVisit:
             sheet.failed("reachability", trouble)
         elif found.rung is None:
             sheet.skipped("reachability", found.reason or "no bootstrap has replied")
+        elif self._is_https_all(bootstraps):
+            how = " and ".join(sorted({bootstraps.over_https[peer] for peer in self._reached}))
+            relays = ", ".join(f"bootstrap {self._reached[peer]}" for peer in self._reached if peer in bootstraps.reserved)
+            words = f"only HTTPS leaves this network, {how}" + (f"; relayed through {relays}" if relays else "")
+            sheet.passed("reachability", f"{found.rung}: {words}")
         else:
             sheet.passed("reachability", f"{found.rung}: {found.reason}")
         for peer, number in self._reached.items():
@@ -299,3 +341,24 @@ class NetworkVisit:
             else:
                 sheet.skipped(name, "others reach this peer without it" if found.rung else "not known to be needed")
         sheet.skip_rest("see the other address of this bootstrap", of="bootstrap ")
+
+    def _is_https_all(self, bootstraps: HeldBootstraps) -> bool:
+        """Return True if every bootstrap that I reached has another address than a WebSocket's, and none of these works."""
+        return all(peer in bootstraps.over_https and not self._ways[peer].reached.is_set() for peer in self._reached)
+
+
+def ways_of(link: JoinLink) -> dict[PeerId, Ways]:
+    """Return the ways to each bootstrap of a link, as far as its addresses are some."""
+    ways: dict[PeerId, Ways] = {}
+    plain: set[PeerId] = set()
+    for via in link.bootstraps:
+        with suppress(UsageError):  # Its row says so.
+            address, peer = split_p2p(via)
+            ways.setdefault(peer, Ways()).num_web += is_web(address)
+            plain |= set() if is_web(address) else {peer}
+    for peer, way in ways.items():
+        if peer not in plain:
+            way.reached.set()
+        if not way.num_web:
+            way.web_tried.set()
+    return ways
