@@ -5,7 +5,8 @@ parameters, on each peer:
 
     θ and m; Δ of a fragment and the residual, as bf16             8 P + 2 P/fragments + 2 P    memory
     encoded: mine, those of my part, results, those before        2.1 P/fragments with int4    memory
-    weights, gradients, and the optimizer's state                 8 P + 4 P (Muon) or 8 P (AdamW), in float32: the device
+    weights, frozen ones included                                 4 P and more, in float32: the device
+    gradients, and the optimizer's state                          4 P + 4 P (Muon) or 8 P (AdamW): the device
     the checkpoint, which is moved on in its place                8 P       disk
     the results of `checkpoint_every` rounds and one more         11 x 0.53 P by default: disk
 """
@@ -74,7 +75,8 @@ def encoded_bytes(codec: str) -> float:
 def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     """Return the needs of a peer of this run."""
     moments = 1 if manifest.inner.optimizer == "muon" else 2
-    training = (2 + moments) * size.weight_bytes
+    trained = min(size.weight_bytes, STATE_BYTES // 2 * size.num_trained)
+    training = size.weight_bytes + (1 + moments) * trained
     contributions = manifest.codec.contributions
     fragments, kept = manifest.outer.fragments, np.dtype(codecs_named(contributions).memory_dtype).itemsize
     encoded = 2 * (max(map(encoded_bytes, contributions)) + encoded_bytes(manifest.codec.result))

@@ -89,6 +89,12 @@ def test_a_run_needs_memory_for_its_vectors_and_the_bytes_of_a_round(mode: str, 
     assert parts == {"int4": 1_062_500_000, "fp32": 8_000_000_000}[codec] // (5 if mode == "streaming" else 1)
 
 
+def test_frozen_weights_have_no_gradients_and_no_moments() -> None:
+    whole, adapters = ModelSize(1_000_000, 4_000_000), ModelSize(1_000, 4_000_000)
+    assert needs_of(MANIFEST, whole).training == 12_000_000
+    assert needs_of(MANIFEST, adapters).training == 4_000_000 + 8_000
+
+
 def test_a_device_with_a_memory_of_its_own_takes_the_training() -> None:
     needs = needs_of(MANIFEST, MILLION)
     whole = needs.memory + needs.training
