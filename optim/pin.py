@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..dht.run.manifest import OWN
 from ..peer.errors import LocalError
@@ -19,14 +19,22 @@ PIN_SECONDS = 600.0
 """A hang's limit: weights of a hub may have to be downloaded."""
 
 
-def layout_of_model(name: str, options: Mapping[str, Any], seed: int, folder: str = "") -> str:
-    """Return the layout of a model of one's own manifest (`FlatLayout.pin`). Raises `LocalError`.
+class PinnedModel(NamedTuple):
+    """A model as it is built: its layout (`FlatLayout.pin`), and all of its weights, frozen ones included."""
+
+    layout: str
+    num_weights: int
+    weight_bytes: int
+
+
+def pin_model(name: str, options: Mapping[str, Any], seed: int, folder: str = "") -> PinnedModel:
+    """Build the model of one's own manifest, and return what it is. Raises `LocalError`.
 
     A function is imported from `folder`, too, if one is named: after all that is installed, so that nothing there is hidden.
     """
     if "torch" in sys.modules:
         return _pin(name, options, seed, folder)
-    return _asked(f"the model {name} was not built", [name, dict(options), seed, folder])
+    return PinnedModel(*json.loads(_asked(f"the model {name} was not built", [name, dict(options), seed, folder])))
 
 
 def warning_of_data(source: str) -> str:
@@ -61,13 +69,15 @@ def _warning(source: str) -> str:
     return plain_text(warning_of(source))
 
 
-def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> str:
+def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> PinnedModel:
     from .flat import FlatLayout
     from .models.registry import build_model
 
     with importable(folder):
         model = build_model(name, options, seed=seed, allow_model=name)
-    return str(FlatLayout.of(model).pin())
+    parameters = list(model.parameters())
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return PinnedModel(str(FlatLayout.of(model).pin()), sum(parameter.numel() for parameter in parameters), num_bytes)
 
 
 @contextmanager
@@ -86,6 +96,6 @@ if __name__ == "__main__":
 
     try:
         asked = json.load(sys.stdin)
-        sys.stdout.write((_pin(*asked) if len(asked) > 1 else _warning(*asked)) + "\n")
+        sys.stdout.write((json.dumps(_pin(*asked)) if len(asked) > 1 else _warning(*asked)) + "\n")
     except FlockstepError as error:
         sys.exit(f"{error}")

@@ -31,6 +31,9 @@ from .options import (
     MaxUp,
     Metrics,
     Name,
+    PlanGpu,
+    PlanPeers,
+    PlanRate,
     Port,
     RunArgument,
     Upnp,
@@ -233,6 +236,35 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
 
     config = config_of(home, port=0)
     show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
+
+
+@app.command()
+def plan(
+    file: Annotated[Path, typer.Argument(help="The run.toml of the run.")],
+    peers: PlanPeers = 8,
+    gpu: PlanGpu = "4090",
+    rate: PlanRate = 50.0,
+    tokens_per_s: Annotated[
+        float, typer.Option(help="Of one peer, as `flockstep doctor LINK` measures it.  [default: estimated from the GPU]")
+    ] = 0.0,
+    model: Annotated[str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own".')] = "",
+    as_json: Json = False,
+) -> None:
+    """Show what a run takes before anybody trains.
+
+    These are its rounds, memory, tokens a day, hours and energy. It warns where the line is too thin or H too long,
+    and names what to change.
+
+    \b
+    Examples:
+      flockstep plan run.toml --peers 8 --gpu 4090 --rate 50
+      flockstep plan run.toml --peers 4 --gpu t4 --rate 100 --tokens-per-s 9000
+    """
+    from ..runs.plan import Fleet, gpu_named
+    from ..runs.run import plan_run
+
+    fleet = Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate, tokens_per_s=tokens_per_s)
+    plan_run(file, fleet, typer.echo, model=model, as_json=as_json)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 
 from ...peer.config import DEFAULT_PORT
 from ...peer.errors import UsageError
-from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
+from .options import Announce, Home, Host, Json, LinkArgument, PlanGpu, PlanPeers, PlanRate, Port, Upnp, config_of
 
 app = typer.Typer(
     help="Make a run, invite to it, look at it, decide about its peers.", no_args_is_help=True, rich_markup_mode=None
@@ -32,8 +32,13 @@ def create(
     model: Annotated[
         str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own", to pin its layout.')
     ] = "",
+    peers: PlanPeers = 8,
+    gpu: PlanGpu = "4090",
+    rate: PlanRate = 50.0,
 ) -> None:
     """Sign a run with your key, publish it, and print its link.
+
+    Before that it prints the plan of the run, as `flockstep plan` does.
 
     It then goes on as the run's first keeper until Ctrl-C, unless all listed peers vote ([admission] kind = "allow").
 
@@ -42,9 +47,12 @@ def create(
       flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
       flockstep run create run.toml --via /ip4/… --model my_model:MyModel      # source = "own": pins what it trains
     """
+    from ..runs.plan import Fleet, gpu_named
     from ..runs.run import create_run
 
-    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public, model=model):
+    fleet = Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate)
+    config = config_of(home, port=0)
+    if link := create_run(file, via, config, typer.echo, keeps=keeps, public=public, model=model, fleet=fleet):
         from ..keep import keep
         from ..volunteer.preferences import load_preferences
 

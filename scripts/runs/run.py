@@ -1,4 +1,4 @@
-"""`flockstep run create | invite | info`: publish a run from its `run.toml`, invite peers to it, and show one."""
+"""`flockstep run create | invite | info` and `plan`: a run from its `run.toml`, invitations to it, and what it is."""
 
 import json
 import os
@@ -23,13 +23,15 @@ from ...collectives.picture.votes import VotesHere
 from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
-from ...dht.run.layout import UNPINNED
+from ...dht.run.layout import NO_LAYOUT, UNPINNED, LayoutPin
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import OWN, Data, Manifest, Model, SignedManifest, load_manifest, start_given
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...optim.consent import is_hub_id
+from ...optim.models.needs import ModelSize, size_of_gpt
+from ...optim.pin import PinnedModel, pin_model
 from ...optim.shards.seeding import SEED
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
@@ -45,6 +47,7 @@ from ..watch.watching import watched
 from ..watch.words import member_story
 from .listed import how_to_join, list_run
 from .owner import describe_statements
+from .plan import Fleet, describe_plan, plan_of
 
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
@@ -63,11 +66,12 @@ def create_run(
     keeps: bool = True,
     public: bool = False,
     model: str = "",
+    fleet: Fleet | None = None,
 ) -> str:
     """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link.
 
     If `public`, the bootstraps list it for everybody. `model` is the function that makes the model of a run whose members
-    bring it: `module:function`, installed or in the current folder.
+    bring it: `module:function`, installed or in the current folder. The plan for a `fleet` is written first.
 
     Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
     Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
@@ -80,7 +84,10 @@ def create_run(
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     seed = _seed_of(manifest, path)
     manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
-    manifest = replace(manifest, layout=_pinned_layout(manifest, model, path, write_line))
+    built = _built_model(manifest, model, path, write_line)
+    manifest = replace(manifest, layout=built.layout)
+    if fleet is not None and built.layout:
+        _write_plan(manifest, built, fleet, write_line)
     signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
@@ -204,8 +211,8 @@ def _pinned_model(model: Model) -> Model:
     return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
 
 
-def _pinned_layout(manifest: Manifest, model: str, path: Path, write_line: Callable[[str], None]) -> str:
-    """Return what the run trains, by name and shape, for its manifest to pin. Raises `FlockstepError`.
+def _built_model(manifest: Manifest, model: str, path: Path, write_line: Callable[[str], None]) -> PinnedModel:
+    """Return what the run trains, by name and shape, for its manifest to pin, and its size. Raises `FlockstepError`.
 
     Where members bring the model, its owner says what it is: by `layout` in the `run.toml` at `path`, or by `model`.
     """
@@ -214,24 +221,55 @@ def _pinned_layout(manifest: Manifest, model: str, path: Path, write_line: Calla
         raise UsageError(f'--model is for runs with [data] source = "{OWN}", whose members bring the model', remedy=remedy)
     if model and ":" not in model:
         raise UsageError(f"--model {model!r} names no function", remedy="write MODULE:FUNCTION, as in my_model:MyModel")
+    count = manifest.pin.num_params if manifest.pin is not None else 0
+    given = PinnedModel(manifest.layout, count, 4 * count)
     if manifest.is_own and not model:
         if not manifest.layout:
             how = f"--model MODULE:FUNCTION, or in {path.name} the layout that Swarm.layout_of(model) returns"
             write_line(f"Not pinned: {UNPINNED}. To pin it, give {how}.")
-        return manifest.layout
+        return given
     if find_spec("torch") is None:
         if manifest.layout and not model:  # As it was computed elsewhere.
-            return manifest.layout
+            return given
         what = "torch is not installed here, so the layout of the run's model, which its manifest pins, is not known"
         raise LocalError(what, remedy="install it: pytorch.org names the command for your computer")
-    from ...optim.pin import layout_of_model
-
     named = (model, {}) if model else (manifest.model.name, manifest.model.options)
-    found = layout_of_model(*named, manifest.seed, os.getcwd() if model else "")
-    if manifest.layout not in ("", found):
-        what = f"{path}: layout is {manifest.layout}, but that of {named[0]} is {found}"
+    built = pin_model(*named, manifest.seed, os.getcwd() if model else "")
+    if manifest.layout not in ("", built.layout):
+        what = f"{path}: layout is {manifest.layout}, but that of {named[0]} is {built.layout}"
         raise UsageError(what, remedy="leave layout out: it is filled in")
-    return found
+    return built
+
+
+def plan_run(
+    path: Path, fleet: Fleet, write_line: Callable[[str], None], *, model: str = "", as_json: bool = False
+) -> None:
+    """Write what the run of a `run.toml` takes on some computers. Raises `FlockstepError`."""
+    text = read_toml(path)
+    manifest = Manifest.from_toml(text, where=str(path), owner="")
+    if manifest.model.name == "gpt" and not manifest.is_own:  # Known without torch, and at once.
+        count = size_of_gpt(manifest.model.options).num_trained
+        built = PinnedModel(str(LayoutPin(NO_LAYOUT, 1, count)), count, 4 * count)
+    else:
+        built = _built_model(manifest, model, path, lambda line: None)
+    if not built.layout:
+        remedy = "name it by --model MODULE:FUNCTION, or give the layout that Swarm.layout_of(model) returns"
+        raise UsageError(f"{path}: members bring the model, so its size is not known", remedy=remedy)
+    _write_plan(manifest, built, fleet, write_line, as_json=as_json)
+
+
+def _write_plan(
+    manifest: Manifest, built: PinnedModel, fleet: Fleet, write_line: Callable[[str], None], *, as_json: bool = False
+) -> None:
+    pin = LayoutPin.parse(built.layout)
+    assert pin is not None
+    size = ModelSize(pin.num_params, built.weight_bytes)
+    plan = plan_of(manifest, size, built.num_weights, fleet)
+    if as_json:
+        write_line(json.dumps(asdict(plan)))
+        return
+    for line in describe_plan(manifest, size, fleet, plan):
+        write_line(line)
 
 
 def invite(

@@ -81,6 +81,7 @@ PURE = {
     "optim/pace.py",
     "optim/shards/index.py",
     "scripts/page/delta.py",
+    "scripts/runs/plan.py",
     "scripts/volunteer/hours.py",
     "scripts/volunteer/idle.py",
     "scripts/volunteer/policy.py",

@@ -59,7 +59,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     "verb",
     [
         *([], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]),
-        *(["top"], ["run", "snapshot"]),
+        *(["top"], ["run", "snapshot"], ["plan"]),
         *(["bench", "utilization"], ["run", "vouch"], ["run", "revoke"], ["run", "ban"], ["run", "pardon"]),
     ],
 )
@@ -87,6 +87,12 @@ def test_no_summary_is_cut_and_h_shows_them(capsys: pytest.CaptureFixture[str], 
         (["run", "create", "typo.toml", "--via", "x"], "did you mean source?"),
         (["run", "create", "good.toml", "--via", "localhost:4001"], "does not name a peer and where it is"),
         (["run", "create", "late.toml", "--via", "x"], "needs flockstep 99.0 or later"),
+        (["run", "create", "good.toml", "--via", "x", "--gpu", "voodoo"], "no GPU 'voodoo' in the table"),
+        (["plan", "missing.toml"], "cannot read missing.toml"),
+        (["plan", "typo.toml"], "did you mean source?"),
+        (["plan", "good.toml", "--peers", "0"], "not 0"),
+        (["plan", "good.toml", "--rate", "nan"], "not nan"),
+        (["plan", "own.toml"], "its size is not known"),
         (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
         (["run", "info", "good.toml"], "is not a manifest"),
         (["run", "ban", LINK_TEXT, "12D3"], "'12D3' is not a peer id"),
@@ -119,6 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch.setenv("FLOCKSTEP_HOME", str(tmp_path / "home"))
     Path("typo.toml").write_text('name = "x"\n[data]\nsorce = "text:{stdlib}"\n')
     Path("good.toml").write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
+    Path("own.toml").write_text('name = "x"\n[data]\nsource = "own"\n')
     Path("late.toml").write_text('name = "x"\nmin_version = "99.0"\n[data]\nsource = "text:{stdlib}"\n')
     code, _, err = said(capsys, *arguments)
     assert code == 2
