@@ -108,6 +108,7 @@ class UtilizationRow:
             "delay_steps": case.delay_steps,
             "phase_s": case.phase_seconds,
             "utilization": _rounded(self.utilization),
+            "planned_utilization": _rounded(case.planned_share),
             "utilization_of_peers": [_rounded(peer.utilization) for peer in self.peers],
             "peak_rate_share": _rounded(self.peak_rate_share),
             "idle_s_per_round": _rounded(self.idle_seconds),

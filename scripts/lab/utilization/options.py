@@ -11,6 +11,7 @@ from ....dht.run.manifest import Manifest, Outer
 from ....dht.run.settings import OneOf
 from ....optim.models.gpt_config import GPT_SIZES
 from ....peer.errors import UsageError
+from ...runs.plan import pace_of
 from ..bench.allreduce import count, listed
 
 REAL = "real"
@@ -72,10 +73,21 @@ class UtilizationCase:
             ]
         )  # fmt: skip
 
+    @property
+    def planned_share(self) -> float | None:
+        """The share of training by the plan of the run; None for a baseline, and for steps of unknown or unequal times."""
+        if self.system != "flockstep" or len(set(self.step_seconds)) != 1:
+            return None
+        return pace_of(self.manifest(), self.params, self.peers, self.rate, self.step_seconds[0]).share
+
+    def manifest(self) -> Manifest:
+        """Return what the run pins. Raises `UsageError` if this version cannot make it."""
+        return Manifest.from_toml(self.run_toml(), where="the run of the bench", owner="")
+
     def check(self) -> None:
         """Raise `UsageError` if this version cannot make the run."""
         if self.system == "flockstep":
-            Manifest.from_toml(self.run_toml(), where="the run of the bench", owner="")
+            self.manifest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flockstep.scripts.lab.utilization.figures import Boundary, PeerFigures
@@ -55,6 +56,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "delay_steps": (int, type(None)),
     "phase_s": float,
     "utilization": (float, type(None)),
+    "planned_utilization": (float, type(None)),
     "utilization_of_peers": list,
     "peak_rate_share": (float, type(None)),
     "idle_s_per_round": (float, type(None)),
@@ -89,6 +91,25 @@ def test_the_figures_of_a_row() -> None:
     assert FAILED.as_json()["utilization"] is None
 
 
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [  # Of docs/log.md, "The time of a round by its bytes" and "Utilization in streaming mode".
+        ({"params": 5_000_000, "rate": 3.34, "steps": 30}, 0.702),
+        ({"params": 5_000_000, "rate": 16.7, "steps": 30}, 0.899),
+        ({"params": 5_000_000, "rate": 3.34, "steps": 100, "step_seconds": (0.3,) * 4, "mode": "streaming"}, 0.939),
+        ({"params": 25_000_000, "rate": 5.0, "steps": 100, "mode": "streaming"}, 0.973),
+        ({"params": 25_000_000, "rate": 16.7, "steps": 100}, 0.858),
+    ],
+)
+def test_the_plan_is_within_a_tenth_of_what_was_measured(change: dict[str, Any], measured: float) -> None:
+    case = replace(CASE, **{"peers": 4, "step_seconds": (1.0,) * 4, **change})
+    assert case.planned_share == pytest.approx(measured, rel=0.1)
+    assert UtilizationRow(case=case).as_json()["planned_utilization"] == pytest.approx(case.planned_share, abs=1e-4)
+    assert replace(case, system="hivemind").planned_share is None
+    assert replace(case, step_seconds=(0.1, 7.5)).planned_share is None
+    assert replace(case, step_seconds=()).planned_share is None
+
+
 def test_a_table_tells_what_failed_and_why() -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(utilization_table([ROW, FAILED]))
@@ -96,7 +117,7 @@ def test_a_table_tells_what_failed_and_why() -> None:
         console.print(line, markup=False)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 peers × 25M parameters, H = 10, steps of 1 s; round trip 60 ms" in text
-    assert re.search(r"blocking int4 +100 +70\.0% +60\.0% +80% +15\.00 +1\.80 +2 of 2 +1\b", text)
+    assert re.search(r"blocking int4 +100 +70\.0% +81\.3% +60\.0% +80% +15\.00 +1\.80 +2 of 2 +1\b", text)
     assert "hivemind delayed int4: hivemind-0 ended: <no group>" in text
     assert "gather 0.50" in text
 
