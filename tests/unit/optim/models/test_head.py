@@ -1,6 +1,8 @@
 """The loss of a large vocabulary in chunks: the loss and gradients of torch's own, and never all logits at once."""
 
 import contextlib
+import subprocess
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -134,3 +136,9 @@ def test_models_of_transformers_take_chunks_where_their_loss_is_plain(
     torch.testing.assert_close(chunked, loss)
     torch.testing.assert_close(same, expected)
     assert calls == (2 if plain else 1)  # One of them was the trial.
+
+
+def test_models_are_imported_without_the_compiler() -> None:
+    code = "import flockstep.optim.models.registry, sys; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
