@@ -3,8 +3,6 @@
 A transformers model becomes a folder for `from_pretrained`, an adapter a folder for peft (or the merged model), and any
 other model one safetensors file with its parameters by name. What was written is compared with what was
 trained. The folder may be uploaded to a bucket of S3 or of a compatible service, or to a repository of the Hugging Face hub.
-
-The one user of `boto3` and `huggingface_hub`. Both find the credentials by themselves; this program never reads them.
 """
 
 import contextlib
@@ -14,15 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..collectives.chain.chain import ChainPosition
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.flat import FlatLayout
@@ -50,6 +47,7 @@ from ..peer.errors import LocalError, RemoteError, UsageError
 from ..peer.identity import Identity, identity_path
 from ..peer.telemetry import Telemetry
 from .newest import manifest_beside, open_newest
+from .upload import check_target, open_target
 
 ADAPTER_MODEL = "adapter_model.safetensors"
 
@@ -64,8 +62,10 @@ def export(
     tokenizer: str = "",
     to: str = "",
     model: str = "",
-) -> None:
+) -> ChainPosition:
     """Write the model of the checkpoint that `source` names (see `newest.find_checkpoint`) to the new folder `out`.
+
+    Returns its place in the run.
 
     `dtype` is that of the parameters, "" for each one's own. `base` is the model to merge an adapter into, a folder or a
     hub id. `tokenizer` is the file, folder or hub id of the tokenizer to save beside a transformers model, "" for that
@@ -109,8 +109,9 @@ def export(
                 save_tokenizer(pretrained, out, revision)
     write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
     if to:
-        upload(out, to)
+        open_target(to).put(out)
         write_line(f"uploaded to {to}")
+    return checkpoint.place
 
 
 @contextlib.contextmanager
@@ -233,49 +234,3 @@ def _pretrained(run_folder: Path) -> tuple[str, str | None]:
         return "", None
     name, revision = model.name.removeprefix(HF), model.options.get("revision")
     return (name, revision if isinstance(revision, str) else None) if model.name != name and "/" in name else ("", None)
-
-
-PACKAGES = {"s3": ("boto3", "pip install 'flockstep[s3]'"), "hf": ("huggingface_hub", "pip install 'flockstep[hf]'")}
-"""By the scheme of the target: the required package, and how to install it."""
-
-
-def check_target(to: str) -> None:
-    """Raise `UsageError` for an invalid target, `LocalError` for a missing package; "" is no target."""
-    if not to:
-        return
-    parts = urlsplit(to)
-    if parts.scheme not in PACKAGES or not parts.netloc or (parts.scheme == "hf" and not parts.path.strip("/")):
-        raise UsageError(f"cannot upload to {to!r}", remedy="write s3://bucket/prefix or hf://user/repository")
-    package, remedy = PACKAGES[parts.scheme]
-    if find_spec(package) is None:
-        raise LocalError(f"{parts.scheme}:// needs the package {package}", remedy=remedy)
-
-
-def upload(folder: Path, to: str) -> None:
-    """Upload all files of a folder. Raises `LocalError`."""
-    check_target(to)
-    parts = urlsplit(to)
-    path = parts.path.strip("/")
-    try:
-        if parts.scheme == "s3":
-            _to_s3(folder, parts.netloc, path)
-        else:
-            _to_hub(folder, f"{parts.netloc}/{path}")
-    except Exception as error:  # Either package has dozens of its own, all with a reason.
-        raise LocalError(f"cannot upload to {to}: {error}", remedy="check its name and your credentials") from error
-
-
-def _to_s3(folder: Path, bucket: str, prefix: str) -> None:
-    import boto3
-
-    client = boto3.client("s3")
-    for path in sorted(folder.iterdir()):
-        client.upload_file(str(path), bucket, f"{prefix}/{path.name}".lstrip("/"))
-
-
-def _to_hub(folder: Path, repository: str) -> None:
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
-    hub.create_repo(repository, exist_ok=True)
-    hub.upload_folder(repo_id=repository, folder_path=str(folder))

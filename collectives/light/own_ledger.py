@@ -33,6 +33,11 @@ class OwnLedger:
         path = folder / LEDGER_FILE
         return cls(path, charter, telemetry) if path.exists() else None
 
+    @property
+    def first(self) -> int:
+        """The first round whose certificate is here."""
+        return self._ledger.first
+
     def page(self, round_: int, limit: int) -> list[wire.Certificate]:
         """Return up to `limit` certificates from a round on. Raises `LocalError` or `RemoteError`."""
         self._read_again()

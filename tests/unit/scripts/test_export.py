@@ -4,22 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flockstep.collectives.chain.chain import start_of_run
-from flockstep.collectives.state import merkle
-from flockstep.collectives.state.checkpoint_file import Draft
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.flat import FlatLayout
-from flockstep.optim.models.kept import keep_buffers, keep_model, parts_of, save_tensors
+from flockstep.optim.models.kept import parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
 from flockstep.scripts.export import check_written, export
 from flockstep.scripts.newest import find_checkpoint
 from safetensors.torch import load_file
+from support.homes import home_of
 from torch import Tensor, nn
 
 LLAMA = {
@@ -32,30 +28,6 @@ LLAMA = {
     "max_position_embeddings": 32,
 }
 TOKENS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
-
-
-def home_of(
-    model: nn.Module, home: Path, *, run: str = "a" * 52, round_: int = 10, keeper: SignedManifest | None = None
-) -> Path:
-    """A home folder in which a peer has trained this model, or a keeper of this run has kept it."""
-    folder = home / "runs" / run
-    layout = FlatLayout.of(model)
-    theta, momentum = np.empty(layout.size, np.float32), np.zeros(layout.size, np.float32)
-    layout.gather(model, theta)
-    leaves = [*merkle.leaves(theta), *merkle.leaves(momentum)]
-    draft = Draft(folder / "checkpoints" / str(round_), layout.size)
-    spans = [merkle.leaf_bytes(vector, *span) for vector in (theta, momentum) for span in merkle.leaf_spans(layout.size)]
-    for index, data in enumerate(spans):
-        draft.put(index, bytes(data))
-    described = layout.describe() if keeper is None else ()
-    draft.finish(run, start_of_run(merkle.root(leaves)), described, leaves)
-    if keeper is not None:
-        (folder / "manifest").write_bytes(keeper.publishable)
-        return home
-    parts = parts_of(model)
-    keep_model(model, parts, folder, Telemetry())
-    keep_buffers(model, parts, folder, Telemetry())
-    return home
 
 
 def quiet(line: str) -> None:
@@ -156,7 +128,7 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(tmp_path: Pa
 
 
 def test_an_upload_without_its_package_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.export.find_spec", lambda name: None)
+    monkeypatch.setattr("flockstep.scripts.upload.find_spec", lambda name: None)
     with pytest.raises(LocalError, match="needs the package boto3") as refused:
         export(home_of(nn.Linear(2, 2), tmp_path / "home"), tmp_path / "out", quiet, to="s3://bucket/prefix")
     assert "flockstep[s3]" in refused.value.remedy
