@@ -26,8 +26,11 @@ PEAK_SHARE = 0.35
 4090s (tylerromero.com/posts/nanogpt-speedrun-worklog), 0.31 for 1B on H100s (marin-community/marin#1826); `join` compiles
 only with --compile. It is the least certain constant, so `--tokens-per-s` replaces it."""
 
+LEAST_STEP = 0.02
+"""Seconds of an inner step, however small the model: some 2,000 kernels, each launched in about 10 µs."""
+
 TRAINED_SHARE = 0.9
-"""With less, peers wait for more than a tenth of the time, and the line is called too thin."""
+"""With less, peers wait for more than a tenth of the time: the line is called too thin, or a phase too short for any line."""
 LEAST_ROUNDS = 30
 """With fewer, H is called too long: 10.7 % above data parallel after 10 rounds, 4.7 after 20, 3.4 after 30 (docs/log.md)."""
 MOST_STEPS = 500
@@ -160,8 +163,9 @@ def plan_of(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Fleet)
 def _figures(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Fleet) -> Plan:
     # Two operations a weight in the forward pass, two for the gradient of its input, two for its own (arXiv:2001.08361).
     operations = 4 * num_weights + 2 * size.num_trained
-    speed = fleet.tokens_per_s or PEAK_SHARE * fleet.gpu.tflops * TERA / operations
     step_tokens = manifest.data.batch_size * manifest.data.sequence_length
+    estimated = min(PEAK_SHARE * fleet.gpu.tflops * TERA / operations, step_tokens / LEAST_STEP)
+    speed = fleet.tokens_per_s or estimated
     pace = pace_of(manifest, size.num_trained, fleet.peers, fleet.rate, step_tokens / speed)
     seconds = manifest.num_rounds * (pace.training + pace.waiting)
     hours = seconds / 3600
@@ -189,8 +193,10 @@ def _warnings(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Flee
             f"{gigabytes(plan.training_memory)}: train adapters ([model] lora_rank) or a smaller model"
         )
     if plan.pace.share < TRAINED_SHARE:
+        alone = _figures(manifest, size, num_weights, replace(fleet, peers=1))
+        what = "the line is too thin" if alone.pace.share >= TRAINED_SHARE else "a phase is too short"
         remedy = _remedy(manifest, lambda changed: _figures(changed, size, num_weights, fleet))
-        yield f"the line is too thin: peers wait for {1 - plan.pace.share:.0%} of the time; {remedy}"
+        yield f"{what}: peers wait for {1 - plan.pace.share:.0%} of the time; {remedy}"
     rounds, steps = manifest.outer.rounds, manifest.inner.steps
     if manifest.inner.seconds:
         return
@@ -218,13 +224,14 @@ def _remedy(manifest: Manifest, ask: _Asked) -> str:
     if enough:
         return " or ".join(enough)
     texts = []
+    seconds = math.ceil(ask(manifest).pace.waiting * TRAINED_SHARE / (1 - TRAINED_SHARE)) * manifest.outer.fragments
     for kind in kinds:
         if ask(manifest).pace.share < TRAINED_SHARE and (changed := kind(manifest, ask)) is not None:
             text, manifest = changed
             texts.append(text)
     if ask(manifest).pace.share >= TRAINED_SHARE:
         return f"together {', '.join(texts)} hide them"
-    return "train adapters ([model] lora_rank) or a smaller model"
+    return f"[inner] seconds = {seconds} and fewer rounds, or adapters ([model] lora_rank)"
 
 
 def _streamed(manifest: Manifest, ask: _Asked) -> _Changed:
@@ -292,7 +299,7 @@ def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan)
     """Yield the lines of a plan for a person, its warnings last."""
     outer, inner, codec = manifest.outer, manifest.inner, manifest.codec
     peers = "1 peer" if fleet.peers == 1 else f"{fleet.peers} peers"
-    speed = "as measured" if fleet.tokens_per_s else f"estimated, {PEAK_SHARE:.0%} of the peak"
+    speed = "as measured" if fleet.tokens_per_s else "estimated"
     bits = 8 * (max(map(encoded_bytes, codec.contributions)) + encoded_bytes(codec.result))
     rows = {
         "plan": f"{num(size.num_trained)} trained parameters, {peers}, {fleet.gpu.name}, {fleet.rate:g} Mbit/s each way",

@@ -14,6 +14,7 @@ from flockstep.peer.errors import FlockstepError, UsageError
 from flockstep.scripts.runs.plan import (
     GPUS,
     LEAST_ROUNDS,
+    LEAST_STEP,
     LINE_FACTOR,
     MOST_STEPS,
     PEAK_SHARE,
@@ -141,10 +142,21 @@ def test_every_remedy_for_a_thin_line_is_a_valid_run_in_which_peers_train(
         assert planned(other, computers).pace.share >= TRAINED_SHARE, text
 
 
-def test_a_line_that_no_setting_helps_asks_for_fewer_parameters() -> None:
-    assert "train adapters ([model] lora_rank)" in warned(
-        run('mode = "blocking"\nrounds = 100', "steps = 500"), fleet(0.1, tokens_per_s=1e6)
-    )
+def test_a_line_that_no_setting_helps_asks_for_phases_of_seconds_or_fewer_parameters() -> None:
+    thin = fleet(0.1, tokens_per_s=1e5)
+    text = warned(run('mode = "blocking"\nrounds = 100', "steps = 500"), thin)
+    assert text.startswith("the line is too thin")
+    assert "adapters ([model] lora_rank)" in text
+    seconds = settings(text)["inner"]["seconds"]
+    assert warned(run('mode = "blocking"', f"seconds = {seconds}.0"), thin) == ""
+
+
+def test_a_phase_that_is_shorter_than_a_round_on_any_line_is_not_the_lines_fault() -> None:
+    small = ModelSize(1000, 4000)
+    manifest = run('mode = "blocking"\nrounds = 100', "steps = 50")
+    # The step of a small model is bound by its kernels, not by the peak.
+    assert planned(manifest, fleet(tokens_per_s=0.0), small).step_seconds == LEAST_STEP
+    assert warned(manifest, fleet(100_000.0, tokens_per_s=0.0), small).startswith("a phase is too short")
 
 
 def test_h_is_too_long_for_few_rounds_and_beyond_what_is_known() -> None:
