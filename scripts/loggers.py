@@ -1,11 +1,13 @@
-"""TensorBoard and wandb (`flockstep[log]`): the curves of a peer, from its events.
+"""TensorBoard, wandb (`flockstep[log]`) and trackio: the curves of a peer, from its events.
 
 The points of a curve lie at the number of the inner step or of the round, as `CURVES` says. A logger that fails is closed and
 the training goes on: none of them is worth an inner step.
 """
 
+import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +19,7 @@ from ..peer.disk import user_path
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event
 
-REMEDY = "tensorboard:DIR, wandb, or wandb:PROJECT"
+REMEDY = "tensorboard:DIR, wandb, wandb:PROJECT, trackio, or trackio:PROJECT"
 PROJECT = "flockstep"
 
 
@@ -105,6 +107,28 @@ class Wandb:
         self._run.finish()
 
 
+class Trackio:
+    """A run of trackio, of the same name as ours, which goes on after a restart. Raises `LocalError` without its package."""
+
+    def __init__(self, project: str, run_id: str) -> None:
+        try:
+            import trackio
+        except ImportError as error:
+            raise _missing("trackio", error, "pip install trackio") from error
+        with contextlib.redirect_stdout(sys.stderr):  # Ours may be read by a program.
+            self._run: Any = trackio.init(project=project, name=run_id[:8], config={"run": run_id}, resume="allow")
+        self._finish: Callable[[], None] = trackio.finish
+
+    def add(self, curve: Curve, value: float, at: int) -> None:
+        """Add a point."""
+        self._run.log(metrics={curve.name: value}, step=at)
+
+    def close(self) -> None:
+        """Write what is left, and send it where trackio has a Space."""
+        with contextlib.redirect_stdout(sys.stderr):
+            self._finish()
+
+
 class Loggers:
     """The loggers of a peer."""
 
@@ -145,6 +169,8 @@ def _logger(name: str, home: Path, run_id: str) -> Logger:
         return TensorBoard(user_path(place))
     if kind == "wandb" and (place or name == "wandb"):
         return Wandb(place or PROJECT, home, run_id)
+    if kind == "trackio" and (place or name == "trackio"):
+        return Trackio(place or PROJECT, run_id)
     raise UsageError(f"--log {name!r} is no logger", remedy=REMEDY)
 
 
@@ -152,5 +178,5 @@ def _axis(curve: Curve) -> str:
     return "inner_step" if curve.event == "step" else "round"
 
 
-def _missing(package: str, error: ImportError) -> LocalError:
-    return LocalError(f"--log {package} needs a package: {error}", remedy="pip install 'flockstep[log]'")
+def _missing(package: str, error: ImportError, remedy: str = "pip install 'flockstep[log]'") -> LocalError:
+    return LocalError(f"--log {package} needs a package: {error}", remedy=remedy)

@@ -145,7 +145,7 @@ def join(
     ] = None,
     metrics: Metrics = "",
     log: Annotated[
-        list[str] | None, typer.Option(help="Log the curves to tensorboard:DIR, wandb or wandb:PROJECT; repeatable.")
+        list[str] | None, typer.Option(help="Log to tensorboard:DIR, wandb[:PROJECT] or trackio[:PROJECT]; repeatable.")
     ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once.  [default: measured]")] = 0,

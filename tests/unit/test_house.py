@@ -114,6 +114,7 @@ ONLY_USERS = {
     "prometheus_client": ("peer/metrics.py",),
     "tensorboard": ("scripts/loggers.py",),
     "wandb": ("scripts/loggers.py",),
+    "trackio": ("scripts/loggers.py",),
     "typer": ("scripts/cli/*.py", "scripts/lab/verbs.py"),
     "transformers": ("optim/models/hf.py", "scripts/trainers/transformers.py"),
     "lightning": ("scripts/trainers/lightning.py",),

@@ -1,9 +1,12 @@
-"""TensorBoard and wandb, from events; a logger that fails ends nothing."""
+"""TensorBoard, wandb and trackio, from events; a logger that fails ends nothing."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.events import EVENTS
 from flockstep.scripts.loggers import CURVES, Curve, Loggers, open_loggers
 
@@ -53,7 +56,36 @@ def test_a_logger_that_fails_is_told_once_and_the_others_go_on() -> None:
     assert good.points == 102
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "tensorboard:", "wandb:", "mlflow", ""])
+TRACKED = """
+import json, sys
+from pathlib import Path
+from flockstep.scripts.loggers import open_loggers
+for step in (1, 2):
+    loggers = open_loggers(["trackio:mine"], Path("."), sys.argv[1])
+    assert loggers.take({"event": "step", "step": step, "loss": 3.0 - step}) == ""
+    assert loggers.close() == ""
+from trackio.sqlite_storage import SQLiteStorage
+print(json.dumps([(point["step"], point["train/loss"]) for point in SQLiteStorage.get_logs("mine", "a" * 8)]))
+"""
+
+
+def test_trackio_gets_the_points_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    where = {"TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACKED, LINK], env=os.environ | where, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[[1, 2.0], [2, 1.0]]\n", done.stderr  # Nothing of trackio's own.
+
+
+def test_trackio_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(LocalError, match="--log trackio needs a package") as refused:
+        open_loggers(["trackio"], tmp_path, LINK)
+    assert refused.value.remedy == "pip install trackio"
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "tensorboard:", "wandb:", "trackio:", "mlflow", ""])
 def test_a_logger_that_nobody_knows_is_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no logger") as raised:
         open_loggers([name], tmp_path, LINK)
