@@ -84,6 +84,12 @@ def main() -> None:
         remedy = f" — {error.remedy}" if error.remedy else ""
         sys.stderr.write(plain_text(f"flockstep: {error}{remedy}") + "\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # The only requirement that whoever keeps a run or shows it may leave out.
+            raise
+        remedy = "pytorch.org names the command for your device"
+        sys.stderr.write(f"flockstep: this needs torch, which is not installed — {remedy}\n")
+        sys.exit(1)
 
 
 def _version(wanted: bool) -> None:

@@ -144,6 +144,24 @@ def test_an_unwritable_home_is_one_line_and_exit_code_1(capsys: pytest.CaptureFi
     assert str(occupied) in err
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *(["join", LINK_TEXT], ["export", ".", "model"], ["eval", "."], ["bench", "outer"]),
+        ["run", "create", "good.toml", "--via", f"/ip4/192.0.2.1/tcp/1/p2p/{OWNER}"],
+    ],
+    ids=["join", "export", "eval", "bench", "run create"],
+)
+def test_without_torch_what_needs_it_is_one_line_and_exit_code_1(tmp_path: Path, verb: list[str]) -> None:
+    (tmp_path / "good.toml").write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
+    without = "import sys; sys.modules['torch'] = None; from flockstep.scripts.cli.main import main; main()"
+    environment = {**os.environ, "FLOCKSTEP_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", without, *verb]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert "torch, which is not installed" in ended.stderr
+
+
 def test_status_tells_what_the_last_peer_of_this_home_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     events = [
         {"event": "peer.start", "device": "cuda"},
