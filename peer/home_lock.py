@@ -21,6 +21,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+HOME_LOCK = "lock"
 APPEND_PATIENCE = 10.0
 APPEND_POLL = 0.01
 """Seconds: a write with its sync takes some milliseconds, a second on a slow disk."""
@@ -29,7 +30,7 @@ LOCKED_BYTE = 1 << 20
 
 
 @contextlib.contextmanager
-def home_lock(home: Path, *, pid: int, name: str = "lock") -> Iterator[None]:
+def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK) -> Iterator[None]:
     """Hold the lock `name` of a home folder, which is made, for the process `pid` that a person would end.
 
     Raises `LocalError` if another process holds it.

@@ -19,7 +19,7 @@ from ..optim.member.apply import leaf_step
 from ..optim.outer import OuterSettings
 from ..peer.arrays import Floats
 from ..peer.errors import LocalError, OtherVersion, RemoteError, UsageError
-from ..peer.home_lock import home_lock, is_locked
+from ..peer.home_lock import HOME_LOCK, home_lock, is_locked
 
 ATTEMPTS = 3
 """A peer moves its checkpoint on every few minutes, and reading takes less: a second attempt meets no second move."""
@@ -81,7 +81,7 @@ def _settled(source: Path) -> Path:
     while is_moving(folder := find_checkpoint(source)):
         run = folder.resolve().parent.parent
         home = run.parent.parent
-        if not is_locked(home / "lock"):
+        if not is_locked(home / HOME_LOCK):
             signed = manifest_beside(folder)
             outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
             advance = leaf_step(outer, codec, partial(kept_by, signed))

@@ -10,10 +10,12 @@ from ...collectives.picture.snapshot import figures_of
 from ...dht.run.link import JoinLink
 from ...peer.config import PeerConfig
 from ...peer.errors import UsageError
+from ...peer.home_lock import HOME_LOCK, is_locked
 from ...peer.plain import plain_text
 from ...peer.telemetry import log_path, read_events
 from ..live_view import peers_table
 from ..story import PeerStory
+from ..volunteer.control import TRAINING_LOCK
 from .watching import picture_of
 from .words import describe_picture, heading, member_story, progress_words, state_words
 
@@ -24,12 +26,14 @@ PIPED_WIDTH = 120
 def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
     """Show the run behind a link, or without one the peer whose log is in the home folder."""
     if link_text is None:
-        peer, votes = local_story(config), votes_line(config)
+        peer = local_story(config)
         if as_json:
             say(json.dumps([status_figures(peer)]))
             return
         show([peer])
-        if votes:
+        if peer.state == "killed":
+            say("It ended without leaving; the command that started it goes on from what is on the disk.")
+        elif votes := votes_line(config):
             say(votes)
         return
     picture = picture_of(JoinLink.parse(link_text), config)
@@ -80,6 +84,8 @@ def local_story(config: PeerConfig) -> PeerStory:
         peer.apply(event)
     if peer.state == "starting":
         raise UsageError(f"no peer has run with the home folder {config.home}", remedy="give a join link, or --home")
+    if not peer.gone and not any(is_locked(config.home / name) for name in (HOME_LOCK, TRAINING_LOCK)):
+        peer.kill()  # Its log cannot say so.
     return peer
 
 

@@ -181,7 +181,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/page": ("watch",),
     "scripts/runs": ("watch",),
     "scripts/volunteer": (),
-    "scripts/watch": (),
+    "scripts/watch": ("volunteer",),
     "scripts/cli": ("demo", "doctor", "page", "runs", "volunteer", "watch"),
     "scripts/lab/attacks": (),
     "scripts/lab/baselines": (),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.home_lock import HOME_LOCK, home_lock
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
 from flockstep.scripts.cli import main
@@ -37,6 +39,7 @@ from flockstep.scripts.live_view import DemoView
 from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
 from flockstep.scripts.story import PeerStory
+from flockstep.scripts.volunteer.control import TRAINING_LOCK
 from flockstep.scripts.watch.words import member_story
 from rich.console import Console
 
@@ -175,6 +178,27 @@ def test_status_tells_what_the_last_peer_of_this_home_did(capsys: pytest.Capture
     (figures,) = json.loads(out)
     assert code == 0
     assert (figures["device"], figures["step"], figures["round"], figures["loss"]) == ("cpu", 12, 7, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("lock", "state", "said_of_it"),
+    [
+        (HOME_LOCK, "training", "votes: 1 of 1 are here"),
+        (TRAINING_LOCK, "training", "votes: 1 of 1 are here"),
+        ("", "killed", "It ended without leaving"),
+    ],
+    ids=["in its run", "between memberships", "after SIGKILL"],
+)
+def test_status_tells_a_peer_that_runs_from_one_that_was_killed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, lock: str, state: str, said_of_it: str
+) -> None:
+    votes = {"event": "run.votes", "votes": 1, "total": 1, "quorum": 1, "reason": "a quorum is here"}
+    events = [{"event": "peer.start", "device": "cpu"}, votes, {"event": "step", "step": 12, "tokens_per_s": 10.0}]
+    log_path(tmp_path).write_text("".join(json.dumps(event) + "\n" for event in events))
+    with home_lock(tmp_path, pid=os.getpid(), name=lock) if lock else nullcontext():
+        _, out, _ = said(capsys, "status", "--home", str(tmp_path), "--json")
+        assert json.loads(out)[0]["state"] == state
+        assert said_of_it in said(capsys, "status", "--home", str(tmp_path))[1]
 
 
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in the background"])
