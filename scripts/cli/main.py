@@ -47,7 +47,6 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 app = typer.Typer(
     name="flockstep",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
@@ -79,7 +78,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # What others wrote must not end this peer where a terminal lacks a letter.
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="flockstep")  # As the shell's completion knows it, under `python -m flockstep`, too.
     except FlockstepError as error:
         remedy = f" — {error.remedy}" if error.remedy else ""
         sys.stderr.write(plain_text(f"flockstep: {error}{remedy}") + "\n")

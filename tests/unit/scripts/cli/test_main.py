@@ -80,6 +80,20 @@ def test_no_summary_is_cut_and_h_shows_them(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize(
+    ("words", "completed"),
+    [("flockstep jo", ["join"]), ("flockstep run inv", ["invite"]), ("flockstep join --thr", ["--threads"])],
+)
+def test_a_shell_completes_verbs_and_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, completed: list[str]
+) -> None:
+    monkeypatch.setenv("_FLOCKSTEP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    code, out, _ = said(capsys)
+    assert (code, out.split()) == (0, completed)
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["join", "hello"], "not a whole join link"),
