@@ -1,16 +1,19 @@
 """`flockstep bootstrap`, as an async function and as a real process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.published import validate_published
+from flockstep.dht.run.link import JoinLink
 from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.home_lock import home_lock
@@ -18,6 +21,7 @@ from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
+from support.bootstraps import TINY_RUN, Bootstrap, publish_run
 from support.commands import flockstep
 from support.tls import Authority
 
@@ -44,6 +48,24 @@ def test_a_link_to_follow_needs_a_certificate(tmp_path: Path) -> None:
     (line,) = ended.stderr.splitlines()
     assert "names no certificate" in line
     assert "&at=" in line
+
+
+def test_a_bootstrap_with_a_new_key_knows_the_runs_whose_records_it_was_given(tmp_path: Path) -> None:
+    old, homes = Bootstrap(tmp_path / "old"), [tmp_path / "old", tmp_path / "new"]
+    try:
+        link = JoinLink.parse(publish_run(TINY_RUN, (old.address(),), tmp_path / "owner"))
+    finally:
+        old.kill()
+    homes[1].mkdir()
+    shutil.copy(homes[0] / "directory", homes[1])
+    new = Bootstrap(homes[1])
+    try:
+        there = replace(link, via=(new.address(),))
+        shown = flockstep("run", "info", str(there), "--home", str(tmp_path / "visitor"), check=True)
+    finally:
+        new.kill()
+    assert f"run {link.run_id}" in shown.stdout
+    assert 'name = "tiny"' in shown.stdout
 
 
 def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
