@@ -72,6 +72,8 @@ class Heads:
         self._run = run
         self._charter = charter
         self._telemetry = telemetry
+        self._newest: Certificate | None = None
+        """The one to publish at the end of the period; None where none waits."""
         self._published = -math.inf
         self.ahead: Head | None = None
         """The published head, if it was of a later round than mine at the lookup; else None."""
@@ -80,13 +82,19 @@ class Heads:
         self.looked = trio.Event()
         """Set after the first lookup."""
 
-    async def publish(self, certificate: Certificate) -> None:
-        """Publish the newest certificate, rate limited to one per `HEAD_PERIOD`."""
-        if trio.current_time() - self._published < HEAD_PERIOD:
+    async def publish(self, certificate: Certificate, *, is_last: bool = False) -> None:
+        """Publish the newest certificate: once in `HEAD_PERIOD`, at its end, but the last one of the run at once."""
+        is_waited_for, self._newest = self._newest is not None, certificate
+        if is_waited_for and not is_last:
+            return
+        if not is_last:
+            await trio.sleep_until(self._published + HEAD_PERIOD)
+        newest, self._newest = self._newest, None
+        if newest is None:  # The run has ended meanwhile.
             return
         self._published = trio.current_time()
         try:
-            await self._directory.put(head_key(self._run), pack_certificate(certificate))
+            await self._directory.put(head_key(self._run), pack_certificate(newest))
         except (NetworkError, LocalError) as error:
             self._telemetry.emit("head.unpublished", step="publish the head", reason=str(error))
 

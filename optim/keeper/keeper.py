@@ -413,8 +413,9 @@ class Keeper:
         await kept.catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
         self._is_applying = False
         self._round_over.set()
-        if outcome.members[0] == node.peer_id and outcome.certificate is not None:
-            node.nursery.start_soon(self._heads.publish, outcome.certificate)
+        is_last = kept.catch_up.is_last  # Then the proposer may leave at once.
+        if outcome.certificate is not None and (is_last or outcome.members[0] == node.peer_id):
+            node.nursery.start_soon(partial(self._heads.publish, outcome.certificate, is_last=is_last))
         self._telemetry.emit("round.done", **figures)
         if root != outcome.value.next_root:
             reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.value.next_root.hex()[:8]}"

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -366,8 +367,9 @@ class Participant:
         leaves = await catch_up.step(outcome.value.bounds, averaged.outputs)
         root = self._position.root
         await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
-        if outcome.members[0] == self._node.peer_id:  # One publishes, and the proposer rotates.
-            self._nursery.start_soon(self._heads.publish, outcome.certificate)
+        # One publishes, and the proposer rotates.
+        if outcome.members[0] == self._node.peer_id and outcome.certificate is not None:
+            self._nursery.start_soon(partial(self._heads.publish, outcome.certificate, is_last=catch_up.is_last))
         if root == outcome.value.next_root:
             return leaves
         reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.value.next_root.hex()[:8]}"

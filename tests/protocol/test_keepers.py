@@ -12,7 +12,9 @@ import pytest
 import trio
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
+from flockstep.collectives.chain.packed import unpack_certificate
 from flockstep.collectives.codec import CELL, Codec
+from flockstep.dht.keys import head_key
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
@@ -234,6 +236,8 @@ def test_keepers_alone_attempt_no_round_and_stay_when_the_run_is_over(tmp_path: 
         await run.until(lambda: all_at([*keepers, *trainers], 3))
         for trainer in trainers:
             run.kill(trainer)
+        await trio.sleep(1)  # At once, whoever proposed the last round: nobody publishes one after it.
+        assert unpack_certificate(run.board.values[head_key(run.signed.run_id)]).slot.round == 3
         await trio.sleep(600)
         assert all(keeper.at[0] == 3 for keeper in keepers)
         assert all(len(keeper.named("round.void")) <= 1 for keeper in keepers)

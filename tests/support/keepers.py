@@ -198,14 +198,14 @@ class KeptRun:
         self._folder = folder
         self._nursery = nursery
         self.network = network
-        self._board = MemoryBoard()
+        self.board = MemoryBoard()
 
     def _begin(self, identity: Identity) -> tuple[Peer, MemoryTransport, MemoryDirectory]:
         telemetry = Telemetry(clock=trio.current_time)
         peer = self.peers[identity.peer_id] = Peer(identity, telemetry, trio.CancelScope())
         telemetry.subscribe(peer.events.append)
         transport = self.network.transport(peer.peer, telemetry=telemetry)
-        return peer, transport, MemoryDirectory(self._board, peer.peer, transport.addresses(), validate_run_value)
+        return peer, transport, MemoryDirectory(self.board, peer.peer, transport.addresses(), validate_run_value)
 
     def keep(self, number: int, *, resume: bool = True) -> Peer:
         peer, transport, directory = self._begin(key(number))
@@ -239,7 +239,7 @@ class KeptRun:
         events: list[Event] = []
         telemetry.subscribe(events.append)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
-        directory = MemoryDirectory(self._board, identity.peer_id, transport.addresses(), validate_run_value)
+        directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate_run_value)
         async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
             members = await find_members(node, directory, self.signed.run_id)
             for member in members:
@@ -254,7 +254,7 @@ class KeptRun:
     async def state(self, statements: OwnerStatements) -> None:
         """Publish statements of the run's owner where members look for them."""
         owner = self.signed.manifest.owner
-        directory = MemoryDirectory(self._board, owner, (), validate_run_value)
+        directory = MemoryDirectory(self.board, owner, (), validate_run_value)
         await publish_pages(directory, statements, OwnerStatements(self.signed.run_id, owner))
 
     def start(self, serve: "Callable[[KeptRun], Any]") -> None:

@@ -51,7 +51,7 @@ def test_nothing_but_a_valid_certificate_of_the_run_may_be_its_head() -> None:
 
 def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -> None:
     board, events = MemoryBoard(), list[Event]()
-    chain = grow(None, 3)
+    chain = grow(None, 5)
 
     async def main() -> None:
         telemetry = Telemetry(clock=trio.current_time)
@@ -60,17 +60,21 @@ def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -
         await heads.look(NOTHING)
         assert not events
         await heads.publish(chain[1])
-        await heads.publish(chain[2])
-        assert board.values[head_key(RUN)] == pack_certificate(chain[1])
-        await heads.look(ChainLink.of(chain[1]).head)
-        assert not events
-        await heads.look(NOTHING)
-        assert [(event["event"], event["round"]) for event in events] == [("head.ahead", 2)]
-        assert heads.ahead == ChainLink.of(chain[1]).head
-        await trio.sleep(HEAD_PERIOD)
-        await heads.publish(chain[2])
-        assert board.values[head_key(RUN)] == pack_certificate(chain[2])
-        await trio.sleep(HEAD_PERIOD)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(heads.publish, chain[2])
+            await trio.sleep(HEAD_PERIOD / 2)
+            await heads.publish(chain[3])
+            assert board.values[head_key(RUN)] == pack_certificate(chain[1])
+            await heads.look(ChainLink.of(chain[1]).head)
+            assert not events
+            await heads.look(NOTHING)
+            assert [(event["event"], event["round"]) for event in events] == [("head.ahead", 2)]
+            assert heads.ahead == ChainLink.of(chain[1]).head
+        assert trio.current_time() == HEAD_PERIOD
+        assert board.values[head_key(RUN)] == pack_certificate(chain[3])
+        await heads.publish(chain[4], is_last=True)
+        assert trio.current_time() == HEAD_PERIOD
+        assert board.values[head_key(RUN)] == pack_certificate(chain[4])
         board.up = False
         await heads.publish(chain[2])
         await heads.look(Head(9, bytes(32), 900))
