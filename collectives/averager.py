@@ -13,6 +13,7 @@ A member whose session I lose still counts while others have one with it: they p
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ..dht.run.revision import open_revision
@@ -254,7 +255,8 @@ class Averager:
         self._conduct.relieve(outcome.silent, outcome.late)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(attempt.durations)
-            averaged = self._done(outcome, work)
+            phases = {peer: ready.seconds for peer, (_, ready) in vote.ready.items() if peer in outcome.cut}
+            averaged = replace(self._done(outcome, work), phases=phases)
         if outcome.overdue is not None:
             self._deadlines.give_more_time(outcome.overdue)
         self.behind = self.behind or averaged.outcome.kind is OutcomeKind.BEHIND
@@ -318,6 +320,7 @@ class Averager:
             self._conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,
             rates=stated(last, node.rate_from),
+            seconds=min(contribution.seconds, wire.MAX_PHASE_SECONDS) if contribution.tokens else 0.0,
         )
         cells = spec.cells_of(vote.slot.round)
         expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)

@@ -1,10 +1,11 @@
 """What a peer brings into an attempt of a round, and what it has of it at the end."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..peer.node.bulk import Blob
+from ..peer.transport import PeerId
 from .codec import FlatSum
 from .round.actions import Outcome
 
@@ -26,7 +27,7 @@ class Contribution:
     grace: float
     """Seconds for slower members to become ready after a quorum is."""
     seconds: float = math.inf
-    """The duration of the inner phase: the cost of waiting is measured against it."""
+    """How long I have trained for it, without any wait: the cost of waiting is measured against it."""
     ramp: float = 1.0
     """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
     patience: float = 0.0
@@ -42,3 +43,5 @@ class Averaged:
     outcome: Outcome
     mine: tuple[Blob, ...]
     outputs: tuple[Blob, ...]
+    phases: Mapping[PeerId, float] = field(default_factory=dict)
+    """How long each contributor in the cut has trained, in seconds, as it states."""

@@ -7,6 +7,7 @@ would end after that stops before it, since the others wait for who is late and 
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,19 +56,29 @@ class Pace:
     def called(
         self, *, started: float, ready_at: Sequence[float], num_training: int, expected: float
     ) -> tuple[float, bool] | None:
-        """Return when a keeper becomes ready for the round, in seconds, and whether for a quorum; None while nobody is.
+        """Return when a keeper becomes ready for the round, in seconds, and whether for two thirds; None while nobody is.
 
         `ready_at` holds the times at which members that train became ready, of `num_training` that are here. The keeper
-        waits for a quorum of them, since one that is ready early could else make rounds of its own work alone; and for no
-        more than twice the `expected` seconds, since members that never become ready could else prevent any round.
+        waits for two thirds of them, since one that is ready early could else make rounds of its own work alone; and for
+        no more than twice the `expected` seconds, since members that never become ready could else prevent any round.
         """
         if not ready_at:
             return None
         order = [max(started, at) for at in sorted(ready_at)]
         due = max(order[0], started + LATE_PHASES * expected)
-        needed = quorum(num_training)
+        needed = max(1, math.ceil(2 * num_training / 3))
         at = order[needed - 1] if len(order) >= needed else math.inf
         return (at, True) if at <= due else (due, False)
+
+    def usual(self, stated: Sequence[float]) -> float:
+        """Return the seconds of a usual phase: the manifest's, or the median of those that contributors have `stated`.
+
+        It follows from no wait: after a wait for late members the next one would else be longer, round after round. Less
+        than half of the contributors move a median no further than honest ones differ. Before there are any: the ceiling.
+        """
+        if self.seconds or not stated:
+            return self.seconds or self.ceiling
+        return max(self.floor, statistics.median(stated))
 
     def grace(self, duration: float) -> float:
         """Return the seconds that a quorum waits for slow peers when its own phase took `duration`."""

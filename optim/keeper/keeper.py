@@ -2,7 +2,7 @@
 
 Theory of operation. A keeper is the network side of a peer without a trainer: NumPy, no torch. It learns the size of the
 state (`state_size`), takes it like any newcomer, and from then on takes part in every round: its Ready states no tokens, so
-nobody waits for a contribution of it. It becomes ready once a quorum of the members that train are (`Pace.called`), or
+nobody waits for a contribution of it. It becomes ready once two thirds of the members that train are (`Pace.called`), or
 one of them and voters with more than a third of the votes. Where too few voters are here to decide, it is ready at once,
 since an appointment names only voters that are. After a certified round it makes the outer step itself. After the last
 round it goes on serving.
@@ -12,9 +12,10 @@ round it holds what most of the first members state (docs/trust.md), or the stat
 keeper has that on its disk.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,7 +127,12 @@ class Keeper:
         self._resume = resume
         self._rung = rung
         self._outer = OuterSettings.of(manifest)
-        self._pace = Pace(steps=1, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
+        self._pace = Pace(
+            steps=1,
+            seconds=manifest.inner.seconds / manifest.outer.fragments,
+            floor=manifest.timing.floor,
+            ceiling=manifest.timing.ceiling,
+        )
         table = MemberTable(
             signed.run_id,
             node.peer_id,
@@ -158,9 +164,10 @@ class Keeper:
         self._keeping = trio.CancelScope()
         self._waiting = ""
         self._settled = -1
-        self._round_began = 0.0
-        self._expected = manifest.timing.ceiling
-        """Seconds that a quorum of those that train has needed last; before the first time a guess."""
+        self._round_began = -math.inf
+        """When the last round was certified here; long ago where I have only heard of it."""
+        self._phases: dict[PeerId, float] = {}
+        """By member that is here, the seconds of its last phase that was in a certified cut, as it has stated them."""
         self._grace = self._pace.floor
         """Seconds for slower members to become ready after me: none of those that wait loses its patience before."""
         self._idle: Counter[PeerId] = Counter()
@@ -347,15 +354,14 @@ class Keeper:
                     return
                 counted = kept.archive.conduct.pacing(self._counted())
                 times = [at for peer, at in ready_at.items() if peer in counted]
-                called = self._pace.called(
-                    started=began, ready_at=times, num_training=len(counted), expected=self._expected
-                )
+                usual = self._pace.usual([seconds for peer, seconds in self._phases.items() if peer in counted])
+                called = self._pace.called(started=began, ready_at=times, num_training=len(counted), expected=usual)
                 if averager.why_no_quorum or (called is not None and (now >= called[0] or averager.is_called)):
                     self._grace = self._pace.floor
                     if called is not None and called[1]:
-                        self._expected = max(self._pace.floor, now - self._round_began)
                         patience = self._pace.ceiling - (now - min(times))
-                        self._grace = max(self._pace.floor, min(self._pace.grace(now - began), patience / 2))
+                        grace = self._pace.grace(min(now - began, usual))
+                        self._grace = max(self._pace.floor, min(grace, patience / 2))
                     return
             if now - self._announced >= ANNOUNCE_PERIOD and self._body.addresses != self._node.transport.addresses():
                 self._announce()
@@ -408,6 +414,7 @@ class Keeper:
             return
         here = self._members()
         self._idle = Counter({peer: 0 if peer in outcome.cut else self._idle[peer] + 1 for peer in here})
+        self._note_phases(averaged.phases, here)
         leaves = await kept.catch_up.step(outcome.value.bounds, averaged.outputs)
         root = kept.place.root
         await kept.catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
@@ -423,8 +430,15 @@ class Keeper:
             await self._sync(kept)
             return
         self._settle(kept, leaves)
+        self._round_began = trio.current_time()
         self._report(kept)
         node.nursery.start_soon(self._evaluations.look, kept.place.certificate)
+
+    def _note_phases(self, stated: Mapping[PeerId, float], here: Collection[PeerId]) -> None:
+        """Remember how long contributors have trained, by their own word: none for longer than the round has lasted."""
+        most = trio.current_time() - self._round_began
+        known = self._phases | {peer: min(seconds, most) for peer, seconds in stated.items() if seconds}
+        self._phases = {peer: seconds for peer, seconds in known.items() if peer in here}
 
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
@@ -436,7 +450,7 @@ class Keeper:
             self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1)
         last = place.round >= settings.num_rounds
         if place.round != self._settled:
-            self._settled, self._round_began = place.round, trio.current_time()
+            self._settled, self._round_began = place.round, -math.inf
             if last:
                 self._telemetry.emit("run.finished", round=place.round, root=place.root.hex())
         self._node.nursery.start_soon(kept.archive.checkpoints.write, place, kept.vectors, leaves[0] + leaves[1], last)

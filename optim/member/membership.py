@@ -309,7 +309,7 @@ class Membership:
     def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
         """End the inner phase: take Δ of the elements `span`, which `delta` holds, into a round."""
         progress, round_ = self._progress, self.round + 1
-        seconds = time.monotonic() - self._phase_started
+        seconds = progress.phase_seconds
         work = AverageDelta(
             tokens=progress.phase_tokens,
             steps=progress.phase_steps,
@@ -355,7 +355,8 @@ class Membership:
             if self._pace.seconds or not self._delay:
                 self._phase_started = self._network.round_ended_at
             return PhaseOutcome(self.status(), PhaseEnd.DRIFTED if ended.drifted else PhaseEnd.DONE, ended.reason)
-        self._progress.resume_phase(flight.work.steps, flight.work.tokens, flight.work.loss)
+        work = flight.work
+        self._progress.resume_phase(work.steps, work.tokens, work.loss, work.seconds)
         if ended.kind is OutcomeKind.BEHIND:
             return PhaseOutcome(self.status(), PhaseEnd.BEHIND, ended.reason)
         self._boundary = self._progress.phase_steps + max(1, self._pace.steps // RETRY_SHARE)

@@ -57,14 +57,16 @@ class Progress:
         """Start the sums of a new inner phase."""
         self.phase_steps = 0
         self.phase_tokens = 0
+        self.phase_seconds = 0.0
         self._phase_weighed = 0.0
 
     def waited(self) -> None:
         """Training has waited: the time since the last inner step is no part of the next one."""
         self._stepped = time.monotonic()
 
-    def resume_phase(self, steps: int, tokens: int, loss: float) -> None:
+    def resume_phase(self, steps: int, tokens: int, loss: float, seconds: float) -> None:
         """Count an earlier phase, whose round was void, as a part of this one; `loss` is its mean."""
+        self.phase_seconds += seconds
         self.phase_steps += steps
         self.phase_tokens += tokens
         self._phase_weighed += loss * tokens
@@ -78,6 +80,7 @@ class Progress:
         """Count one inner step."""
         now = time.monotonic()
         self.step_seconds, self._stepped = now - self._stepped, now
+        self.phase_seconds += self.step_seconds
         self.steps += 1
         self.phase_steps += 1
         self.tokens += tokens

@@ -43,6 +43,8 @@ RunId: TypeAlias = Annotated[str, Size(64, 1)]
 Reason: TypeAlias = Annotated[str, Size(4 * MAX_REASON)]
 Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
 Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
+MAX_PHASE_SECONDS = 1e9
+"""Thirty years: a phase lasts as long as no round is possible."""
 Invite: TypeAlias = Annotated[bytes, Size(MAX_INVITE_BYTES)]
 Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
 MAX_VOUCHER_BYTES = 450

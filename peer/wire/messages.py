@@ -39,6 +39,7 @@ from .fields import (
     MARK_BYTES,
     MAX_ATTEMPT,
     MAX_COUNT,
+    MAX_PHASE_SECONDS,
     MAX_READY_BYTES,
     MAX_RECUTS,
     MAX_ROSTER,
@@ -62,7 +63,7 @@ from .fields import (
     Voucher,
 )
 from .framing import MAX_FRAME_BYTES
-from .schema import Between, Size, decode, encode, grows
+from .schema import Added, Between, Size, decode, encode, grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class Ready:
     """True if I leave after this round: I have no vote in the next one."""
     rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
     """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
+    seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    """How long I have trained for what I contribute, without any wait; 0 where I do not train."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Runs with keepers on a network in memory: production keepers and participants, with contributions known to the test."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,6 +192,10 @@ class KeptRun:
         """What a member that trains states as its layout, by its id; `MODEL` where it is not set."""
         self.networks: dict[PeerId, str] = {}
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
+        self.phases: dict[PeerId, Callable[[], Awaitable[None]]] = {}
+        """How a member that trains passes an inner phase, by its id; a sleep where it is not set."""
+        self.claims: dict[PeerId, float] = {}
+        """How many seconds a member that trains says that its phase took, by its id; the truth where it is not set."""
         self.losses: dict[PeerId, float | None] = {}
         """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
         self.torn: dict[PeerId, ChainPosition] = {}
@@ -328,7 +333,7 @@ class KeptRun:
             peer.settings[peer.round] = settings_after_round(position.certificate, signed)
             if peer.round >= peer.settings[peer.round].num_rounds:
                 break
-            await trio.sleep(seconds)
+            await self.phases.get(peer.peer, partial(trio.sleep, seconds))()
             pulse = border.pulse
             if pulse is not None and pulse.behind:
                 position = (await participant.sync(SyncState())).position
@@ -336,7 +341,8 @@ class KeptRun:
             if pulse is not None and pulse.why_not_average:
                 continue
             round_into(contribution_of(peer.peer, peer.round + 1), peer.vectors.delta)
-            work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0, patience=0.0)
+            claim = self.claims.get(peer.peer, seconds)
+            work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=claim, ramp=1.0, patience=0.0)
             ended = await participant.average_delta(work)
             peer.outcomes.append(ended.kind)
             if ended.kind is OutcomeKind.DONE:

@@ -65,19 +65,37 @@ def test_phase_ends_at_the_deadline_and_says_why() -> None:
     ("ready_at", "training", "called"),
     [
         ([], 3, None),
-        ([12.0, 11.0, 30.0], 3, (30.0, True)),  # A quorum of three is three.
+        ([12.0, 11.0, 30.0], 3, (12.0, True)),  # Two of three: a third may be late for ever.
+        ([12.0, 11.0, 30.0, 40.0], 4, (30.0, True)),
         ([12.0, 11.0], 2, (12.0, True)),
         ([3.0], 1, (10.0, True)),  # A Ready from before the round began.
         ([10.5], 4, (90.0, False)),  # One that is early waits for twice the usual phase,
-        ([10.5, 200.0], 3, (90.0, False)),
+        ([10.5, 200.0], 2, (90.0, False)),
         ([200.0], 4, (200.0, False)),  # and is never ready before it is.
         ([11.0], 0, (11.0, True)),
     ],
 )
-def test_a_keeper_is_ready_with_a_quorum_of_those_that_train_or_after_twice_the_usual_phase(
+def test_a_keeper_is_ready_with_two_thirds_of_those_that_train_or_after_twice_the_usual_phase(
     ready_at: list[float], training: int, called: tuple[float, bool] | None
 ) -> None:
     assert PACE.called(started=10, ready_at=ready_at, num_training=training, expected=40) == called
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stated", "usual"),
+    [
+        (0.0, [], 60.0),  # Before there are any: the ceiling.
+        (0.0, [30.0, 40.0, 50.0], 40.0),
+        (0.0, [30.0, 40.0, 50.0, 1e9, 1e9], 50.0),  # Two of five: within what honest ones state.
+        (0.0, [30.0, 40.0, 50.0, 1e-9, 1e-9], 30.0),
+        (0.0, [0.1], 2.0),
+        (25.0, [1e9, 1e9], 25.0),  # What the manifest says.
+    ],
+)
+def test_the_usual_phase_is_that_of_the_manifest_or_the_median_of_those_stated(
+    seconds: float, stated: list[float], usual: float
+) -> None:
+    assert Pace(steps=50, seconds=seconds, floor=2, ceiling=60).usual(stated) == usual
 
 
 @pytest.mark.parametrize(("steps", "floor", "ceiling"), [(0, 1, 2), (1, 3, 2), (1, -1, 2), (1, 0, float("nan"))])
