@@ -7,13 +7,15 @@ with a peer in its roster determines its trust, every peer that holds the chain 
 that states anything else (`round.gather.refusal`). A peer that is in none of the last `TRUST_WINDOW` rosters begins
 anew. A peer that breaks the rules loses no trust: it is banned, and in no roster at all.
 
-In an open run weight must be earned. A newcomer begins with 0.2, and a cap holds (Sybil resistance): peers with fewer
-than 20 contributed rounds have at most 20 % of a round's weight together, unless there is nobody else. In a run by
-invitation or list the owner vouches for the members: all begin with 1, and no cap holds.
+In an open run weight must be earned. A newcomer begins with 0.2, and a cap holds (Sybil resistance): beside four peers of
+tenure, with 20 contributed rounds or more, all others have at most 20 % of a round's weight together. Fewer than four
+have no more than their share of heads: one that was there a round before the others would else decide alone, and flag
+them for good. Whom the owner has given a vote counts as of tenure at once (`RosterView.seats`). In a run by invitation or
+list the owner vouches for the members: all begin with 1, and no cap holds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TypeVar
 
@@ -30,6 +32,8 @@ FIRST_TRUST = 0.2
 GAIN = 0.2
 YOUNG_ROUNDS = 20
 YOUNG_SHARE = 0.2
+MANY_OLD = 4
+"""So many of tenure outweigh the young: of three or fewer a single liar would be a third or more."""
 LEAST_SHARE = 1e-9
 """Smaller shares count as 0: a ramp or a trust may be any number, and a cap must not lift next to nothing to a share."""
 TRUST_WINDOW = 50
@@ -47,6 +51,11 @@ class TrustRecord:
 def newcomer_record(earned: bool) -> TrustRecord:
     """Return the record of an unknown peer; `earned`: whether weight must be earned in this run."""
     return TrustRecord(FIRST_TRUST if earned else 1.0, 0)
+
+
+def of_tenure(seat: wire.Seat) -> wire.Seat:
+    """Return the seat of somebody whom the run's owner answers for: it counts as of tenure, at the trust that it has."""
+    return replace(seat, rounds=max(seat.rounds, YOUNG_ROUNDS))
 
 
 def after(seat: wire.Seat, contributed: bool, flagged: bool) -> TrustRecord:
@@ -139,9 +148,12 @@ def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
 
 
 def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
-    """Apply the cap of an open run: of the young together."""
+    """Apply the caps of an open run: of the young together, and of those of tenure where they are few."""
     young = [index for index, seat in enumerate(seats) if seat.rounds < YOUNG_ROUNDS]
-    return _limited(shares, young, YOUNG_SHARE)
+    old = [index for index, share in enumerate(shares) if share and seats[index].rounds >= YOUNG_ROUNDS]
+    limited = _limited(shares, young, 1 - (1 - YOUNG_SHARE) * min(len(old), MANY_OLD) / MANY_OLD)
+    heads = sum(share > 0 for share in shares)
+    return limited if len(old) >= MANY_OLD else _limited(limited, old, len(old) / max(1, heads))
 
 
 def _limited(shares: Sequence[float], group: Collection[int], most: float) -> list[float]:

@@ -174,7 +174,7 @@ class JudgePhase:
         """Return the tokens of each contributor that count, in the order of the cut, once it is judged."""
         order = self._cut.contributors
         tokens = [self._table.commits()[index].tokens for index in order]
-        seats = [self._table.roster.seats[index] for index in order]
+        seats = self._table.seats(order, self._setup.charter)
         weighs = [any(row[place] for row in self.weights) for place in range(len(order))]
         counts = [each and index not in self.flagged for each, index in zip(weighs, order, strict=True)]
         return credit_of(tokens, seats, counts, earned=self._setup.charter.earned)
@@ -282,7 +282,7 @@ class JudgePhase:
     def _masses(self) -> tuple[float, ...]:
         order = self._cut.contributors
         commits = [self._table.commits()[index] for index in order]
-        seats = [self._table.roster.seats[index] for index in order]
+        seats = self._table.seats(order, self._setup.charter)
         tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
         return weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
 

@@ -3,8 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
+from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..accountability.trust import of_tenure
 from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
@@ -53,6 +55,14 @@ class RosterView:
         self._exposed: set[PeerId] = set()
         """The members to which I have shown my roster."""
         self._notes: list[Note] = []
+
+    def seats(self, order: Iterable[int], charter: Charter) -> list[wire.Seat]:
+        """Return the seats by which these members weigh: where the owner says who votes, voters are of tenure at once."""
+        votes = self.electorate.votes if charter.keepers is not None else {}
+        return [
+            of_tenure(self.roster.seats[index]) if self.members[index] in votes else self.roster.seats[index]
+            for index in order
+        ]
 
     def cells(self, part: int) -> int:
         """Return the number of cells of a part."""

@@ -134,6 +134,36 @@ def test_the_young_have_a_fifth_together_where_anybody_is_not() -> None:
     assert weigh([100] * 64, [1.0] * 64, [old] * 4 + [young] * 60, earned=False)[0] < 0.02
 
 
+@pytest.mark.parametrize(
+    ("old", "young", "share"),
+    [(1, 1, 0.5), (1, 3, 0.25), (2, 2, 0.5), (3, 1, 0.75), (1, 60, 1 / 61), (3, 60, 3 / 63), (4, 60, 0.8), (10, 1, 1 / 1.1)],
+)
+@pytest.mark.parametrize("trust", [0.2, 1.0])
+def test_fewer_than_four_of_tenure_have_no_more_than_their_share_of_heads(
+    old: int, young: int, share: float, trust: float
+) -> None:
+    told = [wire.Seat(1.0, YOUNG_ROUNDS)] * old + [wire.Seat(trust, YOUNG_ROUNDS - 1)] * young
+    n = old + young
+    weights = weigh([100] * n, [1.0] * n, told, earned=True)
+    if old < 4:
+        assert sum(weights[:old]) == pytest.approx(share)
+    elif young > 1:
+        assert sum(weights[:old]) == pytest.approx(1 - YOUNG_SHARE)
+    else:
+        assert sum(weights[:old]) == pytest.approx(old / (old + trust))
+
+
+@pytest.mark.parametrize(
+    ("old", "young", "share"), [(1, 1, 0.2), (2, 2, 0.4), (1, 8, 1 / 9), (3, 17, 3 / 20), (4, 60, 0.8)]
+)
+def test_the_young_leave_those_of_tenure_a_share_however_little_these_have_trained(
+    old: int, young: int, share: float
+) -> None:
+    told = [wire.Seat(1.0, YOUNG_ROUNDS)] * old + [wire.Seat(1.0, YOUNG_ROUNDS - 1)] * young
+    weights = weigh([1] * old + [1000] * young, [1.0] * (old + young), told, earned=True)
+    assert sum(weights[:old]) == pytest.approx(share)
+
+
 def test_who_states_next_to_no_ramp_is_not_lifted_to_a_weight() -> None:
     old, young = wire.Seat(1.0, YOUNG_ROUNDS), wire.Seat(1.0, 0)
     assert weigh([100, 100], [1.0, 5e-324], [young, old], earned=True) == (1.0, 0.0)
@@ -175,8 +205,8 @@ def test_who_claims_any_number_of_tokens_gets_little_more_credit_than_the_others
     assert credited(strangers, [1.0] * 3 + [0.2] * 7) == (100,) * 3 + (150,) * 7
     assert max(credited(strangers, [1.0] * 3 + [0.6] * 7)) == MAX_PEER_TOKENS
     # In an open run newcomers count for a fifth of the median together, however many they are.
-    seats = [wire.Seat(1.0, 20)] * 3 + [wire.Seat(0.6, 0)] * 7
-    assert max(credit_of(strangers, seats, [True] * 10, earned=True)) == 150
+    seats = [wire.Seat(1.0, 20)] * 4 + [wire.Seat(0.6, 0)] * 60
+    assert max(credit_of([100] * 4 + [1 << 50] * 60, seats, [True] * 64, earned=True)) == 150
 
 
 def test_who_is_flagged_or_left_without_weight_gets_no_credit() -> None:

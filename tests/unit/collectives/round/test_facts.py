@@ -5,10 +5,12 @@ from itertools import combinations
 
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.robust.checks import commitment
 from flockstep.collectives.round.facts import MessageLog
 from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, RosterView
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
@@ -157,6 +159,14 @@ def test_a_cut_has_a_quorum_of_the_voters_that_train_whoever_else_is_in_it() -> 
     table = RosterView(said(PEERS[0], idle), idle, PEERS[1], E, MessageLog())
     assert table.is_enough((0,))
     assert not table.is_enough(())
+
+
+def test_voters_are_of_tenure_at_once_where_the_owner_says_who_votes() -> None:
+    votes = Electorate(dict.fromkeys(PEERS[:2], 1))
+    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
+    by_owner = table.seats((1, 2), Charter(earned=True, keepers=frozenset(PEERS[:2])))
+    assert by_owner == [replace(ROSTER.seats[1], rounds=YOUNG_ROUNDS), ROSTER.seats[2]]
+    assert table.seats((1, 2), Charter(earned=True)) == list(ROSTER.seats[1:3])  # Where all vote, keys are free.
 
 
 def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
