@@ -27,6 +27,7 @@ from ..peer.disk import write_whole
 from ..peer.errors import LocalError, NotAgreed, UsageError
 from ..peer.plain import plain_text
 from ..peer.telemetry import Telemetry, log_path
+from .terminal import ending_signals
 from .voters import who_decides
 
 WHO_MAY_JOIN = {
@@ -214,8 +215,7 @@ def _read(question: str) -> str:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Let one Ctrl-C end the question: elsewhere it asks for an orderly leave, of which a pending `input` hears nothing."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ ask.
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +46,7 @@ from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
 from ..peer.wire.schema import decode
+from .terminal import ending_signals
 
 COMPANY_PERIOD = 30.0
 """Seconds between checks of the connections to other bootstraps; a restarted one knows me after that."""
@@ -101,7 +101,7 @@ class BootstrapOptions:
 
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once it accepts connections."""
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; `say` my full addresses, one a line, once it accepts connections."""
     _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
     telemetry = Telemetry(log_path(config.home))
 
@@ -305,7 +305,7 @@ def _allow_files(needed: int) -> None:
 
 
 async def _cancel_on_signal(scope: trio.CancelScope, *, task_status: Any) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*ending_signals()) as signals:
         task_status.started()
         async for _number in signals:
             scope.cancel()

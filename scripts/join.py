@@ -35,6 +35,7 @@ from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
 from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
+from .terminal import ending_signals
 from .unfollowed import keep_unfollowed
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
@@ -256,14 +257,14 @@ def recorded(
 
 @contextlib.contextmanager
 def leaving_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets; a second Ctrl-C ends the process at once."""
+    """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second Ctrl-C ends the process at once."""
     stop = threading.Event()
 
     def leave(number: int, _frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, signal.default_int_handler)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, leave) for number in ending_signals()}
     try:
         yield stop
     finally:

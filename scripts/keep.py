@@ -33,6 +33,7 @@ from ..peer.transport import Address, Host, PeerId
 from .agree import Agreement, Purpose, terminal_reader
 from .publish import Publisher, check_publishing
 from .story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
+from .terminal import ending_signals
 from .upload import check_target
 
 KEEPER_LEAVE_SECONDS = 2.5
@@ -57,7 +58,7 @@ def keep(
     publish: str = "",
     publish_every: int = 1,
 ) -> None:
-    """Keep a run until Ctrl-C or SIGTERM. Raises `FlockstepError`, or `KeyboardInterrupt` at the end.
+    """Keep a run until Ctrl-C, SIGTERM or SIGHUP. Raises `FlockstepError`, or `KeyboardInterrupt` at the end.
 
     Before the first time its user is asked, if there is a terminal and `yes` is not the answer already. `via` are
     addresses of further bootstraps, `metrics` is the place of a page for Prometheus. Of `publish_every` checkpoints one
@@ -194,7 +195,7 @@ async def _keep_until_signal(
 
             async def leave_on_signal(*, task_status: Any) -> None:
                 nonlocal patience
-                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                with trio.open_signal_receiver(*ending_signals()) as signals:
                     task_status.started()
                     async for number in signals:
                         if stop.is_set():

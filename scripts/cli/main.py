@@ -5,7 +5,6 @@ heavy is imported inside the verbs, so that `--help` answers at once. Every erro
 """
 
 import enum
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ import typer
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
+from ..terminal import outlive_terminal
 from ..volunteer.policy import MAX_CELSIUS, MAX_WATTS
 from . import data, run, service
 from .bootstrap import bootstrap
@@ -74,9 +74,7 @@ class Precision(enum.StrEnum):
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # What others wrote must not end this peer where a terminal lacks a letter.
-            stream.reconfigure(errors="backslashreplace")
+    outlive_terminal()
     try:
         app(prog_name="flockstep")  # As the shell's completion knows it, under `python -m flockstep`, too.
     except FlockstepError as error:

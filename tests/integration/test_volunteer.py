@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from flockstep.peer.telemetry import log_path, read_events
 from support.bootstraps import TINY_RUN
 from support.commands import Command, flockstep
 
@@ -69,6 +70,24 @@ def test_a_paused_peer_leaves_stays_away_after_a_restart_and_comes_back(
     assert nobody.returncode == 1
     assert nobody.stderr.count("\n") == 1
     assert "no peer that trains" in nobody.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("verb", ["join", "keep"])
+def test_a_peer_whose_terminal_is_closed_leaves_in_order(publish: Callable[..., str], tmp_path: Path, verb: str) -> None:
+    """Its lines have nowhere to go from then on, and that ends nothing."""
+    link, home = publish(TINY_RUN, "owner"), tmp_path / "owner"
+    terminal, its_end = os.openpty()
+    with Command(verb, link, "--home", str(home), *HERE, "--yes", stdout=its_end) as peer:
+        os.close(its_end)
+        shown, awaited = "", "state root" if verb == "join" else "waiting for one"
+        while awaited not in shown:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        os.close(terminal)
+        peer.send_signal(signal.SIGHUP)
+        assert peer.wait(120) == 130
+    leaving = [event for _, event in read_events(log_path(home)) if event["event"] == "peer.leave"]
+    assert [event["reason"] for event in leaving] == ["left"]
 
 
 def test_peers_that_compute_in_fp16_and_in_bf16_hold_one_state(publish: Callable[..., str], tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
     "optim": {"consent", "device", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"},
-    "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "voters"},
+    "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "terminal", "voters"},
     "scripts/lab": {"namespaces"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""

@@ -229,6 +229,18 @@ def test_ctrl_c_asks_to_leave_and_a_second_one_insists(before: Callable[..., obj
         signal.signal(signal.SIGINT, found)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("under_nohup", [False, True])
+def test_a_closed_terminal_asks_to_leave_and_not_under_nohup(under_nohup: bool) -> None:
+    found = signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else signal.SIG_DFL)
+    try:
+        with leaving_on_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.is_set() is not under_nohup
+    finally:
+        signal.signal(signal.SIGHUP, found)
+
+
 def test_join_shows_others_texts_as_texts(capsys: pytest.CaptureFixture[str]) -> None:
     with shown(print, as_json=False) as on_event:
         on_event({"event": "round.void", "round": 3, "reason": "\x1b]0;owned\x07[/nope]\u202e"})
