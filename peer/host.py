@@ -36,7 +36,7 @@ from .libp2p.dial import Dialler
 from .libp2p.gate import Gate
 from .libp2p.ladder import Climb
 from .libp2p.line_rate import LineRate
-from .libp2p.listen import interfaces, listen, listeners_of
+from .libp2p.listen import NUM_LISTEN_PORTS, interfaces, listen, listeners_of
 from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
@@ -174,7 +174,9 @@ class Libp2pHost:
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
-                    port = await listen(self.host, self.config, self._telemetry)
+                    # The links of runs name a bootstrap's port: on the next one nobody would look for it.
+                    num_ports = 1 if self.bootstrap_server is not None else NUM_LISTEN_PORTS
+                    port = await listen(self.host, self.config, self._telemetry, num_ports)
                     self.failure = port if isinstance(port, LocalError) else await self._listen_for_web()
                     if not isinstance(port, LocalError):
                         self.port = self._dialler.port = port

@@ -85,12 +85,14 @@ def listeners_of(host: Any) -> list[SelectiveListener]:
     return [one for listener in host.get_network().listeners.values() for one in listener.listeners]
 
 
-async def listen(host: Any, config: PeerConfig, telemetry: Telemetry) -> int | LocalError:
-    """Make a running host of the library listen; returns the port, or the error if none could be bound."""
+async def listen(
+    host: Any, config: PeerConfig, telemetry: Telemetry, num_ports: int = NUM_LISTEN_PORTS
+) -> int | LocalError:
+    """Make a running host of the library listen on the first free one of `num_ports` ports; returns it, or the error."""
     first = config.port
     no_ip6 = _try_to_bind(ALL_IP6, 0) if config.host == ALL_IP4 else None
     hosts = (config.host, ALL_IP6) if config.host == ALL_IP4 and no_ip6 is None else (config.host,)
-    for port in range(first, min(first + NUM_LISTEN_PORTS, 65536)) if first else (0,):
+    for port in range(first, min(first + num_ports, 65536)) if first else (0,):
         errors = [error for text in hosts if (error := _try_to_bind(text, port))]
         if not errors and await host.get_network().listen(_multiaddr(config.host, port)):
             chosen = int(host.get_transport_addrs()[0].value_for_protocol("tcp"))
@@ -107,8 +109,11 @@ async def listen(host: Any, config: PeerConfig, telemetry: Telemetry) -> int | L
                     f"cannot listen on {config.host} port {port}: {error.strerror}",
                     remedy="choose another --port above 1023, and for the host an address of this computer",
                 )
+    if num_ports == 1:
+        remedy = "end the program that listens there, or choose another --port, which links then name; 0 takes any"
+        return LocalError(f"port {first} is taken on {config.host}", remedy=remedy)
     return LocalError(
-        f"no port of {first} to {first + NUM_LISTEN_PORTS - 1} is free on {config.host}",
+        f"no port of {first} to {first + num_ports - 1} is free on {config.host}",
         remedy="choose another --port, or --port 0 to take any",
     )
 

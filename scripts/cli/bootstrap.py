@@ -10,7 +10,7 @@ import typer
 from ...dht.run.link import JoinLink
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.quota.limits import BootstrapLimits, limit_options
-from .options import Announce, Host, Metrics, Port
+from .options import Announce, Host, Metrics
 
 
 def bootstrap(
@@ -18,7 +18,7 @@ def bootstrap(
         Path | None, typer.Option(help="Folder of the key, the directory and the event log.  [default: ~/.flockstep]")
     ] = None,
     host: Host = "0.0.0.0",
-    port: Port = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="TCP port, which links will name; 0: any.")] = DEFAULT_PORT,
     announce: Announce = None,
     via: Annotated[
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")

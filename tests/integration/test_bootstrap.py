@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,16 @@ def test_a_second_process_with_one_home_ends_with_one_line(tmp_path: Path, comma
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"another process (pid {os.getpid()}) uses the home folder {tmp_path}" in line
+
+
+def test_a_bootstrap_whose_port_is_taken_ends_with_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = flockstep("bootstrap", "--home", str(tmp_path), "--host", "127.0.0.1", "--port", port)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"port {port} is taken on 127.0.0.1" in line
+    assert "--port" in line.partition(" — ")[2]
 
 
 def test_a_link_to_follow_needs_a_certificate(tmp_path: Path) -> None:
