@@ -15,6 +15,7 @@ Delay, loss and rates are those of `flockstep.scripts.lab.namespaces`. `LocalErr
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ HERE = Path(__file__).parent
 KINDS = ("cone", "symmetric", "shift", "open")
 PORT = 4001
 SHIFTED_PORT = 34001
+PROXY_PORT = 3128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class Home:
     down: float = 0.0
     upnp: bool = False
     ipv6: bool = False
+    lets_out: str = "everything"
+    """What the router lets out: `everything`, `nothing`, or a match of nftables such as `tcp dport 443`."""
+    proxy: tuple[str, ...] | None = None
+    """The options of an HTTP proxy on port 3128 of its router (`support.connect_proxy`); None for no proxy."""
 
     @property
     def line(self) -> ShapedLine:
@@ -109,7 +115,7 @@ class Lab(Namespaces):
         self.add(router)
         self.connect(router, wan, "public", f"to{number}", home.line)
         self.address(router, wan, f"{self.public_ip(number)}/16")
-        self.inside(router, "nft -f -", text=_rules(home.kind, wan))
+        self.inside(router, "nft -f -", text=_rules(home, wan))
         if home.kind == "open":
             return
         self.inside(router, "sysctl -qw net.ipv4.ip_forward=1")
@@ -125,6 +131,12 @@ class Lab(Namespaces):
             self.inside(computer, f"ip route add default via 10.{number}.0.1")
         if home.ipv6:
             self._add_ipv6(number, home)
+        if home.proxy is not None:
+            place = ("--host", f"10.{number}.0.1", "--port", str(PROXY_PORT))
+            proxy = [sys.executable, "-m", "support.connect_proxy", *place, *home.proxy]
+            process = self.start(router, proxy, stdout=subprocess.PIPE, text=True, env=environment())
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{PROXY_PORT}\n"
         if home.upnp:
             self.start(router, [sys.executable, str(HERE / "upnp_router.py"), f"10.{number}.0.1", wan])
 
@@ -141,9 +153,11 @@ class Lab(Namespaces):
             self.inside(computer, f"ip route add default via {prefix}:1")
 
 
-def _rules(kind: str, wan: str) -> str:
+def _rules(home: Home, wan: str) -> str:
     """What a router translates and drops; an open computer has a chain to cut alone."""
-    cut = "chain cut { type filter hook forward priority -10; }"
+    kind, cut = home.kind, "chain cut { type filter hook forward priority -10; }"
+    allowed = {"everything": "", "nothing": None}.get(home.lets_out, home.lets_out)
+    outgoing = "" if allowed is None else f'iifname "lan" {allowed} accept'
     if kind == "open":
         return """table ip filter {
             chain cut { type filter hook input priority -10; }
@@ -163,7 +177,7 @@ def _rules(kind: str, wan: str) -> str:
                 type filter hook forward priority 0; policy drop;
                 ct state established,related accept
                 ct status dnat accept
-                iifname "lan" accept
+                {outgoing}
             }}
             chain input {{
                 type filter hook input priority 0; policy drop;

@@ -116,9 +116,11 @@ async def main(bootstraps: list[str]) -> None:
                 result = {"error": str(error)}
             say({"number": number, **result})
 
-        for full in bootstraps:
-            address, bootstrap = split_p2p(full)
-            await host.bootstraps.enter(bootstrap, address)
+        places: dict[str, list[str]] = {}
+        for address, bootstrap in map(split_p2p, bootstraps):
+            places.setdefault(bootstrap, []).append(address)
+        for bootstrap, addresses in places.items():
+            await host.bootstraps.enter(bootstrap, *addresses)
         say({"peer": host.peer_id})
         commands = trio.wrap_file(sys.stdin)
         async for line in commands:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,9 +14,10 @@ from natlab.lab import PORT, Lab, environment
 ANSWER_SECONDS = 60.0
 
 
-def start_bootstrap(lab: Lab, number: int, home: Path) -> str:
+def start_bootstrap(lab: Lab, number: int, home: Path, *options: str) -> str:
     """A `flockstep bootstrap` in public; its full address."""
-    command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--port", str(PORT)]
+    place = ["--home", str(home), "--port", str(PORT)]
+    command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", *place, *options]
     process = lab.start(f"boot{number}", command, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None
     lines: Iterable[str] = process.stdout
@@ -26,12 +27,12 @@ def start_bootstrap(lab: Lab, number: int, home: Path) -> str:
 class Person:
     """One `peer.py` on a computer of the laboratory."""
 
-    def __init__(self, lab: Lab, computer: str, bootstraps: list[str]) -> None:
+    def __init__(self, lab: Lab, computer: str, bootstraps: list[str], extra: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, str(Path(__file__).parent / "peer.py"), *bootstraps]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self.computer = computer
         self.id = ""
-        self._process = lab.start(computer, command, env=environment(), **pipes)
+        self._process = lab.start(computer, command, env=environment(extra), **pipes)
         self._answers: dict[int, Queue[dict[str, Any]]] = {0: Queue()}
         self._number = 0
         threading.Thread(target=self._read, daemon=True).start()
