@@ -88,7 +88,7 @@ class WebServer:
         stream.count_into(self._meter)
         try:
             if certificate is None and ipaddress.ip_address(_ip_of(stream)).is_loopback:
-                if await self._greet(stream, from_proxy=True):
+                if await self._greet(stream, from_proxy=True) and not self.listeners[0].refuses(_ip_of(stream)):
                     await self._gate.admit(stream, self._handle)
             else:
                 await self._gate.admit(stream, self._greeted)

@@ -350,6 +350,21 @@ def test_a_peer_behind_a_reverse_proxy_counts_for_the_address_that_it_names(forw
     over_sockets(main)
 
 
+def test_connections_of_a_client_of_the_reverse_proxy_have_its_rate() -> None:
+    """Those of the proxy itself come from loopback, which is exempt."""
+
+    async def main() -> None:
+        async with bootstrap() as net:
+            reasons: set[object] = set()
+            while "too many a second from one address" not in reasons:
+                with suppress(StopAsyncIteration, trio.BrokenResourceError):
+                    async with client(net, (b"X-Forwarded-For", b"203.0.113.9")) as one:
+                        await one.next()
+                reasons = {event.get("reason") for event in net.events}
+
+    over_sockets(main)
+
+
 @pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x13/multistream/1.0.0\n\r\n\r\n"])
 def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes) -> None:
     async def main() -> None:
