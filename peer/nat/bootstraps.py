@@ -130,7 +130,7 @@ class Bootstraps:
             self._stated.add(peer)
         known = self._known[peer] = sorted(dict.fromkeys((*self._known.get(peer, ()), *addresses)), key=is_web)
         try:
-            reached = await self._connect(peer, sorted(addresses, key=is_web))
+            reached = await self._connect(peer, known)
         except ConnectFailed as error:
             if stated:  # A diagnosis dials once more.
                 raise

@@ -11,6 +11,7 @@ import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, LocalError, UsageError
 from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.https import serve
 from flockstep.peer.https.certificate import TlsCertificate
 from flockstep.peer.https.serve import NO_REQUEST, WebPlace
 from flockstep.peer.https.websocket import READ_BYTES
@@ -189,8 +190,10 @@ def test_a_renewed_certificate_is_served_and_one_that_cannot_be_read_is_not(auth
             await host.connect(net.host.peer_id, [address])
             await host.disconnect(net.host.peer_id)
             chain.write_bytes(b"half a file")
-            await host.connect(net.host.peer_id, [address])
-            assert [event["event"] for event in net.events if event["event"] == "tls.unread"] != []
+            for _ in range(2):
+                await host.connect(net.host.peer_id, [address])
+                await host.disconnect(net.host.peer_id)
+            assert [event["event"] for event in net.events if event["event"] == "tls.unread"] == ["tls.unread"]
 
     over_sockets(main)
 
@@ -309,20 +312,21 @@ def test_a_message_takes_no_memory_for_the_length_that_it_announces() -> None:
     over_sockets(main)
 
 
-async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStream) -> None:
+async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStream, *, tls: bool = False) -> None:
     """Passes a connection on to a port of this computer, as Caddy and nginx do, with a header in its request."""
     head = b""
     while b"\r\n\r\n" not in head:
         head += await downstream.receive_some(1 << 12)
     line, _, rest = head.partition(b"\r\n")
 
-    async def pump(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+    async def pump(source: trio.abc.Stream, sink: trio.abc.Stream) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await source.receive_some(1 << 16):
                 await sink.send_all(data)
         nursery.cancel_scope.cancel()
 
-    async with await trio.open_tcp_stream("127.0.0.1", port) as upstream, trio.open_nursery() as nursery:
+    dial = trio.open_ssl_over_tcp_stream if tls else trio.open_tcp_stream
+    async with await dial("127.0.0.1", port) as upstream, trio.open_nursery() as nursery:
         await upstream.send_all(line + b"\r\nX-Forwarded-For: " + forwarded + b"\r\n" + rest)
         nursery.start_soon(pump, downstream, upstream)
         nursery.start_soon(pump, upstream, downstream)
@@ -339,13 +343,39 @@ async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStre
 def test_a_peer_behind_a_reverse_proxy_counts_for_the_address_that_it_names(forwarded: bytes, seen: str) -> None:
     async def main() -> None:
         async with bootstrap() as net, peer() as host, trio.open_nursery() as nursery:
-            serve = partial(reverse_proxy, net.port, forwarded)
-            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), serve, 0)
+            pass_on = partial(reverse_proxy, net.port, forwarded)
+            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
             await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
             stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
             assert (await ask(stream, 0)).address.startswith(seen)
             await come_back(await host.open_stream(net.host.peer_id, ECHO))
             nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+def test_a_client_of_tls_is_not_believed_to_be_a_reverse_proxy(authority: Authority) -> None:
+    async def main() -> None:
+        certificate = TlsCertificate(*authority.issue("127.0.0.1"))
+        async with bootstrap(certificate) as net, peer() as host, trio.open_nursery() as nursery:
+            pass_on = partial(reverse_proxy, net.port, b"203.0.113.9", tls=True)
+            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
+            await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
+            stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
+            assert (await ask(stream, 0)).address.startswith("/ip4/127.0.0.1/tcp/")
+            nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+def test_a_client_that_is_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "GREETING_TIMEOUT", 0.01)
+
+    async def main() -> None:
+        async with bootstrap() as net:
+            async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
+                assert await socket.receive_some(1) == b""
+            assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
 
     over_sockets(main)
 
