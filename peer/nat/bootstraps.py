@@ -291,7 +291,6 @@ class Bootstraps:
                         self._checked[peer].set()
                         failures = 0
                         await self._wait(peer)
-                is_lost = False
                 continue
             except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
                 reason = str(sole_error(group)) or f"no answer within {BOOTSTRAP_ANSWER_TIMEOUT:g} s"

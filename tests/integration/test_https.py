@@ -114,8 +114,8 @@ def test_two_peers_meet_through_a_relay_that_both_hold_through_a_proxy(
     async def main() -> None:
         with closed_port() as dead:
             async with bootstrap(authority) as (server, _), peer() as (one, _), peer() as (other, _):
-                with proxy_to(server, dead, "--login", "anna:s:cret/") as proxy:
-                    monkeypatch.setenv("HTTPS_PROXY", f"http://anna:s%3Acret%2F@localhost:{proxy.port}")
+                with proxy_to(server, dead, "--login", "anna@corp:s:cret/") as proxy:
+                    monkeypatch.setenv("HTTPS_PROXY", f"http://anna%40corp:s%3Acret%2F@localhost:{proxy.port}")
                     address = f"/ip4/127.0.0.1/tcp/{dead}/tls/ws"
                     for host in (one, other):
                         await host.bootstraps.enter(server.peer_id, address)

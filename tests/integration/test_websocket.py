@@ -1,5 +1,6 @@
 """WebSockets over loopback: TLS or plain, what is refused and why, and the way to a direct connection."""
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https import serve
 from flockstep.peer.https.certificate import TlsCertificate
 from flockstep.peer.https.serve import NO_REQUEST, WebPlace
-from flockstep.peer.https.websocket import READ_BYTES
+from flockstep.peer.https.websocket import READ_BYTES, WebStream
 from flockstep.peer.identity import Identity
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, ask
 from flockstep.peer.quota.limits import BootstrapLimits
@@ -26,7 +27,7 @@ from libp2p.peer.id import ID
 from support.tls import Authority
 from wsproto import ConnectionType as Role
 from wsproto import WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, Ping, Pong, Request, TextMessage
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 from wsproto.events import Event as WebEvent
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
@@ -275,8 +276,8 @@ class Client:
 
 @asynccontextmanager
 async def client(net: Bootstrap, *headers: tuple[bytes, bytes]) -> AsyncIterator[Client]:
-    async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
-        made = Client(socket)
+    async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+        made = Client(raw)
         await made.send(Request(host="localhost", target="/", extra_headers=list(headers)))
         assert isinstance(await made.next(), AcceptConnection)
         yield made
@@ -296,18 +297,44 @@ def test_pings_are_answered_and_a_text_ends_the_connection() -> None:
     over_sockets(main)
 
 
+def test_a_close_frame_is_the_end_of_what_is_read() -> None:
+    async def main() -> None:
+        mine, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in socket.socketpair())
+        stranger, stream = Client(mine), WebStream(theirs, theirs, is_client=False)
+        await stranger.send(Request(host="localhost", target="/"))
+        await stream.answer()
+        assert isinstance(await stranger.next(), AcceptConnection)
+        await stranger.send(BytesMessage(b"the last"))
+        await stranger.send(CloseConnection(1000))
+        assert (await stream.read(3), await stream.read(), await stream.read()) == (b"the", b" last", b"")
+        await mine.aclose()
+        await theirs.aclose()
+
+    over_sockets(main)
+
+
+def test_an_earlier_websocket_of_a_peer_that_comes_again_is_looked_at() -> None:
+    async def main() -> None:
+        async with bootstrap() as net, peer() as host:
+            for _ in range(2):
+                assert await host._dialler.plainly(net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/ws") == ""
+            await until(lambda: "connection.alive" in [event["event"] for event in net.events])
+
+    over_sockets(main)
+
+
 def test_a_message_takes_no_memory_for_the_length_that_it_announces() -> None:
     async def main() -> None:
-        async with bootstrap() as net, await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
+        async with bootstrap() as net, await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
             machine = WSConnection(Role.CLIENT)
-            await socket.send_all(machine.send(Request(host="localhost", target="/")))
-            await socket.receive_some(1 << 12)
+            await raw.send_all(machine.send(Request(host="localhost", target="/")))
+            await raw.receive_some(1 << 12)
             head = bytes((0x82, 0xFF)) + (1 << 62).to_bytes(8, "big") + bytes(4)  # Masked by zeros.
             lines = b"\x13/multistream/1.0.0\n\x0b/nothing/1\n"
-            await socket.send_all(head + lines)  # The message goes on for ever, and what is there of it is read.
+            await raw.send_all(head + lines)  # The message goes on for ever, and what is there of it is read.
             answer = b""
             while b"na\n" not in answer:
-                answer += await socket.receive_some(1 << 12)
+                answer += await raw.receive_some(1 << 12)
 
     over_sockets(main)
 
@@ -373,8 +400,8 @@ def test_a_client_that_is_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def main() -> None:
         async with bootstrap() as net:
-            async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
-                assert await socket.receive_some(1) == b""
+            async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+                assert await raw.receive_some(1) == b""
             assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
 
     over_sockets(main)
@@ -399,10 +426,10 @@ def test_connections_of_a_client_of_the_reverse_proxy_have_its_rate() -> None:
 def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes) -> None:
     async def main() -> None:
         async with bootstrap() as net:
-            async with await trio.open_tcp_stream("127.0.0.1", net.port) as socket:
-                await socket.send_all(request_)
+            async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+                await raw.send_all(request_)
                 answer = b""
-                while data := await socket.receive_some(1 << 12):
+                while data := await raw.receive_some(1 << 12):
                     answer += data
             assert answer.startswith(b"HTTP/1.1 400" if request_.startswith(b"GET") else b"")
             assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
