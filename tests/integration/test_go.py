@@ -218,6 +218,8 @@ def test_a_bootstrap_says_why_it_cut_off_a_daemon_with_an_rsa_key() -> None:
         async with both(key, telemetry) as (host, daemon):
             with pytest.raises(AssertionError):  # As which the daemon reports that it could not connect.
                 await daemon.open_stream(host, ECHO)
+            while not events:
+                await trio.lowlevel.checkpoint()
         assert [event["reason"] for event in events] == [OTHER_KEY]
 
     over_sockets(main)

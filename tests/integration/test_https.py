@@ -10,6 +10,7 @@ import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed
 from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.https import proxy
 from flockstep.peer.https.certificate import TlsCertificate
 from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
@@ -23,9 +24,11 @@ from libp2p.peer.id import ID
 from support.connect_proxy import ConnectProxy, connect_proxy, pump
 from support.tls import Authority
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0, dial_timeout=60.0)
+"""On a busy machine a dial takes longer than usual."""
 ECHO = "/test/echo/1"
-PIECE = bytes(range(256)) * 4096
+PIECE = bytes(range(256)) * 512
+"""Half of a stream's first window: it is sent before anything of it is read."""
 
 
 def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
@@ -48,6 +51,7 @@ def closed_port() -> Iterator[int]:
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     made = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.root))
+    monkeypatch.setattr(proxy, "PROXY_TIMEOUT", 60.0)
     for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     return made
@@ -104,8 +108,8 @@ def test_a_bootstrap_is_held_over_tcp_where_that_works(authority: Authority) -> 
 def proxy_to(server: Libp2pHost, dead: int, *options: str) -> Iterator[ConnectProxy]:
     """A proxy behind which the port that nobody listens on is that of the server's TLS."""
     where = ("--map", f"127.0.0.1:{dead}=127.0.0.1:{server._web[0].port}")
-    with connect_proxy(*where, *options) as proxy:
-        yield proxy
+    with connect_proxy(*where, *options) as office:
+        yield office
 
 
 def test_two_peers_meet_through_a_relay_that_both_hold_through_a_proxy(
@@ -114,13 +118,13 @@ def test_two_peers_meet_through_a_relay_that_both_hold_through_a_proxy(
     async def main() -> None:
         with closed_port() as dead:
             async with bootstrap(authority) as (server, _), peer() as (one, _), peer() as (other, _):
-                with proxy_to(server, dead, "--login", "anna@corp:s:cret/") as proxy:
-                    monkeypatch.setenv("HTTPS_PROXY", f"http://anna%40corp:s%3Acret%2F@localhost:{proxy.port}")
+                with proxy_to(server, dead, "--login", "anna@corp:s:cret/") as office:
+                    monkeypatch.setenv("HTTPS_PROXY", f"http://anna%40corp:s%3Acret%2F@localhost:{office.port}")
                     address = f"/ip4/127.0.0.1/tcp/{dead}/tls/ws"
                     for host in (one, other):
                         await host.bootstraps.enter(server.peer_id, address)
-                        assert host.bootstraps.over_https == {server.peer_id: f"through the proxy localhost:{proxy.port}"}
-                        assert proxy.next_line() == f"200 127.0.0.1:{dead}"
+                        assert host.bootstraps.over_https == {server.peer_id: f"through the proxy localhost:{office.port}"}
+                        assert office.next_line() == f"200 127.0.0.1:{dead}"
                     other.handle(ECHO, echo)
                     await other._relays.reserve(server.peer_id)
                     await one.connect(other.peer_id, [f"{address}/p2p/{server.peer_id}/p2p-circuit"])
@@ -164,16 +168,16 @@ def test_what_a_proxy_refuses_is_said_in_its_own_words(authority: Authority, mon
                     assert directly == REFUSED.cause
                     return cause
 
-                with proxy_to(server, dead, "--login", "anna:s3cret") as proxy:
-                    where = f"127.0.0.1:{proxy.port}"
+                with proxy_to(server, dead, "--login", "anna:s3cret") as office:
+                    where = f"127.0.0.1:{office.port}"
                     wanted = f"{PROXY_WANTS_LOGIN.cause}: {where} answered 407 Proxy Authentication Required"
                     assert await causes(f"http://{where}") == wanted
                     assert await causes(f"http://anna:other-s3cret@{where}") == wanted
-                with proxy_to(server, dead, "--only-port", "443") as proxy:
-                    where = f"127.0.0.1:{proxy.port}"
+                with proxy_to(server, dead, "--only-port", "443") as office:
+                    where = f"127.0.0.1:{office.port}"
                     assert await causes(where) == f"{PROXY_REFUSES.cause}: {where} answered 403 Forbidden to CONNECT {target}"
-                with connect_proxy() as proxy:
-                    where = f"127.0.0.1:{proxy.port}"
+                with connect_proxy() as office:
+                    where = f"127.0.0.1:{office.port}"
                     wanted = f"{PROXY_REFUSES.cause}: {where} answered 502 Bad Gateway to CONNECT {target}"
                     assert await causes(where) == wanted
                 gone = await causes(f"http://anna:s3cret@127.0.0.1:{also_dead}")
@@ -181,9 +185,9 @@ def test_what_a_proxy_refuses_is_said_in_its_own_words(authority: Authority, mon
                 assert (await causes(f"http://127.0.0.1:{server.port}")).startswith(f"{PROXY_GONE.cause}: 127.0.0.1:")
                 assert (await causes("socks5://127.0.0.1:1080")).startswith(f"{BAD_PROXY.cause}: it begins with socks5://")
                 assert (await causes("http://127.0.0.1:none")).startswith(f"{BAD_PROXY.cause}: ")
-                with proxy_to(server, dead) as proxy:
+                with proxy_to(server, dead) as office:
                     monkeypatch.delenv("SSL_CERT_FILE")
-                    assert (await causes(f"127.0.0.1:{proxy.port}")).startswith(f"{UNTRUSTED.cause}: 127.0.0.1: unable to")
+                    assert (await causes(f"127.0.0.1:{office.port}")).startswith(f"{UNTRUSTED.cause}: 127.0.0.1: unable to")
 
     over_sockets(main)
 
@@ -194,8 +198,8 @@ def test_a_proxy_is_not_asked_for_what_no_proxy_names_nor_for_plain_websockets_n
     async def main() -> None:
         with closed_port() as dead:
             async with bootstrap(authority) as (server, _), peer() as (host, _):
-                with proxy_to(server, dead) as proxy:
-                    url, secure = f"http://127.0.0.1:{proxy.port}", f"/ip4/127.0.0.1/tcp/{dead}/tls/ws"
+                with proxy_to(server, dead) as office:
+                    url, secure = f"http://127.0.0.1:{office.port}", f"/ip4/127.0.0.1/tcp/{dead}/tls/ws"
                     assert len(await causes_through(url, server, secure.replace("/tls", ""), monkeypatch)) == 1
                     with pytest.raises(ConnectFailed) as failure:
                         await host.bootstraps.enter(server.peer_id, secure, stated=True)

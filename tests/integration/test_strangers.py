@@ -100,7 +100,7 @@ def test_nobody_comes_in_with_a_key_that_is_not_ed25519(monkeypatch: pytest.Monk
                 assert await stranger.receive_some(1) == b""
             assert read == []
             assert not host.connected()
-            assert [event["reason"] for event in events] == [OTHER_KEY]
+            await until(lambda: [event["reason"] for event in events] == [OTHER_KEY])
 
     over_sockets(main)
 
