@@ -20,12 +20,13 @@ class Published:
 
     signed: SignedManifest
     link: str
+    """Empty for a closed run, of which certificate and credit are for members only."""
     round: int
     root: str
     """The state root, in hex."""
     tokens: int
     certificate: str
-    """The hash of its certificate, in hex; empty for the start of a run."""
+    """The hash of its certificate, in hex; empty if there is none to show."""
     signers: int
     curve: Sequence[tuple[int, float]]
     """(round, loss on held-out data), in order."""
@@ -47,7 +48,7 @@ def _lines(it: Published, library: str, base: str) -> Iterator[str]:
         yield f"base_model: {base}"
     yield from ("tags:", "- flockstep", "---", "", f"# {_cell(manifest.name)}", "")
     yield f"Trained by volunteers over the open internet with flockstep: round {it.round:,} of {manifest.num_rounds:,},"
-    yield f"{it.tokens:,} tokens. Take part: `flockstep join '{it.link}'`"
+    yield f"{it.tokens:,} tokens." + (f" Take part: `flockstep join '{it.link}'`" if it.link else "")
     yield from (
         "",
         "| | |",
@@ -58,11 +59,11 @@ def _lines(it: Published, library: str, base: str) -> Iterator[str]:
     yield f"| state root | `{it.root}` |"
     if it.certificate:
         yield f"| certificate | `{it.certificate}`, signed by {it.signers} |"
-    yield from (
-        "",
-        "`flockstep.json` holds the certificate, `manifest.flockstep` the manifest that the owner has signed.",
-        "",
-    )
+        yield from (
+            "",
+            "`flockstep.json` has the certificate, `manifest.flockstep` is what the run's owner has signed.",
+        )
+    yield ""
     if it.curve:
         yield from ("## Loss on held-out data", "", "The median of what the members drawn for it have measured.", "")
         yield from ("| round | loss |", "|---:|---:|")

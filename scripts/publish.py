@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from ..collectives.accountability.credit import Credits
+from ..collectives.accountability.credit import Credits, PeerCredit
 from ..collectives.chain.certificate import certificate_hash, value_of
 from ..collectives.chain.chain import ChainPosition
 from ..collectives.light.own_ledger import OwnLedger
@@ -29,20 +29,24 @@ from ..collectives.spec import charter_of
 from ..dht.members.remembered import Remembered
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
+from ..optim.consent import is_hub_id
 from ..peer import wire
 from ..peer.disk import disk_errors, write_whole
 from ..peer.errors import FlockstepError, LocalError, UsageError
 from ..peer.plain import plain_text
 from ..peer.telemetry import Event, Telemetry
+from ..peer.transport import PeerId
 from ..peer.wire.schema import encode
 from .card import Published, card_of
-from .newest import find_checkpoint
+from .newest import find_checkpoint, manifest_beside
 from .upload import check_target, open_target
 
 STATE = "published.json"
 """In a run's folder: what was published last, and the losses that were seen (`PublishedState`)."""
 DRAFT = "publishing"
 """The folder of an export, in a run's folder, until it is uploaded."""
+Point = tuple[int, float]
+"""A round, and the loss on held-out data after it."""
 PUBLISH_SECONDS = 6 * 3600.0
 """A hang's limit: 16 GB at 10 Mbit/s take four hours."""
 
@@ -67,7 +71,7 @@ class Publisher:
     def __init__(self, link: JoinLink, home: Path, to: str, every: int, telemetry: Telemetry) -> None:
         self._link, self._home, self._to, self._every = link, home, to, every
         self._telemetry = telemetry
-        self._curve: list[tuple[int, float]] = []
+        self._curve: list[Point] = []
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -115,10 +119,10 @@ class Publisher:
         return False
 
 
-def publish_newest(link: JoinLink, home: Path, to: str, curve: Sequence[tuple[int, float]]) -> int | None:
-    """Publish the newest checkpoint of a home folder, unless it has been; return its round, None if there is none yet.
+def publish_newest(link: JoinLink, home: Path, to: str, curve: Sequence[Point]) -> int | None:
+    """Publish the newest checkpoint of a home folder, unless it has been; return its round, None if none is certified yet.
 
-    `curve` is what has been seen of it, (round, loss). Raises `FlockstepError`.
+    `curve` has the losses that this keeper has seen since it began. Raises `FlockstepError`.
     """
     target = open_target(to)
     target.check()
@@ -126,6 +130,8 @@ def publish_newest(link: JoinLink, home: Path, to: str, curve: Sequence[tuple[in
     try:
         found = find_checkpoint(folder)
     except UsageError:
+        return None
+    if int(found.name) == 0:  # The start of a run, which nobody has certified.
         return None
     before = PublishedState.read(folder / STATE)
     losses = sorted((dict(before.curve) | dict(curve)).items())
@@ -137,7 +143,7 @@ def publish_newest(link: JoinLink, home: Path, to: str, curve: Sequence[tuple[in
     shutil.rmtree(draft, ignore_errors=True)
     try:
         place = export(folder, draft, lambda line: None)
-        _describe(link, folder, draft, place, losses)
+        _describe(link, manifest_beside(found), folder, draft, place, losses)
         target.put(draft, f"round-{place.round:06}")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -148,11 +154,11 @@ def publish_newest(link: JoinLink, home: Path, to: str, curve: Sequence[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class PublishedState:
-    """What a keeper has published last, where, and the losses that it has seen, (round, loss)."""
+    """What a keeper has published last, where, and the losses that it has seen."""
 
     to: str = ""
     round: int = -1
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[Point, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> "PublishedState":
@@ -166,48 +172,54 @@ class PublishedState:
 
 
 def _describe(
-    link: JoinLink, folder: Path, draft: Path, place: ChainPosition, curve: Sequence[tuple[int, float]]
+    link: JoinLink, signed: SignedManifest, folder: Path, draft: Path, place: ChainPosition, curve: Sequence[Point]
 ) -> None:
-    """Write the card, the certificate and the manifest beside an exported model."""
-    signed = SignedManifest.decode((folder / "manifest").read_bytes(), link.run_id)
-    with closing(Telemetry()) as telemetry:
-        bodies = Remembered(folder, link.run_id, telemetry).bodies()
-        ledger = OwnLedger.of(folder, charter_of(signed), telemetry)
-        counted, first = Credits(), 1 if ledger is None else ledger.first
-        while ledger is not None and counted.round < place.round:
-            page = ledger.page(max(first, counted.round + 1), wire.MAX_PAGE)
-            for each in page:
-                if each.slot.round <= place.round:
-                    counted.take(value_of(each))
-            if not page:
-                break
-    certificate = place.certificate
+    """Write the card beside an exported model, and of an open run its certificate and manifest.
+
+    Those of a closed run are for its members only, and so is who they are.
+    """
+    certificate = place.certificate if charter_of(signed).kind == "open" else None
+    credit, first, names = _credit_of(signed, folder, place.round) if certificate is not None else ((), 1, {})
     published = Published(
         signed=signed,
-        link=str(link),
+        link="" if certificate is None else str(link),
         round=place.round,
         root=place.root.hex(),
         tokens=place.tokens,
         certificate="" if certificate is None else certificate_hash(certificate).hex(),
         signers=0 if certificate is None else len(certificate.voters),
         curve=curve,
-        credit=counted.all(),
+        credit=credit,
         credit_from=first,
-        names={peer: body.name for peer, body in bodies.items() if body.name},
+        names=names,
     )
-    base = signed.manifest.model.name.removeprefix("hf:") if (draft / "adapter_config.json").exists() else ""
-    library = "peft" if base else "transformers" if (draft / "config.json").exists() else "safetensors"
-    figures = {
-        "run": link.run_id,
-        "round": place.round,
-        "root": place.root.hex(),
-        "tokens": place.tokens,
-        "certificate": "" if certificate is None else encode(certificate).hex(),
-    }
+    is_adapter, base = (draft / "adapter_config.json").exists(), signed.manifest.model.name.removeprefix("hf:")
+    library = "peft" if is_adapter else "transformers" if (draft / "config.json").exists() else "safetensors"
+    card = card_of(published, library, base if is_adapter and is_hub_id(base) else "")
+    figures = {"run": link.run_id, "round": place.round, "root": place.root.hex(), "tokens": place.tokens}
     with disk_errors(f"write {draft}"):
-        (draft / "README.md").write_text(card_of(published, library, base), encoding="utf-8")
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        if certificate is not None:
+            figures["certificate"] = encode(certificate).hex()
+            (draft / "manifest.flockstep").write_bytes(signed.publishable)
         (draft / "flockstep.json").write_text(json.dumps(figures, indent=1))
-        (draft / "manifest.flockstep").write_bytes(signed.publishable)
+
+
+def _credit_of(
+    signed: SignedManifest, folder: Path, last: int
+) -> tuple[tuple[PeerCredit, ...], int, Mapping[PeerId, str]]:
+    """Return the credit of each contributor up to a round, the first round that is counted, and how they call themselves."""
+    with closing(Telemetry()) as telemetry:
+        bodies = Remembered(folder, signed.run_id, telemetry).bodies()
+        ledger = OwnLedger.of(folder, charter_of(signed), telemetry)
+    counted, first = Credits(), 1 if ledger is None else ledger.first
+    while ledger is not None and (page := ledger.page(max(first, counted.round + 1), wire.MAX_PAGE)):
+        for certificate in page:
+            if certificate.slot.round <= last:
+                counted.take(value_of(certificate))
+        if page[-1].slot.round >= last:
+            break
+    return counted.all(), first, {peer: body.name for peer, body in bodies.items() if body.name}
 
 
 if __name__ == "__main__":

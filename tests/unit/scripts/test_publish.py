@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import trio
 from flockstep.collectives.accountability.credit import PeerCredit
 from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
+from flockstep.dht.run.manifest import Admission, Data, Manifest, Model, SignedManifest
 from flockstep.optim.models.registry import build_model
 from flockstep.peer import wire
 from flockstep.peer.errors import LocalError, UsageError
@@ -23,7 +24,7 @@ from flockstep.scripts.keep import describe_keeping
 from flockstep.scripts.publish import Publisher, check_publishing, publish_newest
 from flockstep.scripts.upload import open_target
 from safetensors.torch import load_file
-from support.homes import kept_home
+from support.homes import home_of, kept_home
 from support.shelves import Shelf, shelf_at
 
 OWNER = Identity.from_seed(b"o" * 32)
@@ -79,9 +80,12 @@ def newest(shelf: Shelf, kind: str) -> dict[str, bytes]:
 def test_a_checkpoint_is_published_whole_with_its_card_and_certificate(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chain = kept_home(RUN, OWNER, tmp_path, 3)
     with shelf_at(kind) as shelf:
         use(shelf, monkeypatch)
+        assert publish_newest(LINK, tmp_path, TARGETS[kind], []) is None
+        home_of(build_model("gpt", SIZE, seed=0), tmp_path, run=RUN.run_id, round_=0, keeper=RUN)
+        assert publish_newest(LINK, tmp_path, TARGETS[kind], []) is None  # The start is certified by nobody.
+        chain = kept_home(RUN, OWNER, tmp_path, 3)
         assert publish_newest(LINK, tmp_path, TARGETS[kind], [(2, 3.25)]) == 3
         files = newest(shelf, kind)
         assert files.keys() == FILES
@@ -107,6 +111,24 @@ def test_a_checkpoint_is_published_whole_with_its_card_and_certificate(
         assert publish_newest(LINK, tmp_path, TARGETS[kind], [(4, 3.0)]) == 4
         assert "| 2 | 3.2500 |\n| 4 | 3.0000 |" in newest(shelf, kind)["README.md"].decode()  # It outlasts the keeper.
     assert not (tmp_path / "runs" / RUN.run_id / "publishing").exists()
+
+
+def test_of_a_closed_run_nothing_is_published_that_only_its_members_may_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    closed = SignedManifest.sign(replace(RUN.manifest, admission=Admission(kind="invite")), OWNER)
+    kept_home(closed, OWNER, tmp_path, 2)
+    link = replace(LINK, run_id=closed.run_id)
+    with shelf_at("hf") as shelf:
+        use(shelf, monkeypatch)
+        assert publish_newest(link, tmp_path, TARGETS["hf"], [(2, 3.25)]) == 2
+        files = newest(shelf, "hf")
+    assert files.keys() == FILES - {"manifest.flockstep"}
+    assert json.loads(files["flockstep.json"]).keys() == {"run", "round", "root", "tokens"}
+    card = files["README.md"].decode()
+    assert "| 2 | 3.2500 |" in card
+    assert not [text for text in (OWNER.peer_id, str(link), "certificate", "Who has trained") if text in card]
 
 
 def test_an_upload_that_is_cut_publishes_nothing_and_goes_on(
