@@ -8,6 +8,7 @@ import contextlib
 import gc
 import json
 import os
+import shlex
 import signal
 import threading
 from collections import defaultdict
@@ -42,6 +43,7 @@ from .volunteer.control import training_here
 from .volunteer.gpu import gpu_of
 from .volunteer.hours import Hours
 from .volunteer.policy import Policy
+from .watch.words import short_number, span
 
 if TYPE_CHECKING:
     from ..optim.trainer import Summary
@@ -128,6 +130,9 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     if not as_json:
         kept = f"; the model is in {summary.saved}" if summary.saved is not None else ""
         say(f"{summary.reason}: after round {summary.round}, state root {summary.root[:ROOT_DIGITS]}{kept}")
+        if summary.reason == "finished":
+            home = shlex.quote(str(config.home))
+            say(f"Thank you for training. To use the model in other programs: flockstep export {home} my-model")
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -289,7 +294,7 @@ def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Ev
         peer.apply(event)
         if event.get("event") == "peer.start":  # Not before: a live panel would hide the question whether to join.
             live.start()
-        _report(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        _report(event, peer, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
         live.update(progress_panel(peer))
 
     try:
@@ -308,7 +313,7 @@ class _Log:
 
     def __call__(self, event: Event) -> None:
         self._peer.apply(event)
-        _report(event, self._say)
+        _report(event, self._peer, self._say)
         time = event.get("time")
         if event.get("event") != "step" or not isinstance(time, (int, float)):
             return
@@ -318,17 +323,20 @@ class _Log:
             self._last = time
 
 
-def _report(event: Event, say: Callable[[str], None]) -> None:
+def _report(event: Event, peer: PeerStory, say: Callable[[str], None]) -> None:
+    """Say an event in words, and of a round what became of this peer's work in it; `peer` knows the event already."""
     if line := describe_event(event):
-        say(plain_text(line))
+        work = f"; {peer.work}" if event.get("event") == "round.done" and peer.work else ""
+        say(plain_text(line + work))
 
 
 def progress_panel(peer: PeerStory) -> Panel:
     """Return a peer's progress as a small panel, without what is not known yet."""
     rows = Table.grid(padding=(0, 2, 0, 0))
-    rows.add_column(no_wrap=True)
+    facts = list(progress_rows(peer)) or [("", "looking for the run and its state")]
+    rows.add_column(no_wrap=True, min_width=max(len(label) for label, _ in facts))
     rows.add_column(overflow="ellipsis", no_wrap=True)
-    for label, text in list(progress_rows(peer)) or [("", "looking for the run and its state")]:
+    for label, text in facts:
         rows.add_row(Text(label, style="dim"), Text(text))
     return Panel(rows, title=f"flockstep: {peer.state}", title_align="left", expand=False)
 
@@ -338,17 +346,31 @@ def progress_rows(peer: PeerStory) -> Iterator[tuple[str, str]]:
     if peer.taking is not None:
         yield "state", progress_line(peer)
     if peer.round is not None:
-        yield "round", f"{peer.round:,}" + (f", state root {peer.root[:ROOT_DIGITS]}" if peer.root else "")
+        left = f", about {span(peer.seconds_left)} left" if peer.seconds_left else ""
+        yield "round", round_of(peer) + left + (f", state root {peer.root[:ROOT_DIGITS]}" if peer.root else "")
+    if peer.work:
+        yield "last work", peer.work
+        counted = "1 round" if peer.counted == 1 else f"{peer.counted:,} rounds"
+        yield "counted", f"{counted}, {short_number(peer.credit)} tokens since the start"
+    if peer.peers_here:
+        yield "peers", "1 trains now, this one" if peer.peers_here == 1 else f"{peer.peers_here:,} train now"
     if peer.step:
         rate = f" at {peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else ""
         yield "step", f"{peer.step:,}{rate}"
     if peer.waits_for:
         yield ("waits" if peer.state == "paused" else "has rested"), peer.waits_for
+    if peer.awaits:
+        yield "waits for", peer.awaits
     if peer.loss is not None:
         yield "loss", f"{peer.loss:.3f}"
     if peer.sent:
         by = f", {peer.rung}" if peer.rung else ""
         yield "network", f"up {megabytes(peer.sent)} MB, down {megabytes(peer.received)} MB{by}"
+
+
+def round_of(peer: PeerStory) -> str:
+    """Return the last round whose result a peer holds, and of how many."""
+    return f"{peer.round or 0:,}" + (f" of {peer.num_rounds:,}" if peer.num_rounds else "")
 
 
 def progress_line(peer: PeerStory) -> str:
@@ -360,7 +382,7 @@ def progress_line(peer: PeerStory) -> str:
     parts = [
         peer.state,
         f"step {peer.step:,}" if peer.step else "",
-        f"round {peer.round}" if peer.round is not None else "",
+        f"round {round_of(peer)}" if peer.round is not None else "",
         f"loss {peer.loss:.3f}" if peer.loss is not None else "",
         f"{peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else "",
         f"up {megabytes(peer.sent)} MB, down {megabytes(peer.received)} MB" if peer.sent else "",

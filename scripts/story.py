@@ -16,6 +16,8 @@ ROOT_DIGITS = 8
 """Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
 RESTORED_START = "begins with the state of the run's start that this computer's disk holds"
 """The text of a restored state of round 0: it continues no round."""
+PACE_ROUNDS = 20
+"""Rounds from which the time that is left follows: enough for a mean, few enough to follow who comes and goes."""
 KEEPER_DEVICE = "keeper"
 """What a keeper states in place of the device that it trains on."""
 
@@ -70,12 +72,34 @@ class PeerStory:
     """What it calls itself, as `--name` of `join`; made plain."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(Unix seconds, training loss), about one a second."""
+    num_rounds: int = 0
+    """All rounds of the run; 0 where it is not known."""
+    peers_here: int = 0
+    """The peers that train in the run now, itself among them; 0 before it trains."""
+    awaits: str = ""
+    """Why no round can be tried, or no step made, at the moment."""
+    work: str = ""
+    """What became of its contribution to the last round, in words; empty for a keeper."""
+    counted: int = 0
+    """The rounds since its start in which its contribution counted."""
+    credit: int = 0
+    """The tokens of these contributions."""
     rounds: dict[int, RoundSeen] = field(default_factory=dict)
     voids: list[tuple[int, tuple[PeerId, ...], str]] = field(default_factory=list)
     """(round, roster, reason) of each attempt that ended without effect."""
     _phase_tokens: int = 0
     _spent: tuple[int, int] = (0, 0)
     """Bytes sent and received in void attempts at the current round."""
+    _flaw: tuple[int, str] = (0, "")
+    """(round, reason) why the run's rule gave its last contribution no weight."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest of the run takes at the pace of the last rounds; None before three of them."""
+        times = [seen.time for seen in self.rounds.values()][-PACE_ROUNDS:]
+        if self.round is None or not self.num_rounds or len(times) < 3:
+            return None
+        return max(0, self.num_rounds - self.round) * (times[-1] - times[0]) / (len(times) - 1)
 
     @property
     def keeps(self) -> bool:
@@ -93,10 +117,13 @@ class PeerStory:
         match event.get("event"):
             case "peer.start":
                 self.state, self.device = "joining", _text(event, "device")
+                self.peer_id = self.peer_id or _text(event, "peer")
             case "log.continued" if self.state == "starting":  # The events before it are no longer there.
                 self.state, self.device = "joining", _text(event, "device")
             case "run.joined":
-                self.state = "joined"
+                self.state, self.num_rounds = "joined", _whole(event, "rounds")
+            case "run.revised":
+                self.num_rounds = _whole(event, "rounds") or self.num_rounds
             case "state.taking":
                 self.taking = _whole(event, "bytes"), _whole(event, "total"), _whole(event, "providers")
             case "state.synced":
@@ -112,6 +139,12 @@ class PeerStory:
                 self._finish(event, time)
             case "round.void":
                 self._fail(event)
+            case "round.awaited" | "state.awaited" | "file.awaited" | "data.awaited":
+                self.awaits = _text(event, "reason")
+            case "round.possible":
+                self.awaits = ""
+            case "peer.flagged" if self.peer_id and event.get("peer") == self.peer_id:
+                self._flaw = _whole(event, "round"), _text(event, "reason")
             case "run.finished":
                 self.state = "finished"
             case "peer.leave" if not self.gone:
@@ -130,7 +163,9 @@ class PeerStory:
         self.state, self.tokens_per_s, self.rung = "killed", None, None
 
     def _step(self, event: Event, time: float) -> None:
-        self.state = "training"
+        if self.state != "training":  # What it waited for before is here.
+            self.state, self.awaits = "training", ""
+        self.peers_here = _whole(event, "peers")
         self.step = _whole(event, "step")
         self.tokens_per_s, self.loss = _number(event, "tokens_per_s"), _number(event, "loss")
         self.sent, self.received = _whole(event, "sent"), _whole(event, "received")
@@ -156,7 +191,23 @@ class PeerStory:
             received=self._spent[1] + _whole(event, "received"),
         )
         self.tokens += self._phase_tokens
-        self._phase_tokens, self._spent = 0, (0, 0)
+        self._phase_tokens, self._spent, self.awaits = 0, (0, 0), ""
+        self.work = self._judged(self.rounds[self.round], event)
+
+    def _judged(self, seen: RoundSeen, event: Event) -> str:
+        """Return what became of its contribution to a round, in words; empty where the event does not say so."""
+        credit = event.get("credit")
+        if not isinstance(credit, int):
+            return ""
+        if credit > 0:
+            self.counted, self.credit = self.counted + 1, self.credit + credit
+            return f"yours counts with {credit:,} tokens"
+        if self.peer_id in seen.cut:
+            flaw = self._flaw[1] if self._flaw[0] == seen.round else "the run's rule gave it no weight"
+            return f"yours does not count: {flaw}"
+        if self.peer_id in seen.roster:
+            return "yours came too late"
+        return "none of it is yours, since you were not ready when it began"
 
 
 @dataclass(frozen=True, slots=True)

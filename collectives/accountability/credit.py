@@ -23,6 +23,12 @@ class PeerCredit:
     """The rounds in which its contribution was in the outputs, whether it was flagged or not."""
 
 
+def credit_in(value: wire.Value, peer: PeerId) -> int:
+    """Return the tokens of a peer that count in a round; 0 for one whose contribution is not in its outputs."""
+    peers = [value.members[index] for index in value.contributors]
+    return dict(zip(peers, value.credit, strict=False)).get(peer, 0)
+
+
 class Credits:
     """The credit of all contributors of a chain up to its last certificate that was taken."""
 

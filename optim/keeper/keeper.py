@@ -447,7 +447,8 @@ class Keeper:
         if settings != self._settings:
             self._settings = settings
             reason = f"it has {settings.num_rounds} rounds; `flockstep run info` shows all"
-            self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1)
+            rounds = settings.num_rounds
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1, rounds=rounds)
         last = place.round >= settings.num_rounds
         if place.round != self._settled:
             self._settled, self._round_began = place.round, -math.inf

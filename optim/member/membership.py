@@ -192,7 +192,8 @@ class Membership:
         `frozen` is the fingerprint of what is not trained. Raises `UsageError` where the others have another model.
         """
         self._network.join(device=device, version=version, layout=self._layout.pin().hash, frozen=frozen)
-        self._telemetry.emit("run.joined", run=self._run_id, round=self.round, peers=self._network.pulse.active)
+        rounds, peers = self._manifest.num_rounds, self._network.pulse.active
+        self._telemetry.emit("run.joined", run=self._run_id, round=self.round, rounds=rounds, peers=peers)
         self._shares = Shares(
             self._network, self._telemetry, self._folder, seed=self._manifest.seed, stop=self._stop
         )
@@ -241,7 +242,8 @@ class Membership:
             self._revision, self._num_rounds = revision, self._manifest.num_rounds
             opened = open_revision(revision, self._run_id, self._manifest.owner)
             reason = "; ".join(describe_revision(self._signed.manifest, opened)) or "as the manifest says"
-            self._telemetry.emit("run.revised", step="settings", reason=reason, round=self.round + 1)
+            rounds = self._manifest.num_rounds
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=self.round + 1, rounds=rounds)
 
     def decide(self, tokens: int) -> StepDecision:
         """Decide what to do after an inner step of so many tokens."""

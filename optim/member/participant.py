@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import trio
 
+from ...collectives.accountability.credit import credit_in
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, is_keeper, lagging, position_in_body, training
@@ -350,6 +351,7 @@ class Participant:
         if is_done:
             leaves = await self._make_step(averaged)
             figures["loss"] = command.loss if math.isfinite(command.loss) else None
+            figures["credit"] = credit_in(outcome.value, self._node.peer_id)
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         self._round_over.set()
         if leaves is not None:

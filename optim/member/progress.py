@@ -107,6 +107,7 @@ class Progress:
             loss=loss,
             tokens_per_s=round(rate, 1),
             round=self._network.position.round,
+            peers=pulse.active,
             sent=pulse.sent,
             received=pulse.received,
             rung=max(pulse.rungs.values(), key=list(Rung).index, default=None),

@@ -99,6 +99,20 @@ def test_peers_that_compute_in_fp16_and_in_bf16_hold_one_state(publish: Callable
         done = [peer.until("round.done") for peer in (turing, ampere)]
     assert [len(event["cut"]) for event in done] == [2, 2]  # type: ignore[arg-type]  # a list
     assert done[0]["root"] == done[1]["root"]
+    assert all(event["credit"] > 0 for event in done)  # type: ignore[operator]  # a number
+
+
+def test_whoever_trains_a_run_to_its_end_is_thanked_and_reads_how_to_take_the_model(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    link, home = publish(TINY_RUN.replace("rounds = 100000", "rounds = 2"), "owner"), tmp_path / "owner"
+    ended = flockstep("join", link, "--home", str(home), *HERE, "--yes", check=True)
+    *_, last = ended.stdout.splitlines()
+    command = last.partition("flockstep ")[2].split()
+    assert last.startswith("Thank you")
+    assert "yours counts with" in ended.stdout
+    flockstep(command[0], command[1], str(tmp_path / command[2]), check=True)
+    assert (tmp_path / "my-model" / "model.safetensors").exists()
 
 
 def test_a_member_that_has_not_agreed_to_other_data_keeps_the_run_until_it_has(

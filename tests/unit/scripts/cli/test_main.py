@@ -294,6 +294,52 @@ def test_the_panel_shows_what_is_known_and_others_texts_as_texts() -> None:
         assert text in out.getvalue()
 
 
+def round_done(number: int, credit: int | None, cut: list[str], roster: list[str] = ["me", "her"]) -> Event:  # noqa: B006
+    done: Event = {"event": "round.done", "time": 60.0 * number, "round": number, "roster": roster, "cut": cut}
+    return done | {"root": "ab" * 32} | ({} if credit is None else {"credit": credit})
+
+
+def test_the_panel_shows_rounds_of_how_many_the_time_left_who_trains_and_what_counted() -> None:
+    peer = PeerStory("", "")
+    peer.apply({"event": "peer.start", "peer": "me", "device": "cpu"})
+    peer.apply({"event": "run.joined", "round": 0, "rounds": 60, "peers": 1})
+    peer.apply({"event": "round.awaited", "reason": "its owner is away"})
+    assert ("waits for", "its owner is away") in progress_rows(peer)
+    for number in range(1, 4):
+        peer.apply(round_done(number, 1500, ["me", "her"]))
+    peer.apply({"event": "step", "step": 1, "peers": 2})
+    rows = dict(progress_rows(peer))
+    assert rows["round"] == "3 of 60, about 57 min left, state root abababab"
+    assert rows["peers"] == "2 train now"
+    assert rows["last work"] == "yours counts with 1,500 tokens"
+    assert rows["counted"] == "3 rounds, 4.5 k tokens since the start"
+    assert "waits for" not in rows
+    peer.apply({"event": "run.revised", "round": 4, "rounds": 4})
+    assert dict(progress_rows(peer))["round"].startswith("3 of 4, about 1 min left")
+
+
+@pytest.mark.parametrize(
+    ("flaw_of", "done", "said_of_it"),
+    [
+        ("me", round_done(3, 0, ["me"]), "yours does not count: its norm is below 0.1 of the median"),
+        ("her", round_done(3, 0, ["me"]), "yours does not count: the run's rule gave it no weight"),
+        ("her", round_done(3, 900, ["me", "her"]), "yours counts with 900 tokens"),
+        ("her", round_done(3, 0, ["her"]), "yours came too late"),
+        ("her", round_done(3, 0, ["her"], ["her"]), "none of it is yours, since you were not ready when it began"),
+        ("her", round_done(3, None, ["her"]), ""),  # A keeper's.
+    ],
+)
+def test_whoever_trains_reads_what_became_of_each_contribution(
+    capsys: pytest.CaptureFixture[str], flaw_of: str, done: Event, said_of_it: str
+) -> None:
+    with shown(print, as_json=False) as on_event:
+        on_event({"event": "peer.start", "peer": "me", "device": "cpu"})
+        on_event({"event": "peer.flagged", "peer": flaw_of, "round": 3, "reason": "its norm is below 0.1 of the median"})
+        on_event(done)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.partition("state root abababab")[2] == (f"; {said_of_it}" if said_of_it else "")
+
+
 def test_the_panel_says_why_a_peer_waits_until_it_does_not() -> None:
     peer = PeerStory("", "")
     peer.apply({"event": "step", "step": 1})
