@@ -32,7 +32,7 @@ from ..chain.packed import checked
 from ..chain.voters import appointed, electorate_after, open_appointment
 from ..codec import CELL
 from ..evaluation.draw import DueEvaluation
-from .picture import CertifiedRound, RecentRound
+from .picture import NOT_COUNTED, CertifiedRound, RecentRound
 
 MAX_ROWS = 20_000
 """Rounds of which a row is held, some 200 bytes each: a run of a month with a round in two minutes."""
@@ -44,7 +44,7 @@ KEPT_WHOLE = 64
 MAX_CONTRIBUTORS = 20_000
 """Contributors whose credit is held: keys are free, and a run may go on for years."""
 ROOT_SHOWN_BYTES = 4
-FLAGGED, NOT_CUT = "the run's rule flagged its work", "its work is not in the cut"
+NOT_CUT = "its work is not in the cut"
 KEEPS = "it keeps, and trains nothing"
 
 
@@ -362,7 +362,7 @@ def params_of(num_cells: int) -> int:
 def _away(names: Sequence[PeerId], value: wire.Value) -> Iterator[tuple[PeerId, str]]:
     for index, peer in enumerate(names):
         if index in value.flagged:
-            yield peer, FLAGGED
+            yield peer, NOT_COUNTED
         elif index not in value.contributors:
             yield peer, NOT_CUT
 

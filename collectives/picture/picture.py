@@ -20,11 +20,15 @@ class RunState(StrEnum):
     EMPTY = "nobody here"
 
 
+NOT_COUNTED = "its work did not count: too small beside the others', or unlike theirs"
+"""What a certificate tells of a contribution that the run's rule flagged: not why."""
+
+
 class TroubleKind(StrEnum):
     """What went wrong, or was decided out of turn."""
 
     FLAG = "flag"
-    """The run's rule flagged a contribution."""
+    """A contribution did not count (`NOT_COUNTED`): no accusation, since few steps are enough."""
     VOID = "void"
     """Attempts of a round ended without effect."""
     TERM = "term"

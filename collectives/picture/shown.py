@@ -17,7 +17,7 @@ from ..accountability.trust import TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.fork_choice import is_keeper
 from .fold import KEEPS, MAX_RECENT, NOT_CUT, ChainView
-from .picture import Credit, MemberShown, RecentRound, RunTrouble, TroubleKind
+from .picture import NOT_COUNTED, Credit, MemberShown, RecentRound, RunTrouble, TroubleKind
 from .votes import VotesHere
 
 MAX_MEMBERS_SHOWN = 512
@@ -124,7 +124,7 @@ def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]
     found: list[RunTrouble] = []
     for row in recent:
         time = times.get(row.round)
-        found += [RunTrouble(row.round, time, TroubleKind.FLAG, peer, "its work was flagged") for peer in row.flagged]
+        found += [RunTrouble(row.round, time, TroubleKind.FLAG, peer, NOT_COUNTED) for peer in row.flagged]
         if row.appointed_by:
             reason = f"decided in term {row.term}, by voters that were appointed after a stall"
             found.append(RunTrouble(row.round, time, TroubleKind.APPOINTMENT, row.appointed_by, reason))

@@ -71,7 +71,8 @@ def trouble_words(trouble: RunTrouble) -> str:
     when = time.strftime("%H:%M:%S ", time.localtime(trouble.time)) if trouble.time is not None else ""
     round_ = f"round {trouble.round}: " if trouble.round else ""
     peer = f" {trouble.peer[-SHORT_ID:]}" if trouble.peer else ""
-    return f"{when}{round_}{trouble.kind}{peer}: {trouble.reason or 'no reason given'}"
+    kind = "not counted" if trouble.kind is TroubleKind.FLAG else trouble.kind
+    return f"{when}{round_}{kind}{peer}: {trouble.reason or 'no reason given'}"
 
 
 def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:

@@ -6,7 +6,7 @@ import { byId, clock, DASH, loss, number, plain, plural, setHidden, setText, tai
 
 const KEEPS = "it keeps, and trains nothing"; // Of KEEPS in collectives/picture/fold.py: nothing is missing there.
 const KINDS = {
-  flag: "flagged", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
+  flag: "not counted", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
   stall: "stall", ban: "banned", pardon: "pardoned", revoke: "vote revoked",
   version: "version",
 };

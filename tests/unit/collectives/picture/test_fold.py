@@ -7,7 +7,8 @@ import pytest
 from flockstep.collectives.chain.branches import Relation
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.picture import fold as limits
-from flockstep.collectives.picture.fold import FLAGGED, NOT_CUT, ChainFold, Sight
+from flockstep.collectives.picture.fold import NOT_CUT, ChainFold, Sight
+from flockstep.collectives.picture.picture import NOT_COUNTED
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.manifest import EvalSettings
 from flockstep.peer import wire
@@ -180,5 +181,5 @@ def test_who_was_away_is_named_with_the_reason() -> None:
     members = value_of(certificate).members
     assert (row.time, row.loss, row.members, row.contributors, row.flagged, row.voters) == (5.0, 2.5, 8, 3, 1, 4)
     assert recent.cut == tuple(members[place] for place in (1, 2, 5))
-    assert dict(recent.away) == {members[5]: FLAGGED} | {members[place]: NOT_CUT for place in (0, 3, 4, 6, 7)}
+    assert dict(recent.away) == {members[5]: NOT_COUNTED} | {members[place]: NOT_CUT for place in (0, 3, 4, 6, 7)}
     assert (recent.quorum, recent.total) == (3, 4)

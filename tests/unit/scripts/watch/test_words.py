@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.picture.picture import Picture, RunState, RunTrouble, TroubleKind
+from flockstep.collectives.picture.picture import NOT_COUNTED, Picture, RunState, RunTrouble, TroubleKind
 from flockstep.collectives.picture.snapshot import figures_of
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.peer.config import PeerConfig
@@ -14,7 +14,7 @@ from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.live_view import NAMED_WIDTH, peers_table
 from flockstep.scripts.story import PeerStory
 from flockstep.scripts.watch.status import votes_line
-from flockstep.scripts.watch.words import describe_picture, member_story, progress_words
+from flockstep.scripts.watch.words import describe_picture, member_story, progress_words, trouble_words
 from support.pictures import big_picture
 
 
@@ -35,6 +35,12 @@ def test_a_run_that_waits_says_why_once_and_what_follows(waiting: Picture) -> No
     assert others == [f"verified: {waiting.verified}"]
     states = [member_story(member, waiting.votes).state for member in waiting.members]
     assert [state == "missing" for state in states] == [False, False, True, True, False, False]
+
+
+def test_work_that_does_not_count_is_no_accusation() -> None:
+    trouble = RunTrouble(9, None, TroubleKind.FLAG, "12D3KooWabcdefgh", NOT_COUNTED)
+    said = trouble_words(trouble)
+    assert said == "round 9: not counted abcdefgh: its work did not count: too small beside the others', or unlike theirs"
 
 
 def test_a_run_that_goes_on_says_how_long_it_takes_and_who_votes(waiting: Picture) -> None:
