@@ -32,8 +32,8 @@ from .voters import who_decides
 
 WHO_MAY_JOIN = {
     "open": "everybody",
-    "invite": "who holds an invitation of the owner",
-    "allow": "the peers that the owner has listed",
+    "invite": "whoever has an invitation from its owner",
+    "allow": "the peers that its owner has listed",
 }
 LABEL_WIDTH = 10
 YES = ("y", "yes")
@@ -167,10 +167,14 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     # Another model is built to be counted, which a stranger's options can make as long as they like.
     is_known = manifest.model.name == "gpt" and not manifest.is_own
     size = size_of_gpt(manifest.model.options) if is_known else None
+    needs = needs_of(manifest, size) if size is not None else None
     unknown = "known once the state is here" if keeps else "known once the model is here"
+    home = shlex.quote(str(config.home))
     yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
     yield _row("run", signed.run_id)
-    yield _row("owner", manifest.owner)
+    by = ", ".join(plain_text(text) for text in (manifest.by, manifest.contact) if text)
+    yield _row("for", f"{by}, in their own words" if by else "somebody who gives no name")
+    yield _row("owner", f"the key {manifest.owner}, which has signed all of this")
     yield _row("members", WHO_MAY_JOIN[manifest.admission.kind])
     yield _row("voters", who_decides(manifest))
     if keeps:
@@ -185,12 +189,24 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     seconds = manifest.inner.seconds / manifest.outer.fragments
     each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
     streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""
-    yield _row("rounds", f"{manifest.num_rounds:,}, of about {each} each{streamed}")
-    each = unknown if size is None else f"up to {gigabytes(round_bytes(manifest, size))} sent, and as much received"
-    yield _row("a round", each)
-    disk = unknown if size is None else gigabytes(needs_of(manifest, size).disk)
-    yield _row("disk", f"{disk}, below {shlex.quote(str(config.home))}")
+    yield _row("how long", f"{manifest.num_rounds:,} rounds, of about {each} each{streamed}; you may leave at any time")
+    if not keeps:
+        where = "a GPU if there is one, or else the processor" if config.device == "auto" else plain_text(config.device)
+        yield _row("works on", f"{where}; --threads, --hours and --when-idle leave some of it to you")
+        memory = unknown if needs is None else f"about {gigabytes(needs.memory + needs.training)}, and more for each batch"
+        yield _row("memory", memory)
+    disk = unknown if needs is None else gigabytes(needs.disk)
+    yield _row("disk", f"{disk}, below {home}")
+    if size is None:
+        yield _row("network", unknown)
+    else:
+        a_round, often = round_bytes(manifest, size), max(seconds, 1.0) if seconds else 60.0
+        pace = "" if seconds else " at a round a minute"
+        a_day = f"{gigabytes(int(a_round * 86400 / often))} a day{pace}"
+        yield _row("network", f"up to {gigabytes(a_round)} a round, {a_day}, sent and as much received; --max-up limits it")
     yield _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+    to_pause = "" if keeps else f"`flockstep pause --home {home}` for a while, "
+    yield _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
 
 
 def _says_yes(read: Callable[[str], str], source: str) -> bool:

@@ -31,7 +31,7 @@ def who_decides(manifest: Manifest) -> str:
     """Return in one line who decides a run's rounds, and what their loss means."""
     admission = manifest.admission
     if admission.authority == "owner":
-        return "its owner alone decides: while it is away, no round is certified"
+        return "its owner alone decides: while it is away, no round ends"
     if admission.voters != "keepers":
         is_listed = admission.kind == "allow"
         return "all members decide, one vote each" + ("" if is_listed else "; its owner alone in the first round")
@@ -44,7 +44,7 @@ def who_decides(manifest: Manifest) -> str:
         loss = "while it is away" if count == 1 else "while one of them is away"
     else:
         loss = f"while more than {lost} of them {'is' if lost == 1 else 'are'} away"
-    waiting = "no round is certified, and all train on and wait"
+    waiting = "no round ends, and all wait for it"
     return f"{_keepers(count)}, {quorum} of {count} votes; {loss}, {waiting}"
 
 

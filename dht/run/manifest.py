@@ -27,7 +27,7 @@ from ...peer.errors import LocalError, MalformedMessage, OtherVersion, RemoteErr
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.troubles import NEEDS_PROGRAM
-from ...peer.wire.schema import Between, Size, decode, encode, peek_text
+from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .layout import LayoutPin
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
@@ -262,6 +262,10 @@ class Manifest:
     layout: Annotated[str, Size(120)] = ""
     """What is trained, by name and shape (`layout.LayoutPin`): a hash, how many tensors, how many parameters. Empty:
     the first members decide."""
+    by: Annotated[str, Size(80), Added()] = ""
+    """Who asks for the training, in the owner's words; a volunteer reads it beside the owner's key."""
+    contact: Annotated[str, Size(120), Added()] = ""
+    """Where volunteers can ask, such as a mail address."""
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":

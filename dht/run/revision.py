@@ -64,6 +64,8 @@ _FIXED = {
     "start": "the run has begun from it",
     "layout": "the state has it",
     "min_version": "who is in the run has joined without it",
+    "by": "volunteers have joined for whom it named",
+    "contact": "it stands beside who asks for the training",
 }
 """Why other settings cannot change, for people, by name or section."""
 

@@ -50,9 +50,11 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     user = User(tmp_path, "y")
     assert user.agreement.agree(signed()) == "agreed to by its user"
     shown = "\n".join(user.lines)
-    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 0.2 M", "text:{stdlib}", "100, of about 50"):
+    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 0.2 M", "text:{stdlib}", "100 rounds, of"):
         assert part in shown
-    for part in ("up to 0.2 MB sent", " MB, below ", str(tmp_path), "IP addresses"):
+    for part in ("up to 0.2 MB a round, 0.3 GB a day at a round a minute", " MB, below ", str(tmp_path), "IP addresses"):
+        assert part in shown
+    for part in ("about 0.5 GB", "a GPU if there is one", "somebody who gives no name", "Ctrl-C for good", "flockstep pause"):
         assert part in shown
     assert user.lines[-1] == "Join this run? [y/N] "
     again = User(tmp_path)
@@ -61,6 +63,22 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     other = User(tmp_path, "yes")
     other.agreement.agree(signed(name="other"))  # Other settings are another run.
     assert len(other.lines) > 1
+
+
+def test_for_whom_a_run_trains_is_shown_beside_the_key_that_has_signed_it(tmp_path: Path) -> None:
+    toml = 'by = "Ada\\u001b[2J of Example"\ncontact = "ada@example.org"\n' + TOML
+    run = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=OWNER.peer_id), OWNER)
+    shown = list(describe_run(run, PeerConfig(home=tmp_path)))
+    assert r"  for       Ada\x1b[2J of Example, ada@example.org, in their own words" in shown
+    assert f"  owner     the key {OWNER.peer_id}, which has signed all of this" in shown
+
+
+def test_a_run_of_phases_of_seconds_tells_its_bytes_a_day(tmp_path: Path) -> None:
+    manifest = signed().manifest
+    run = signed(inner=replace(manifest.inner, seconds=600.0))
+    (line,) = (line for line in describe_run(run, PeerConfig(home=tmp_path)) if line.startswith("  network"))
+    assert "a day, sent" in line
+    assert "MB a day" in line
 
 
 def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ RUN = Manifest(owner=IDS[0], name="run", data=Data(source="own"))
 @pytest.mark.parametrize(
     ("keepers", "stall", "said"),
     [
-        (1, "wait", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round is certified"),
-        (2, "wait", "its 2 keepers decide, 2 of 2 votes; while one of them is away, no round is certified"),
-        (3, "wait", "its 3 keepers decide, 2 of 3 votes; while more than 1 of them is away, no round is certified"),
-        (4, "wait", "its 4 keepers decide, 3 of 4 votes; while more than 1 of them is away, no round is certified"),
-        (1, "present", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round is certified"),
+        (1, "wait", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round ends"),
+        (2, "wait", "its 2 keepers decide, 2 of 2 votes; while one of them is away, no round ends"),
+        (3, "wait", "its 3 keepers decide, 2 of 3 votes; while more than 1 of them is away, no round ends"),
+        (4, "wait", "its 4 keepers decide, 3 of 4 votes; while more than 1 of them is away, no round ends"),
+        (1, "present", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round ends"),
         (4, "present", "its 4 keepers decide, 3 of 4 votes; where fewer are here, those that are here decide"),
     ],
 )
@@ -46,7 +46,7 @@ def test_who_decides_where_no_keepers_vote() -> None:
     assert who_decides(replace(RUN, admission=Admission(voters="members"))) == (
         "all members decide, one vote each; its owner alone in the first round"
     )
-    assert who_decides(RUN).endswith("and all train on and wait")
+    assert who_decides(RUN).endswith("and all wait for it")
 
 
 def test_an_owner_that_decides_alone_is_told_how_others_get_a_vote() -> None:

@@ -122,6 +122,12 @@ def test_a_description_shows_no_control_characters() -> None:
     assert all(line.isprintable() for line in manifest.describe())
 
 
+def test_a_manifest_that_names_nobody_is_encoded_as_by_a_version_without_the_fields_for_it() -> None:
+    manifest = Manifest.from_toml('name = "x"\n[data]\nsource = "text:{stdlib}"\n', where="run.toml", owner="me")
+    assert len(msgpack.unpackb(encode(manifest))) == len(fields(Manifest)) - 2
+    assert len(msgpack.unpackb(encode(replace(manifest, by="Ada", contact="ada@example.org")))) == len(fields(Manifest))
+
+
 @pytest.mark.parametrize("layout", ["x", f"{'0' * 64}/0/1", f"{'0' * 63}/1/1", f"{'0' * 64}/22/5"])
 def test_a_layout_that_no_model_has_is_none(layout: str) -> None:
     with pytest.raises(UsageError, match="is none: `Swarm"):
@@ -536,7 +542,7 @@ def test_a_run_may_need_a_later_version_and_one_line_says_which() -> None:
 
 @pytest.mark.parametrize("needed", ["900.1", "0.1", "soon", 7])
 def test_a_manifest_with_settings_of_a_later_version_says_what_it_needs(needed: object) -> None:
-    body = msgpack.unpackb(encode(parse('min_version = "0.1"\n' + SMALL)))
+    body = msgpack.unpackb(encode(parse('min_version = "0.1"\nby = "Ada"\ncontact = "a@example.org"\n' + SMALL)))
     body[[item.name for item in fields(Manifest)].index("min_version")] = needed
     body.append("a setting of a later version")
     with pytest.raises(MalformedMessage) as raised:
