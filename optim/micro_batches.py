@@ -62,6 +62,11 @@ class MicroBatches:
         self._best = (0, 0.0)
         """The fastest size so far, and its tokens/s."""
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the size of the next step is still to be found."""
+        return self._measuring
+
     def backward(self, batch: Tensor) -> Tensor | None:
         """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss, detached.
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +46,7 @@ from .precision import LossScale, name_of, pass_dtype
 from .ranks import launched_ranks
 from .shards.opening import FromMembers, open_corpus, tokenizer_of
 from .swarm import Swarm
+from .threads import Threads, all_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,8 @@ def train(
         size=config.micro_batch,
         adaptive=adaptive,
     )
+    is_free = adaptive and device.type == "cpu" and swarm.num_ranks == 1 and not config.threads
+    threads = Threads(swarm.telemetry, most=all_threads() if is_free else 1)
     may_evaluate(swarm, source, device, config)
     batches = swarm.share_of(source, batch_size=batch_size)
     has_rested = False
@@ -305,6 +309,7 @@ def train(
         if batch is None:  # A stop while data was waited for.
             return
         tokens = batch.to(device, non_blocking=True)
+        measured, began = not pieces.is_measuring, time.perf_counter()
         try:
             try:
                 loss = pieces.backward(tokens)
@@ -314,6 +319,8 @@ def train(
                 loss = pieces.backward(tokens)
             if loss is None:  # Its user is back, who does not wait for a step's end.
                 return
+            if measured:
+                threads.judge(time.perf_counter() - began)
             make_step(swarm, loss, scale)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):

@@ -56,6 +56,9 @@ class PeerConfig:
     name: str = ""
     """How this peer is called where a run's contributors are listed; empty: by its id alone."""
 
+    threads: int = 0
+    """The processor threads of the training; 0: as many as train fastest, by measurement."""
+
     shard: bool = False
     """Shard one model over the ranks that `torchrun` starts (FSDP2), instead of one copy per rank."""
 

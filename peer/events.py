@@ -149,6 +149,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "step reason micro_batch"),
         _row("step.skipped", "Gradients have overflowed in fp16: the inner step is skipped, its batch not counted.",
              "step reason", scale="factor of the loss from now on", skipped="steps skipped by this membership"),
+        _row("device.threads", "The number of processor threads was chosen by measurement: at the start, or of slow steps.",
+             "step reason", threads="threads that train from now on", most="threads that were tried at most"),
         _row("device.rests", "The training rests between inner steps, to stay below a user's limit; once a membership.",
              "step reason"),
         _row("device.unseen", "The GPU cannot be looked at, so that other programs' use of it is not noticed.",

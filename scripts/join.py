@@ -59,9 +59,6 @@ class TrainingOptions:
     save: Path | None = None
     """Where to write the model each time that this peer leaves."""
 
-    threads: int | None = None
-    """The processor threads of torch; None: as torch chooses."""
-
     as_json: bool = False
     """Print events as JSON lines."""
 
@@ -112,8 +109,8 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     # Imported while Ctrl-C still ends the process at once.
     import torch
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), options.yes)
     with (
         training_here(config.home) if speaks else contextlib.nullcontext(),
@@ -403,6 +400,7 @@ LINES = {
     "data.sparse": "{reason}",
     "data.awaited": "waits for data: {reason}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
+    "device.threads": "trains with {threads} of {most} processor threads: {reason}",
     "device.rests": "rests between steps: {reason}",
     "device.unseen": "--when-idle does not see the GPU: {reason}",
     "step.skipped": "a step is skipped: {reason}",

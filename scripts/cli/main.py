@@ -126,7 +126,7 @@ def join(
     announce: Announce = None,
     upnp: Upnp = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.  [default: measured]")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
     data_cache: Annotated[float, typer.Option(min=0, help="GB of disk for packed data that are read from elsewhere.")] = 4.0,
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
@@ -191,7 +191,7 @@ def join(
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     config = replace(config, data_cache=data_cache, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
-    config = replace(config, precision=precision.value, compile_model=compile_model)
+    config = replace(config, threads=threads or 0, precision=precision.value, compile_model=compile_model)
     config = replace(config, load_in_4bit=load_in_4bit, optimizer_8bit=optimizer_8bit)
     preferred = load_preferences(config.home)
     limits = preferred.override(
@@ -202,7 +202,6 @@ def join(
     window = Hours.parse(limits.hours) if limits.hours else None
     options = TrainingOptions(
         save=save,
-        threads=threads,
         as_json=as_json,
         yes=yes,
         hours=window,

@@ -1,6 +1,7 @@
 """`Swarm` for a custom module: real processes, real sockets, and a peer that is killed."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -102,14 +103,14 @@ def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., 
 
 def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[..., str], tmp_path: Path) -> None:
     link = publish(RUN.format(rounds=1000, peers=1).replace('"own"', '"text:{stdlib}"') + '[model]\nsize = "0.2m"\n')
-    home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--json"]
     # Not forked from a warm process: here one `join` of the tests starts as a user starts it.
     command = [sys.executable, "-m", "flockstep", "join", link, *home]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         assert trainer.stdout is not None
-        for line in trainer.stdout:
-            if '"step"' in line:
-                break
+        chosen = next(line for line in trainer.stdout if '"device.threads"' in line)  # While it trains.
+        assert json.loads(chosen)["most"] == 2
         children = psutil.Process(trainer.pid).children(recursive=True)
         assert children
         trainer.send_signal(signal.SIGKILL)
