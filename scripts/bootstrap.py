@@ -46,6 +46,7 @@ from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
 from ..peer.wire.schema import decode
+from .otlp import exported
 from .terminal import ending_signals
 
 COMPANY_PERIOD = 30.0
@@ -104,6 +105,7 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
     """Serve until Ctrl-C, SIGTERM or SIGHUP; `say` my full addresses, one a line, once it accepts connections."""
     _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
     telemetry = Telemetry(log_path(config.home))
+    export = exported(lambda reason: telemetry.emit("log.unsent", step="export", reason=reason))
 
     def ready(addresses: Sequence[str]) -> None:
         for address in addresses:
@@ -116,7 +118,9 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
                 await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
 
     try:
-        trio.run(until_signal)
+        with export as take:
+            telemetry.subscribe(take)
+            trio.run(until_signal)
     except (FlockstepError, BaseExceptionGroup) as error:
         raise sole_error(error) from None
     finally:

@@ -35,6 +35,7 @@ from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
+from .otlp import exported
 from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from .terminal import ending_signals
 from .unfollowed import keep_unfollowed
@@ -231,13 +232,14 @@ def _event_log(config: PeerConfig, on_event: Callable[[Event], None]) -> Iterato
 def recorded(
     metrics: str, outputs: Loggers, config: PeerConfig, show: Callable[[Event], None]
 ) -> Iterator[Callable[[Event], None]]:
-    """Yield the handler of events that also counts them for Prometheus, and hands them to the loggers."""
+    """Yield the handler of events that also counts them for Prometheus, logs their curves, and exports them."""
     figures = EventFigures()
 
     def take(event: Event) -> None:
         show(event)
         figures.take(event)
         tell_of(outputs.take(event))
+        export(event)
 
     def tell_of(failure: str) -> None:
         if failure:
@@ -248,7 +250,12 @@ def recorded(
         with _event_log(config, take) as telemetry:
             telemetry.emit("metrics.refused", step="metrics", reason=reason)
 
+    def unsent(reason: str) -> None:
+        with _event_log(config, take) as telemetry:
+            telemetry.emit("log.unsent", step="export", reason=reason)
+
     with contextlib.ExitStack() as stack:
+        export = stack.enter_context(exported(unsent))
         if metrics:
             port = stack.enter_context(shown_metrics(metrics, figures.figures, notice))
             with _event_log(config, take) as telemetry:
@@ -423,6 +430,7 @@ LINES = {
     "state.rebased": "round {round}: {reason}",
     "metrics.ready": "shows its metrics on port {port}",
     "log.failed": "logs no more: {reason}",
+    "log.unsent": "exports no events: {reason}",
     "consent.awaited": "{reason}",
     "consent.given": "trains again: {reason}",
     "revision.unfollowed": "{reason}",

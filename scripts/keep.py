@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -31,6 +31,7 @@ from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from ..peer.transport import Address, Host, PeerId
 from .agree import Agreement, Purpose, terminal_reader
+from .otlp import exported
 from .publish import Publisher, check_publishing
 from .story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
 from .terminal import ending_signals
@@ -70,7 +71,7 @@ def keep(
     link = with_bootstraps(JoinLink.parse(link_text), via)
     reader = None if as_json else terminal_reader()
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home))) as telemetry, ExitStack() as stack:
         with home_lock(config.home, pid=os.getpid()):  # In use by another one: nobody is asked in vain.
             signed = _manifest_of(link, config, telemetry)
             me = Identity.load_or_create(identity_path(config.home)).peer_id
@@ -83,6 +84,8 @@ def keep(
         if not as_json and (missing := voteless(signed, link, me, config, telemetry)):
             say(missing)
         telemetry.subscribe(KeepingLines(say, as_json=as_json).show)
+        export = stack.enter_context(exported(lambda reason: telemetry.emit("log.unsent", step="export", reason=reason)))
+        telemetry.subscribe(export)
         try:
             trio.run(_keep_until_signal, link, config, telemetry, metrics, publisher)
         except (FlockstepError, BaseExceptionGroup) as error:
@@ -266,6 +269,8 @@ def describe_keeping(event: Event) -> str:
             return f"round {event.get('round')} is published at {event.get('to')}"
         case "keeper.retry" | "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
+        case "log.unsent":
+            return f"exports no events: {event.get('reason')}"
         case "checkpoint.unpublished":
             return f"nothing is published: {event.get('reason')}"
         case "round.done":
