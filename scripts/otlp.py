@@ -27,10 +27,10 @@ from ..peer.plain import plain_text
 from ..peer.telemetry import Event
 
 BASE, LOGS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
-SEND_PERIOD = 5.0
-"""Seconds between two requests: as the SDK's batches, whose delay is 1 to 5 s by default."""
+SEND_PERIOD = 1.0
+"""Seconds between two requests: the default of OTEL_BLRP_SCHEDULE_DELAY, the delay of the SDK's batches."""
 MAX_BATCH = 512
-"""Records of a request, as in the SDK."""
+"""Records of a request: the default of OTEL_BLRP_MAX_EXPORT_BATCH_SIZE."""
 MAX_HELD = 8192
 """Records that wait: an hour of a peer whose collector is gone, and 10 MB."""
 TIMEOUT = 10.0
