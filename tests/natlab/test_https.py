@@ -125,3 +125,17 @@ def test_where_nothing_leads_out_doctor_and_join_say_what_the_proxy_said(town: T
     assert join.returncode == 1
     (line,) = [line for line in out.splitlines() if answer in line]
     assert check["remedy"] in line
+
+
+def test_a_peer_behind_a_proxy_trains_with_an_ordinary_one(town: Town) -> None:
+    signed = publish(town.lab, town.vias[:1], town.folder, rounds=2, min_peers=2)
+    link = signed.partition("?")[0] + "?" + "&".join(f"via={via}" for via in town.vias)
+    # The first one is the run's owner, whose home folder `publish` has used.
+    peers = [
+        town.start(number, "join", link, "--home", str(town.folder / home), "--threads", "1")
+        for number, home in ((ORDINARY, "peer0"), (PROXIED, "peer1"))
+    ]
+    for peer in peers:
+        out, _ = peer.communicate(timeout=PATIENCE)
+        assert "round 2: averaged the work of 2 peers" in out
+        assert peer.returncode == 0
