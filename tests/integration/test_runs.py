@@ -1,9 +1,11 @@
 """Finding runs: an owner lists one, a bootstrap shows it, and a volunteer joins it by its name."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from flockstep.scripts.runs.run import create_run
-from support.bootstraps import TINY_RUN
+from support.bootstraps import TINY_RUN, kept
+from support.commands import Command
 from torch import nn
 from typer.testing import CliRunner
 
@@ -59,6 +62,25 @@ def test_the_run_of_the_readme_pins_the_model_that_its_line_names(
     assert load_manifest(tmp_path / "mine.flockstep").manifest.layout == Swarm.layout_of(nn.Linear(3, 2))
     assert not any("Not pinned" in line for line in said)
     assert sys.path == before
+
+
+def test_the_program_of_the_readme_trains_and_prints_its_rounds(
+    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its three files as they stand there, and a keeper, as `run create` goes on to be one."""
+    for text in re.findall(r"```python\n(# (?:my_model|train)\.py.*?)```", README, re.DOTALL):
+        (tmp_path / text[2:].split(".py")[0]).with_suffix(".py").write_text(text)
+    (tmp_path / "run.toml").write_text(README_TOML)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_model", None)  # To forget it again.
+    monkeypatch.delitem(sys.modules, "my_model")
+    owner = config(tmp_path / "owner")
+    link = create_run(Path("run.toml"), [bootstrap_address], owner, list[str]().append, model="my_model:MyModel")
+    environment = {**os.environ, "FLOCKSTEP_HOME": str(tmp_path / "volunteer")}
+    with kept(link, owner.home), Command(link, program=tmp_path / "train.py", env=environment) as trainer:
+        lines = list(islice((line for line in trainer.stdout if line.startswith("round ")), 2))
+        trainer.kill()
+    assert [line.split(":")[0] for line in lines] == ["round 1", "round 2"]
 
 
 def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
