@@ -4,6 +4,8 @@ Theory of operation. A peer that witnesses an equivocation signs a claim and sen
 receives a claim judges it (`evidence.judge_claim`), bans the guilty one, and forwards the claim once (flooding). It
 also sends its newest claims to a newcomer. If bytes decide, they are fetched by hash from the peer that brought
 the claim, one exhibit of each carrier at a time and until a deadline; if they are not available, the claim has no effect.
+What is well-formed in a round follows from the certificate before it: a claim about a round that I have not reached waits
+until I have. Judged by the settings before a revision, it would convict its honest accuser.
 A ban holds for the run: each one is a record of a log (see `peer.log_file`), written at once, and read back when the next
 process starts.
 
@@ -62,6 +64,8 @@ MAX_EXHIBITS, MAX_EXHIBITS_BYTES = 16, 1 << 28
 """Exhibits kept on the disk, so that newcomers can verify the bans, and their bytes together."""
 MAX_AWAITED, MAX_AWAITED_IN_ALL = 4, 16
 """Claims of one carrier, and of all, whose exhibits are awaited; a carrier may bring the others again later."""
+MAX_EARLY_CARRIERS, MAX_EARLY_BYTES = 16, MAX_GREETING_BYTES
+"""Members whose claims about later rounds wait, and the bytes of each: as many as it sends to a newcomer."""
 MAX_BENCHES = 4
 """Exhibits that are fetched at a time: each takes the memory of one part."""
 SIGNATURES_PER_CLAIM = 3
@@ -111,6 +115,10 @@ class Bans:
         self._proof_bytes = 0
         self._seen: dict[bytes, None] = {}
         self._strangers: dict[PeerId, tuple[Conviction, wire.Signed]] = {}
+        self._round = 1
+        """The round that I am in."""
+        self._early: dict[PeerId, dict[bytes, int]] = {}
+        """By carrier, claims about later rounds, and these: what held in them I cannot know yet."""
         self._greeted: dict[PeerId, tuple[float, int]] = {}
         """Since when a peer has been sent how many bytes of claims: it may have restarted without its memory."""
         self._bench = trio.CapacityLimiter(MAX_BENCHES)
@@ -162,6 +170,18 @@ class Bans:
     def _is_pardoned(self, peer: PeerId, round_: int) -> bool:
         return round_ <= self._statements.pardons.get(peer, -1)
 
+    def advance(self, round_: int) -> None:
+        """Enter a round, and judge the claims that have waited for it."""
+        self._round = round_
+        for carrier, claims in [*self._early.items()]:
+            due = [claim for claim, about in claims.items() if about <= round_]
+            if len(due) < len(claims):
+                self._early[carrier] = {claim: about for claim, about in claims.items() if about > round_}
+            else:
+                del self._early[carrier]
+            for start in range(0, len(due), MAX_CLAIMS):
+                self._receive(carrier, Accusations(tuple(due[start : start + MAX_CLAIMS])))
+
     def accuse(self, statements: Sequence[wire.Signed], part: int = 0, data: Blob | None = None) -> None:
         """Sign and send the claim that `statements` (see `peer.wire.direct`) prove; `data`: the bytes of its exhibit."""
         if statements[0].sender in self._kept:
@@ -205,9 +225,9 @@ class Bans:
         work, then = partial(self._judge, message), partial(self._take, carrier)
         self._node.verify(carrier, "accusation", num_signatures, work, then)
 
-    def _judge(self, message: Accusations) -> list[tuple[wire.Signed, Conviction | Pending]]:
-        """Judge the claims of a message that are new to me. Raises `RemoteError` for what is no claim."""
-        judged: list[tuple[wire.Signed, Conviction | Pending]] = []
+    def _judge(self, message: Accusations) -> list[tuple[wire.Signed, Conviction | Pending | None]]:
+        """Judge the claims of a message that are new to me; None: too early. Raises `RemoteError` for what is no claim."""
+        judged: list[tuple[wire.Signed, Conviction | Pending | None]] = []
         for data in message.claims:
             signed = decode(wire.Signed, data, max_bytes=MAX_CLAIM_BYTES)
             if signed.signature in self._seen:
@@ -225,17 +245,28 @@ class Bans:
                 continue
             except NetworkError as error:  # It is not remembered: another peer may bring it again.
                 self._node.telemetry.emit("evidence.missing", peer=signed.sender, step="judge a claim", reason=str(error))
+                if round_of(claim) > self._round:
+                    judged.append((signed, None))
         return judged
 
     def _judged(self, accuser: PeerId, claim: Claim) -> Conviction | Pending:
         slot = slot_of(claim)
         return judge_claim(accuser, claim, self._terms if slot is None else self._terms_in(slot), verify_signed)
 
-    def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending]]) -> None:
+    def _wait(self, carrier: PeerId, signed: wire.Signed) -> None:
+        """Keep a claim until I have reached its round, as far as its carrier has room."""
+        claims, data = self._early.get(carrier, {}), encode(signed)
+        has_place = carrier in self._early or len(self._early) < MAX_EARLY_CARRIERS
+        if has_place and sum(map(len, claims)) + len(data) <= MAX_EARLY_BYTES:
+            self._early[carrier] = claims | {data: _about(signed)}
+
+    def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending | None]]) -> None:
         for signed, found in judged:
             if signed.signature in self._seen:
                 continue
-            if isinstance(found, Conviction):
+            if found is None:
+                self._wait(carrier, signed)
+            elif isinstance(found, Conviction):
                 self._remember(signed)
                 self._convict(found, signed)
             elif found.author in self._kept:
@@ -283,7 +314,7 @@ class Bans:
 
     def _convict(self, found: Conviction, signed: wire.Signed, data: Blob | None = None) -> None:
         node, guilty = self._node, found.guilty
-        round_ = round_of(decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES))
+        round_ = _about(signed)
         if self._is_pardoned(guilty, round_):
             reason = f"the run's owner has pardoned what it did up to round {self._statements.pardons[guilty]}"
             node.telemetry.emit("evidence.dropped", peer=guilty, step="ban", reason=reason)
@@ -366,11 +397,15 @@ def _by_owner(reason: str) -> str:
     return f"by the run's owner: {reason}" if reason else "by the run's owner"
 
 
+def _about(signed: wire.Signed) -> int:
+    """Return the round that a signed claim is about."""
+    return round_of(decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES))
+
+
 def _round_of(kept: Kept) -> int:
     """Return the round of the evidence of a ban; 0 if it was kept without its claim."""
     try:
-        signed = decode(wire.Signed, kept.claim, max_bytes=MAX_CLAIM_BYTES)
-        return round_of(decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES))
+        return _about(decode(wire.Signed, kept.claim, max_bytes=MAX_CLAIM_BYTES))
     except MalformedMessage:
         return 0
 

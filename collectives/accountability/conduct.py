@@ -83,19 +83,24 @@ class Conduct:
             self.guard.certified(certificate.slot.round, certificate.voters)
             if last := self._trust.last_round(self._node.peer_id):
                 self.guard.named(last)
+        self.bans.advance(round_)
 
     def _terms_in(self, slot: wire.Slot) -> Terms | None:
-        """Return what held for the bytes of a round; None if that was revised and I lack the certificate before it."""
+        """Return what held for the bytes of a round; None if I cannot know.
+
+        The certificate before it says so. Where I lack that one, a later one that names no revision does: none held before.
+        """
         mine, under = self._certificate, self._terms.under
-        before = mine if mine is not None and mine.slot.round == slot.round - 1 else None
-        before = before or (self._history(slot.round - 1) if slot.round > 1 else None)
+        if under is None or slot.round <= 1:
+            return self._terms
+        before = mine if mine is not None and mine.slot.round == slot.round - 1 else self._history(slot.round - 1)
+        if before is None:
+            is_known = mine is not None and mine.slot.round >= slot.round and not value_of(mine).revision
+            return self._terms if is_known else None
         try:
-            if under is not None and before is not None and certificate_hash(before) == slot.previous:
-                return under(value_of(before).revision)
+            return under(value_of(before).revision) if certificate_hash(before) == slot.previous else None
         except UsageError:  # Of a later version.
             return None
-        is_revised = self.revision or (mine is not None and value_of(mine).revision)
-        return None if is_revised and slot.round > 1 else self._terms
 
     def begin(self, slot: wire.Slot) -> tuple[int, int]:
         """Begin the decision of `slot`: return its first term and attempt in which I have certainly signed nothing."""
