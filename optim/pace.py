@@ -8,17 +8,23 @@ would end after that stops before it, since the others wait for who is late and 
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..collectives.chain.quorum import quorum
 from ..peer.errors import UsageError
+from ..peer.transport import PeerId
 
 DEADLINE_GRACE = 0.25
 """The grace as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
 
 LATE_PHASES = 2.0
 """Keepers begin a round without a quorum of those that train after so many times the usual phase."""
+
+
+def slowest(groups: Sequence[frozenset[PeerId]], ready: Collection[PeerId]) -> frozenset[PeerId]:
+    """Return the group of which the smallest part is ready: who waits for most of it waits for most of each."""
+    return min(groups, key=lambda group: len(group.intersection(ready)) / max(1, len(group)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +60,20 @@ class Pace:
         return quorum_at + self.grace(quorum_at - started)
 
     def called(
-        self, *, started: float, ready_at: Sequence[float], num_training: int, expected: float
+        self, *, started: float, ready_at: Mapping[PeerId, float], groups: Sequence[frozenset[PeerId]], expected: float
     ) -> tuple[float, bool] | None:
         """Return when a keeper becomes ready for the round, in seconds, and whether for two thirds; None while nobody is.
 
-        `ready_at` holds the times at which members that train became ready, of `num_training` that are here. The keeper
-        waits for two thirds of them, since one that is ready early could else make rounds of its own work alone; and for
-        no more than twice the `expected` seconds, since members that never become ready could else prevent any round.
+        `ready_at` holds when members that train became ready. The keeper waits for two thirds of each of the `groups`,
+        the last of which contains the others, since one that is ready early could else make rounds of its own work alone;
+        and for no more than twice the `expected` seconds, since members that never become ready could else prevent any.
         """
-        if not ready_at:
+        orders = [sorted(max(started, at) for peer, at in ready_at.items() if peer in group) for group in groups]
+        if not orders[-1]:
             return None
-        order = [max(started, at) for at in sorted(ready_at)]
-        due = max(order[0], started + LATE_PHASES * expected)
-        needed = max(1, math.ceil(2 * num_training / 3))
-        at = order[needed - 1] if len(order) >= needed else math.inf
+        due = max(orders[-1][0], started + LATE_PHASES * expected)
+        needed = [max(1, math.ceil(2 * len(group) / 3)) for group in groups]
+        at = max(order[n - 1] if len(order) >= n else math.inf for order, n in zip(orders, needed, strict=True))
         return (at, True) if at <= due else (due, False)
 
     def usual(self, stated: Sequence[float]) -> float:

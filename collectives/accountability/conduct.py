@@ -15,7 +15,7 @@ from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
 from .signing import SigningGuard
-from .trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
+from .trust import MANY_OLD, TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
 """Rounds for which an owner that sent no Have or output is given no part: its deputies made it, which cost a deadline."""
@@ -119,15 +119,17 @@ class Conduct:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""
         return self._trust.of(peer)
 
-    def pacing(self, trainers: Collection[PeerId]) -> frozenset[PeerId]:
-        """Return whose readiness ends the phases of others: where weight must be earned those that are not young, if any.
+    def pacing(self, trainers: Collection[PeerId]) -> tuple[frozenset[PeerId], ...]:
+        """Return the groups of which most must be ready to end the phases of others: where weight must be earned, of tenure.
 
         Keys are free: by heads, those that are Ready at once would end everybody's phase, and keepers would go on without
-        the others.
+        the others. Fewer than four of tenure could do the same, so beside them most of all that train must be ready too.
         """
         records = {peer: self._trust.of(peer) for peer in trainers}
         old = frozenset(peer for peer, it in records.items() if it is not None and it.rounds >= YOUNG_ROUNDS)
-        return old if old and self.charter.earned else frozenset(trainers)
+        if not old or not self.charter.earned:
+            return (frozenset(trainers),)
+        return (old,) if len(old) >= MANY_OLD else (old, frozenset(trainers))
 
     def distrust(self, owners: Iterable[PeerId]) -> None:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""

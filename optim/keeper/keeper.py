@@ -352,14 +352,13 @@ class Keeper:
             if self._may_begin(kept):
                 if is_late and self._node.peer_id not in averager.electorate.votes:
                     return
-                counted = kept.archive.conduct.pacing(self._counted())
-                times = [at for peer, at in ready_at.items() if peer in counted]
-                usual = self._pace.usual([seconds for peer, seconds in self._phases.items() if peer in counted])
-                called = self._pace.called(started=began, ready_at=times, num_training=len(counted), expected=usual)
+                groups = kept.archive.conduct.pacing(self._counted())
+                usual = self._pace.usual([seconds for peer, seconds in self._phases.items() if peer in groups[-1]])
+                called = self._pace.called(started=began, ready_at=ready_at, groups=groups, expected=usual)
                 if averager.why_no_quorum or (called is not None and (now >= called[0] or averager.is_called)):
                     self._grace = self._pace.floor
                     if called is not None and called[1]:
-                        patience = self._pace.ceiling - (now - min(times))
+                        patience = self._pace.ceiling - (now - min(at for peer, at in ready_at.items() if peer in groups[-1]))
                         grace = self._pace.grace(min(now - began, usual))
                         self._grace = max(self._pace.floor, min(grace, patience / 2))
                     return

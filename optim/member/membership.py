@@ -282,7 +282,7 @@ class Membership:
             now=time.monotonic(),
             started=self._phase_started,
             step=self._progress.phase_steps - self._boundary + self._pace.steps,
-            ready_at=list(self._network.ready_at.values()) if current else [],
+            ready_at=[at for peer, at in self._network.ready_at.items() if current and peer in pulse.ready],
             num_active=pulse.active,
             step_seconds=self._progress.step_seconds if self._pace.seconds else 0.0,
         )

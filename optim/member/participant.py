@@ -48,6 +48,7 @@ from ...peer.transport import Host
 from ..data.lease_view import Neighbours
 from ..data.leases import View
 from ..outer import OuterSettings
+from ..pace import slowest
 from ..shards.seeding import Seeds
 from .apply import LeafHashes, elements_of, keep_rest, leaf_step
 from .border import (
@@ -466,11 +467,12 @@ class Participant:
         me = self._node.peer_id
         members = alike(self._gossip.presence.active(), me)
         trainers = {member.peer for member in training(members) if not is_keeper(member)} | {me}
-        pacing = self._archive.conduct.pacing(trainers)
+        ready = self._averager.ready()
+        pacing = slowest(self._archive.conduct.pacing(trainers), ready | {me})
         is_behind = self._averager.behind or self._catch_up.proofs.is_beaten
         pulse = Pulse(
             round=self._averager.round,
-            ready=tuple(sorted(self._averager.ready() & pacing - {me})),
+            ready=tuple(sorted(ready & pacing - {me})),
             active=len(pacing | {me}),
             why_not_average=self._averager.why_not_average or self._averager.why_no_quorum,
             behind=is_behind or (not self._averager.busy and self._catch_up.follows_another_chain(members)),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from attacks.voters import founded
+from flockstep.collectives.accountability import conduct, trust
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, newcomer_record
 from flockstep.optim.pace import Pace
 from flockstep.peer.memory.network import run_virtual
@@ -31,12 +32,13 @@ def test_free_keys_that_are_ready_at_once_end_nobodys_phase_once_others_have_wor
             known: Certificate | None = last
             last = certify(known, 100, roster=identities(4), trust_of=lambda peer: conduct.trust_of(peer) or newcomer)
             conduct.advance(round_ + 1, last)
-        pacing = conduct.pacing(honest | LIARS)
+        groups = conduct.pacing(honest | LIARS)
+        (pacing,) = groups
         holds = earned and rounds == YOUNG_ROUNDS
         assert pacing == (honest if holds else honest | LIARS)  # In a run's first rounds nobody is known.
         ready_at = [0.0] * len(LIARS & pacing)
         deadline = PACE.deadline(started=0.0, ready_at=ready_at, num_active=len(pacing))
-        called = PACE.called(started=0.0, ready_at=ready_at, num_training=len(pacing), expected=100.0)
+        called = PACE.called(started=0.0, ready_at=dict.fromkeys(LIARS, 0.0), groups=groups, expected=100.0)
         assert deadline == (None if holds else 2.0)
         assert called == (None if holds else (0.0, True))
 
@@ -114,5 +116,28 @@ def test_members_that_claim_any_phase_prevent_no_round(tmp_path: Path) -> None:
         await run.until(lambda: all_at([keeper, *trainers], before + 4))
         assert any(set(claims) <= set(event["cut"]) for event in keeper.named("round.done"))  # type: ignore[arg-type]  # lists
         assert not set(claims) & set(keeper.named("round.done")[-1]["cut"])  # type: ignore[arg-type]  # a list
+
+    run_virtual(partial(in_memory, kept_run(1, first=KEEPER), tmp_path, body), seed=0)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1e6])
+def test_one_of_tenure_beside_younger_members_neither_hastens_rounds_nor_prevents_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Its readiness alone counted: rounds were made of its own work, or none at all."""
+    for module in (conduct, trust):
+        monkeypatch.setattr(module, "YOUNG_ROUNDS", 3)
+
+    async def body(run: KeptRun) -> None:
+        keeper, old = run.keep(KEEPER), run.train(0, seconds=PHASE)
+        await run.until(lambda: all_at([keeper, old], 3))
+        trainers = [run.train(1 + number, seconds=PHASE) for number in range(3)]
+        run.phases[old.peer] = partial(trio.sleep, seconds)
+        before = keeper.at[0] + 1
+        await run.until(lambda: all_at([keeper, *trainers], before + 3))
+        done = [event for event in keeper.named("round.done") if int(event["round"]) > before]  # type: ignore[arg-type]  # a number
+        honest = {peer.peer for peer in trainers}
+        assert all(len(honest & set(event["cut"])) >= 2 for event in done)  # type: ignore[arg-type]  # lists
+        assert any(honest <= set(event["cut"]) for event in done)  # type: ignore[arg-type]  # lists
 
     run_virtual(partial(in_memory, kept_run(1, first=KEEPER), tmp_path, body), seed=0)

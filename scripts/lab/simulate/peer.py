@@ -32,7 +32,7 @@ from ....dht.run.admission import Charter
 from ....optim.member.apply import LeafHashes, leaf_step
 from ....optim.member.catch_up import CatchUp
 from ....optim.member.depart import stay_for_round
-from ....optim.pace import Pace
+from ....optim.pace import Pace, slowest
 from ....peer import wire
 from ....peer.config import PeerConfig
 from ....peer.digest import keyed
@@ -243,7 +243,7 @@ class SimulatedPeer:
                 ready_at.setdefault(peer, now)
             steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
             drawn = self._next_members()
-            pacing = self.archive.conduct.pacing(drawn)
+            pacing = slowest(self.archive.conduct.pacing(drawn), {*ready_at, self.peer})
             times = [at for peer, at in ready_at.items() if peer in pacing]
             num_active = len(pacing | {self.peer})
             ended, _ = self._pace.ended(now=now, started=started, step=steps, ready_at=times, num_active=num_active)

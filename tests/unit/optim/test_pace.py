@@ -2,7 +2,7 @@
 
 import pytest
 from flockstep.collectives.chain.quorum import quorum
-from flockstep.optim.pace import Pace
+from flockstep.optim.pace import Pace, slowest
 from flockstep.peer.errors import UsageError
 
 PACE = Pace(steps=50, floor=2, ceiling=60)
@@ -72,13 +72,33 @@ def test_phase_ends_at_the_deadline_and_says_why() -> None:
         ([10.5], 4, (90.0, False)),  # One that is early waits for twice the usual phase,
         ([10.5, 200.0], 2, (90.0, False)),
         ([200.0], 4, (200.0, False)),  # and is never ready before it is.
-        ([11.0], 0, (11.0, True)),
     ],
 )
 def test_a_keeper_is_ready_with_two_thirds_of_those_that_train_or_after_twice_the_usual_phase(
     ready_at: list[float], training: int, called: tuple[float, bool] | None
 ) -> None:
-    assert PACE.called(started=10, ready_at=ready_at, num_training=training, expected=40) == called
+    everybody = frozenset(map(str, range(training)))
+    times = dict(zip(sorted(everybody), ready_at, strict=False))
+    assert PACE.called(started=10, ready_at=times, groups=(everybody,), expected=40) == called
+
+
+@pytest.mark.parametrize(
+    ("ready_at", "called"),
+    [
+        ({"old": 11.0}, (90.0, False)),  # One of tenure that is ready at once,
+        ({"a": 11.0, "b": 12.0, "c": 13.0}, (90.0, False)),  # or all but that one.
+        ({"a": 11.0, "b": 12.0, "old": 20.0}, (20.0, True)),
+        ({"old": 11.0, "a": 12.0, "b": 14.0}, (14.0, True)),
+        ({"stranger": 11.0}, None),
+    ],
+)
+def test_a_keeper_waits_for_those_of_tenure_and_where_these_are_few_for_the_others(
+    ready_at: dict[str, float], called: tuple[float, bool] | None
+) -> None:
+    groups = (frozenset({"old"}), frozenset({"old", "a", "b", "c"}))
+    assert PACE.called(started=10, ready_at=ready_at, groups=groups, expected=40) == called
+    assert slowest(groups, {"old"}) == groups[1]
+    assert slowest(groups, {"a", "b", "c"}) == groups[0]
 
 
 @pytest.mark.parametrize(
