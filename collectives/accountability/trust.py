@@ -14,9 +14,11 @@ them for good. Whom the owner has given a vote counts as of tenure at once (`Ros
 list the owner vouches for the members: all begin with 1, and no cap holds.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import repeat
+from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -136,7 +138,8 @@ def are_most(chosen: Collection[_K], all_of: Mapping[_K, tuple[int, wire.Seat]],
     known = {key: (tokens, seat) for key, (tokens, seat) in sorted(all_of.items()) if seat.rounds}
     tokens, seats = [it for it, _ in known.values()], [it for _, it in known.values()]
     weights = dict(zip(known, weigh(tokens, [1.0] * len(seats), seats, earned=earned) if known else (), strict=True))
-    return not any(weights.values()) or 2 * sum(weights[key] for key in weights if key in chosen) > sum(weights.values())
+    inside = _total(weights[key] for key in weights if key in chosen)
+    return not any(weights.values()) or 2 * inside > _total(weights.values())
 
 
 def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
@@ -144,7 +147,7 @@ def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
     trust = [seat.trust for seat in seats]
     if not any(trust):
         return [1.0] * len(seats)
-    return _earned([each / sum(trust) for each in trust], seats) if earned else trust
+    return _earned([each / _total(trust) for each in trust], seats) if earned else trust
 
 
 def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
@@ -156,10 +159,15 @@ def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
     return limited if len(old) >= MANY_OLD else _limited(limited, old, len(old) / max(1, heads))
 
 
+def _total(values: Iterable[float]) -> float:
+    """Add in order. Python's `sum` of floats has other last bits since 3.12, and all peers must have the same."""
+    return reduce(add, values, 0.0)
+
+
 def _limited(shares: Sequence[float], group: Collection[int], most: float) -> list[float]:
     """Cap a group's shares at `most` together and scale up the others; unchanged if there are no others."""
-    inside = sum(shares[index] for index in group)
-    outside = sum(share for index, share in enumerate(shares) if index not in group)
+    inside = _total(shares[index] for index in group)
+    outside = _total(share for index, share in enumerate(shares) if index not in group)
     if inside <= most or not outside:
         return list(shares)
     return [
@@ -213,5 +221,5 @@ def token_weights(
     counts = np.asarray(standing if standing is not None and any(standing) else [1.0] * len(tokens), np.float64)
     cap = MAX_TOKENS_OF_MEDIAN * float(middle(np.asarray(tokens, np.float64), counts)[0])
     capped = [ramp * min(float(count), cap) for count, ramp in zip(tokens, ramps or repeat(1.0, len(tokens)), strict=True)]
-    total = sum(capped)
+    total = _total(capped)
     return tuple(share / total for share in capped) if total else tuple(capped)

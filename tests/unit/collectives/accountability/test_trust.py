@@ -1,8 +1,11 @@
 """Trust: earned by rounds, independent of the first certificate, and its effect on weights."""
 
 import statistics
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
+from flockstep.collectives.accountability import trust as trust_module
 from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
     MAX_PEER_TOKENS,
@@ -13,6 +16,7 @@ from flockstep.collectives.accountability.trust import (
     Trust,
     TrustRecord,
     after,
+    are_most,
     credit_of,
     misstated,
     newcomer_record,
@@ -175,6 +179,22 @@ def test_no_seats_break_the_weights(peers: list[tuple[int, float, int]]) -> None
     weights = weigh([tokens for tokens, _, _ in peers], [1.0] * len(peers), told, earned=True)
     assert all(weight >= 0 for weight in weights)
     assert not any(weights) or sum(weights) == pytest.approx(1)
+
+
+def test_no_sum_of_floats_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last bits are others since 3.12: peers with two versions of Python would compute two outputs."""
+
+    def of_integers(values: Iterable[float]) -> int:
+        terms = [*values]
+        assert all(isinstance(term, int) for term in terms)
+        return int(np.sum(terms))
+
+    monkeypatch.setattr(trust_module, "sum", of_integers, raising=False)
+    told = [wire.Seat(0.1 * index, rounds) for index in range(1, 10) for rounds in (1, YOUNG_ROUNDS)]
+    for some in (told, told[:8]):
+        tokens = range(100, 100 + len(some))
+        assert sum(weigh(tokens, [1.0] * len(some), some, earned=True)) == pytest.approx(1)
+        assert are_most(range(3), dict(enumerate(zip(tokens, some, strict=True))), earned=True) is False
 
 
 def test_a_flag_changes_what_is_signed() -> None:
