@@ -15,19 +15,28 @@ from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from .accountability.conduct import Conduct
 from .agreement.actions import Note
+from .allreduce import actions
+from .allreduce.actions import Action, Outcome, OutcomeKind, Phase
+from .allreduce.exchange import RosterRound
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
-from .codec import EMPTY, Codec, FlatSum, mean_chunks
+from .codec import EMPTY, Codec, FlatSum
 from .contribution import NextRoot
 from .incoming import Incoming
 from .lines import CodecChoice
 from .partition import check_bounds, memory_for_parts
-from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
+from .robust.checks import (
+    CHECK_COLUMNS,
+    doubtful,
+    false_outputs,
+    is_true,
+    is_true_second,
+    judge_sketches,
+    sketch_part,
+    sketch_parts,
+)
 from .robust.rule import Weighting
-from .round import actions
-from .round.actions import Action, Outcome, OutcomeKind, Phase
 from .round.early import EARLY_BYTES
-from .round.exchange import RosterRound
 from .round.machine import Round
 
 TRANSFER_SHARE = 0.5
@@ -36,6 +45,7 @@ PHASE_SHARE = 0.05
 """Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
+
 
 @dataclass(slots=True)
 class AttemptBytes:
@@ -51,8 +61,6 @@ class AttemptBytes:
     """The bytes of all parts that I have begun to fetch."""
     outputs: dict[bytes, Blob] = field(default_factory=lambda: {EMPTY: b""})
     """By hash."""
-    weightings: dict[bytes, Weighting] = field(default_factory=dict)
-    """By cut."""
     served: list[bytes] = field(default_factory=list)
 
 
@@ -201,6 +209,10 @@ class Attempt:
                 self._nursery.start_soon(self._sketch, action)
             case actions.CompareSketch():
                 self._nursery.start_soon(self._compare, action)
+            case actions.SecondPart():
+                self._nursery.start_soon(self._sketch_for_another, action)
+            case actions.CompareSecond():
+                self._nursery.start_soon(self._compare_second, action)
             case actions.Judge():
                 self._nursery.start_soon(self._judge, action)
             case actions.CheckOutputs():
@@ -298,7 +310,9 @@ class Attempt:
         seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
         if reason := self._choice.choose(bounds[-1] - bounds[0] - self._own_cells(bounds), rate, seconds):
             slot = self.machine.slot
-            self.node.telemetry.emit("codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt)
+            self.node.telemetry.emit(
+                "codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt
+            )
 
     def _own_cells(self, bounds: Sequence[int]) -> int:
         mine = self.machine.exchange.members.index(self.node.peer_id)
@@ -341,11 +355,11 @@ class Attempt:
 
     def _take_output(self, action: actions.FetchOutput, data: Blob | str) -> None:
         if isinstance(data, str):
-            self._done(lambda exchange: exchange.reduce_phase.not_fetched(action.part, action.hash, data))
+            self._done(lambda exchange: exchange.output_not_fetched(action.part, action.hash, data))
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For members that its owner withholds it from.
-            if self.machine.exchange.reduce_phase.fetched(action.part, action.hash):
+            if self.machine.exchange.output_fetched(action.part, action.hash):
                 self._done()
 
     async def _obtain(self, action: actions.FetchBytes, codec: Codec) -> Blob | str:
@@ -433,20 +447,34 @@ class Attempt:
         exchange, codec = self.machine.exchange, self._contribution_codec
         statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
         if not statements:
-            return  # A re-cut has replaced this cut.
+            return
         sketch = wire.opened(statements[0])
         assert isinstance(sketch, wire.Sketch)
         if await self.node.compute(is_true, sketch, exchange.bounds, action.part, codec, data):
             self._done(lambda exchange: exchange.compared(action))
-        else:  # All members will verify that; without the author, the proposer cuts again.
+        else:  # All members will verify that.
+            self._conduct.bans.accuse(statements, action.part, data)
+
+    async def _sketch_for_another(self, action: actions.SecondPart) -> None:
+        data, exchange = self.work.parts[action.part, action.contributor], self.machine.exchange
+        codec, bounds = self._contribution_codec, exchange.bounds
+        table = await self.node.compute(sketch_part, codec, data, bounds, action.part, action.seed, CHECK_COLUMNS)
+        self._done(lambda exchange: exchange.seconded(action, table.astype("<f4").tobytes()))
+
+    async def _compare_second(self, action: actions.CompareSecond) -> None:
+        exchange, codec = self.machine.exchange, self._contribution_codec
+        statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
+        second = wire.opened(statements[0]) if statements else None
+        if isinstance(second, wire.Second) and not await self.node.compute(
+            is_true_second, second, exchange.bounds, codec, data
+        ):
             self._conduct.bans.accuse(statements, action.part, data)
 
     async def _judge(self, action: actions.Judge) -> None:
         rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
         weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.masses, members)
-        self.work.weightings[action.cut] = weighting
         weights = tuple(tuple(row) for row in weighting.weights.tolist())
-        self._done(lambda exchange: exchange.judged(action.cut, weights, weighting.flagged))
+        self._done(lambda exchange: exchange.judged(weights, weighting.flagged))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
         codec, bounds, rule = self._output_codec, self.machine.exchange.bounds, self.machine.setup.rule
@@ -461,15 +489,17 @@ class Attempt:
         self._done(lambda exchange: exchange.checked(action, false, differing))
 
     async def _reduce(self, action: actions.Reduce) -> None:
-        parts = [self.work.parts[action.part, index] for index in action.contributors]
+        weighted = [it for it in zip(action.contributors, action.weights, strict=True) if it[1]]
+        parts, weights = (
+            [self.work.parts[action.part, index] for index, _ in weighted],
+            [weight for _, weight in weighted],
+        )
 
-        codec, weighting, rule = self._contribution_codec, self.work.weightings.get(action.cut), self.machine.setup.rule
+        codec, rule = self._contribution_codec, self.machine.setup.rule
 
         def reduce() -> tuple[Blob, bytes]:
-            if weighting is None:
-                chunks = mean_chunks(codec, parts, action.weights, action.num_cells)
-            else:
-                chunks = rule.chunks(codec, parts, weighting, action.part, action.num_cells)
+            weighting = Weighting(weights=np.array([weights]), flagged={})
+            chunks = rule.chunks(codec, parts, weighting, 0, action.num_cells)
             data = self._output_codec.encode_chunks(chunks, action.num_cells)
             return data, digest(data)
 

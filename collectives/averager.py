@@ -13,7 +13,7 @@ A member whose session I lose still counts while others have one with it: they p
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..dht.run.revision import open_revision
@@ -27,6 +27,7 @@ from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct
 from .agreement.actions import AgreementTiming, Note
 from .agreement.electorate import LIAR_PROOF, Electorate
+from .allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
 from .attempt import Attempt, AttemptBytes
 from .chain.branches import why_not_next
 from .chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
@@ -38,7 +39,6 @@ from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
 from .relays import Relays
 from .robust.checks import commitment
-from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
 from .round.deadlines import Deadlines
 from .round.early import EarlyMessages
 from .round.machine import Round
@@ -49,9 +49,26 @@ from .visit.polls import serve_votes
 HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""
 MAX_SENT = 4
-"""Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
+"""Attempts of one round whose parts I keep: each holds a whole encoded contribution."""
 READY = wire.code_of_kind(wire.Ready)
+NAMED = (wire.Commit, wire.Have, wire.Sketch)
+"""What a cut may name: also of a member that was banned since, if another one shows it."""
 VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit, wire.Appointment)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The encoded parts that I sent in one attempt."""
+
+    cut: bytes
+    """The hash of its first cut; empty if that did not arrive."""
+    members: tuple[PeerId, ...]
+    bounds: tuple[int, ...]
+    parts: list[Blob]
+
+    def is_in(self, value: wire.Value) -> bool:
+        """Return True if a value was made in this attempt, as far as I know."""
+        return self.cut == value.cut if self.cut else (self.members, self.bounds) == (value.members, value.bounds)
 
 
 class Averager:
@@ -73,13 +90,12 @@ class Averager:
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
-        self._left_out: set[PeerId] = set()  # Members that were removed from cuts of this round.
         self._earlier: frozenset[PeerId] = frozenset()  # The members that were here when my round began.
         self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
         self._num_revealed = 0
         """Attempts of this round in which my nonce may be known to others."""
-        self._sent: dict[bytes, list[Blob]] = {}
-        """My encoded parts of the last attempts of this round, by the hash of their cut: they may still be decided on."""
+        self._sent: list[Sent] = []
+        """What I sent in the last attempts of this round: they may still be decided on."""
         self._certificate: wire.Certificate | None = None
         self._late_readys = LateReadys()
         self._searches: Spacing[None] = Spacing(HINT_SECONDS)
@@ -108,7 +124,6 @@ class Averager:
             self._vote, self._num_revealed = None, 0
             self._earlier = self._members()
             self._came.clear()
-            self._left_out.clear()
             self._unfetched.clear()
             self._sent.clear()
         for signed, message in self._early.take(round_):
@@ -164,7 +179,7 @@ class Averager:
 
     @property
     def finishing(self) -> bool:
-        """True if I have acknowledged the cut of the running round: it still needs my part."""
+        """True if I have taken the cut of the running round: it still needs my part."""
         return self._attempt is not None and self._attempt.machine.is_bound
 
     @property
@@ -247,14 +262,14 @@ class Averager:
             self._came.clear()
             node.set_beat(node.config.beat_outside)
         self._num_revealed += machine.has_roster
-        self._sent |= dict.fromkeys(machine.cuts, work.mine)
-        for cut in [*self._sent][:-MAX_SENT]:
-            del self._sent[cut]
+        if machine.has_roster:
+            exchange = machine.exchange
+            self._sent = [*self._sent, Sent(exchange.cut, exchange.members, exchange.bounds, work.mine)][-MAX_SENT:]
         averaged = Averaged(outcome, (), ())
-        self._left_out.update(outcome.refused)
         self._conduct.relieve(outcome.silent, outcome.late)
+        self._conduct.distrust(outcome.lied)
         if outcome.kind is OutcomeKind.DONE:
-            self._deadlines.learn(attempt.durations)
+            self._deadlines.learn({phase: it for phase, it in attempt.durations.items() if phase not in machine.waited})
             phases = {peer: ready.seconds for peer, (_, ready) in vote.ready.items() if peer in outcome.cut}
             averaged = replace(self._done(outcome, work), phases=phases)
         if outcome.overdue is not None:
@@ -288,14 +303,13 @@ class Averager:
     def _done(self, outcome: Outcome, work: AttemptBytes) -> Averaged:
         mine = self._node.peer_id
         assert outcome.certificate is not None
-        parts = self._sent.get(value_of(outcome.certificate).cut, [])
+        parts = next((sent.parts for sent in reversed(self._sent) if sent.is_in(outcome.value)), [])
         if mine in outcome.cut and not parts:
             reason = "the round was certified with parts of mine that are no longer here"
             return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason), (), ())
         is_hinted, told = self._is_hinted, self._vote_on().told
         self.expect(outcome.slot.round + 1, outcome.certificate)
         self.behind = self._is_hinted = is_hinted  # My chain went on; whether there is another one is still to be seen.
-        self._conduct.distrust(outcome.lied)
         # In a run with many more members than were drawn, the others learn of the round from member records.
         members = self._active()
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
@@ -347,7 +361,7 @@ class Averager:
             is_prompt=self._conduct.is_prompt,
             lost_at=self._relays.lost_at,
             woke=lambda: node.running.woke,
-            left_out=frozenset(self._left_out),
+            awaits=self._conduct.awaits,
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,
             why_not_revise=spec.why_not_revise,
@@ -384,7 +398,7 @@ class Averager:
         """React to a message whose signatures are checked."""
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
-        if signed.sender in self._conduct.bans:
+        if signed.sender in self._conduct.bans and (carrier == signed.sender or not isinstance(message, NAMED)):
             return
         self._conduct.receive(signed, message)
         last = self._certificate
@@ -440,7 +454,9 @@ class Averager:
                     self._unfetched.append(action)
                 case Note(event, peer, step, reason):
                     slot = self._vote_on().slot
-                    node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
+                    node.telemetry.emit(
+                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
+                    )
         if self._vote is not None and self._vote.is_decided and not self.behind:
             self.behind = True  # The round was decided while I trained.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from ..peer.node.bulk import Blob
 from ..peer.transport import PeerId
+from .allreduce.actions import Outcome
 from .codec import FlatSum
-from .round.actions import Outcome
 
 NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
 """Computes the state root that the encoded outputs (one per part, with the bounds) lead to."""

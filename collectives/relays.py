@@ -155,6 +155,8 @@ class Relays:
                 if peer not in self._sought:
                     self._give_up(peer, "its relays have lost it, too")
         elif peer not in node.watched:  # Whatever the round: who waits for my answer counts a dead member as here.
+            if round_ == self._round and not self._serves_enough(round_, peer, carrier):
+                self._show(carrier, round_, peer)  # A cut may name what it has said before.
             node.send(carrier, wire.Unheard(self._run, round_, peer, asks=False))
         elif not self._round <= round_ <= self._round + 1:
             node.refuse(carrier, "relay", f"round {round_} is not mine")
@@ -163,9 +165,13 @@ class Relays:
         elif self._serves_enough(round_, peer, carrier):
             node.send(carrier, wire.Unheard(self._run, round_, peer, asks=False))
         else:
-            passed = self._passed.setdefault((round_, peer, carrier), _Passed())
-            for statement in self._held(peer) if round_ == self._round else ():
-                self._send(carrier, passed, peer, statement)
+            self._show(carrier, round_, peer)
+
+    def _show(self, reader: PeerId, round_: int, author: PeerId) -> None:
+        """Pass on what a member has said in a round so far, and what it will say."""
+        passed = self._passed.setdefault((round_, author, reader), _Passed())
+        for statement in self._held(author) if round_ == self._round else ():
+            self._send(reader, passed, author, statement)
 
     def _serves_enough(self, round_: int, author: PeerId, reader: PeerId) -> bool:
         if (round_, author, reader) in self._passed:

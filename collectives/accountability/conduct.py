@@ -1,5 +1,6 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -60,6 +61,8 @@ class Conduct:
         """The first round in which I would give a member a part again."""
         self._silences: dict[PeerId, tuple[int, int]] = {}
         """The round in which a member was last silent, and for how many more it is not waited for."""
+        self._missed: Counter[PeerId] = Counter()
+        """Of each member of the last roster, the rounds in a row that it was in without contributing."""
 
     def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
         """Carry out what the run's owner states; `invite` is my own invitation."""
@@ -80,6 +83,9 @@ class Conduct:
             if value_of(certificate).previous != self._trust.head:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
+            value = value_of(certificate)
+            idle = [peer for index, peer in enumerate(value.members) if index not in value.contributors]
+            self._missed = Counter({peer: self._missed[peer] + 1 for peer in idle})
             self.guard.certified(certificate.slot.round, certificate.voters)
             if last := self._trust.last_round(self._node.peer_id):
                 self.guard.named(last)
@@ -149,6 +155,15 @@ class Conduct:
             last, rounds = known.get(peer, (-1, SILENT_ROUNDS // 2))
             known[peer] = (now, rounds if last == now else min(2 * rounds, MAX_SILENT_ROUNDS))
         self._silences = known
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Return True if I wait for a member that is Ready to contribute: one that never does in few rounds only.
+
+        Who has contributed to none of the last m rounds that it was in, by their certificates, is waited for if m is 0 or
+        a power of two: it costs the others the wait in ever fewer rounds, and is back with its next contribution.
+        """
+        missed = self._missed[peer]
+        return missed & (missed - 1) == 0
 
     def is_prompt(self, peer: PeerId) -> bool:
         """Return True if I would wait for a voter that is not ready: it was not silent lately."""

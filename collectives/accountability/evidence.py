@@ -1,7 +1,7 @@
 """Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
 
 Theory of operation. An honest peer never equivocates, that is, signs two different statements on one subject: in a slot
-one Ready, one roster, one commit, one cut of each version, one output of a part of a cut, one Propose, Prevote and Precommit
+one Ready, one roster, one commit, two cuts, one output of a part of a cut, one Propose, Prevote and Precommit
 (`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
 before (`signing`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
 a result binds its author to bytes, by their hash. If these do not encode a part of its size, or do not match a sketch
@@ -25,14 +25,14 @@ from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..codec import Codec, Encoded
-from ..robust.checks import is_true, num_bytes, width_of
+from ..robust.checks import is_true, is_true_second, num_bytes, width_of
 from ..spec import Terms
 from .statements import MAX_SKETCHES, STATEMENTS
 
 ROUNDS_BACK = 2
 """Rounds before the present one whose statements are remembered: a late message of them may still arrive."""
 MAX_STATEMENTS = 512
-"""The limit of one peer in one round: a result for each part and re-cut of a few attempts."""
+"""The limit of one peer in one round: a result for each part in a few attempts."""
 MAX_WITNESSED_BYTES = 64 << 20
 """The limit of all that a witness remembers: a round of 64 has some 5 MB, most of it sketches."""
 
@@ -66,7 +66,7 @@ class Pending:
     author: PeerId
     exhibit: Exhibit
     what: str
-    sketch: wire.Sketch | None = None
+    sketch: wire.Sketch | wire.Second | None = None
     """The author's sketch of the exhibit, if the accusation is that it is false."""
     bounds: tuple[int, ...] = ()
     part: int = 0
@@ -213,6 +213,17 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
                 exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)
+        case (wire.Second() as second, wire.Commit() as commit, wire.Roster() as roster):
+            alike = verify(statements[1]) and second.slot == commit.slot and second.commit == statements[1].name
+            members = roster.members
+            is_of = second.contributor < len(members) and members[second.contributor] == statements[1].sender
+            bound = commit.roster == statements[2].hash and len(commit.parts) == len(members) and second.part == claim.part
+            codec = terms.contribution.of(commit.codec)
+            fits = alike and is_of and bound and author != statements[1].sender
+            if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
+                what = f"its sketch of what another one contributes is false in round {commit.slot.round}"
+                return Pending(author, exhibit, what, second, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
             bound = commit.roster == statements[1].hash and len(commit.parts) == len(roster.members)
             codec = terms.contribution.of(commit.codec)
@@ -234,9 +245,15 @@ def look_at(accuser: PeerId, pending: Pending, data: Encoded) -> Conviction:
         codec.check(data, pending.exhibit.num_cells)
     except MalformedMessage as error:
         return Conviction(pending.author, f"{pending.what}: {error}")
-    if sketch is not None and not is_true(sketch, pending.bounds, pending.part, codec, data):
+    if sketch is not None and not _is_true(sketch, pending, codec, data):
         return Conviction(pending.author, pending.what)
     return _false(accuser, "bytes that are as they should be")
+
+
+def _is_true(sketch: wire.Sketch | wire.Second, pending: Pending, codec: Codec, data: Encoded) -> bool:
+    if isinstance(sketch, wire.Second):
+        return is_true_second(sketch, pending.bounds, codec, data)
+    return is_true(sketch, pending.bounds, pending.part, codec, data)
 
 
 def _cells(roster: wire.Roster, part: int, terms: Terms) -> int | None:

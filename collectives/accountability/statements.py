@@ -1,8 +1,7 @@
 """The table of statements: their subjects, and which of them prove equivocation. Pure.
 
-All readers share this table. The log of a round keeps the first statement on a subject, or the newest if the kind is an
-update. The witness takes two different ones as equivocation. The signing guard persists the slot before a peer signs a
-convicting one (`signing`).
+All readers share this table. The log of a round keeps the first statement on a subject. The witness takes two
+different ones as equivocation. The signing guard persists the slot before a peer signs a convicting one (`signing`).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,9 @@ from typing import Any
 from ...peer import wire
 
 MAX_SKETCHES = 48
-"""The limit of one peer in a round: one after each cut, and one after each set of outputs that a member has. 24 kB each."""
+"""The limit of one peer in a round: one after each cut, and one after each set of outputs. 24 kB each."""
+MAX_WORDS = 16
+"""The limit of one holder in an attempt: its words change as others are lost and it stands in for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +25,8 @@ class StatementKind:
     """Returns the subject of a message; a member signs one statement on each subject in a slot."""
     convicts: bool
     """True if two different statements on one subject prove equivocation: no honest peer ever signs both."""
-    newest_counts: bool = False
-    """True if a later statement replaces an earlier one. Such a kind is an update, and convicts nobody."""
-    most: int = wire.MAX_ROSTER * (wire.MAX_RECUTS + 1)
-    """The limit of one member's kept statements in a round: at most it needs a result for each part of each cut."""
+    most: int = wire.MAX_ROSTER
+    """The limit of one member's kept statements in an attempt."""
 
 
 STATEMENTS: Mapping[type, StatementKind] = {
@@ -35,11 +34,12 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Heard: StatementKind(convicts=False),
     wire.Roster: StatementKind(convicts=True),
     wire.Commit: StatementKind(convicts=True),
-    wire.Have: StatementKind(convicts=False, newest_counts=True),
-    wire.Cut: StatementKind(subject=attrgetter("version"), convicts=True),
-    wire.CutAck: StatementKind(subject=attrgetter("cut"), convicts=False),
+    wire.Have: StatementKind(subject=lambda have: have, convicts=False, most=MAX_WORDS),
+    wire.Cut: StatementKind(subject=lambda cut: bool(cut.before), convicts=True),
     wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=MAX_SKETCHES),
-    wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True),
+    wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True, most=2 * wire.MAX_ROSTER),
+    wire.Outputs: StatementKind(subject=attrgetter("cut", "number"), convicts=True),
+    wire.Second: StatementKind(subject=attrgetter("seed", "part", "contributor"), convicts=True, most=8 * wire.MAX_ROSTER),
     wire.Propose: StatementKind(convicts=True),
     wire.Prevote: StatementKind(convicts=True),
     wire.Precommit: StatementKind(convicts=True),

@@ -63,19 +63,13 @@ def num_bytes(members: int, columns: int) -> int:
     return members * ROWS * columns * 4
 
 
-def sketch_parts(
-    codec: Codec, parts: Sequence[Encoded], bounds: Sequence[int], seed: bytes, columns: int
-) -> bytes:
+def sketch_parts(codec: Codec, parts: Sequence[Encoded], bounds: Sequence[int], seed: bytes, columns: int) -> bytes:
     """Return the sketches of encoded parts, one after the other: float32, little-endian, [parts, ROWS, columns]."""
-    tables = [
-        sketch_part(codec, data, bounds, part, seed, columns) for part, data in enumerate(parts)
-    ]
+    tables = [sketch_part(codec, data, bounds, part, seed, columns) for part, data in enumerate(parts)]
     return np.stack(tables).astype("<f4").tobytes()
 
 
-def sketch_part(
-    codec: Codec, data: Encoded, bounds: Sequence[int], part: int, seed: bytes, columns: int
-) -> Floats:
+def sketch_part(codec: Codec, data: Encoded, bounds: Sequence[int], part: int, seed: bytes, columns: int) -> Floats:
     """Return the sketch of one encoded part; zeros for an empty one."""
     cells = bounds[part + 1] - bounds[part]
     return CountSketch.of_part(codec, data, cells, seed, bounds[part] * CELL, columns)
@@ -86,14 +80,43 @@ def tables_of(sketch: bytes, members: int) -> Floats:
     return np.frombuffer(sketch, "<f4").astype(np.float32).reshape(members, ROWS, -1)
 
 
+def masked(sketch: bytes, counts: Sequence[bool]) -> bytes:
+    """Return the sketches of all parts with zeros for those that do not count."""
+    if all(counts):
+        return sketch
+    kept = np.where(np.asarray(counts)[:, None, None], tables_of(sketch, len(counts)), np.float32(0))
+    return kept.astype("<f4").tobytes()
+
+
+def with_seconds(sketch: bytes, members: int, seconds: Mapping[int, bytes]) -> bytes:
+    """Return the sketches of all parts with these by others in place of some, by part."""
+    if not seconds:
+        return sketch
+    tables = tables_of(sketch, members).copy()
+    for part, table in seconds.items():
+        tables[part] = np.frombuffer(table, "<f4").reshape(tables.shape[1:])
+    return tables.astype("<f4").tobytes()
+
+
+def are_alike(one: bytes, other: bytes) -> bool:
+    """Return True if two sketches of one part are of the same bytes, as far as honest computers differ."""
+    mine, theirs = (np.frombuffer(table, "<f4").astype(np.float64) for table in (one, other))
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Written so that NaN is never alike.
+        return mine.size == theirs.size and bool((np.abs(mine - theirs) <= TRUE_WITHIN * np.abs(mine).max()).all())
+
+
 def is_true(sketch: wire.Sketch, bounds: Sequence[int], part: int, codec: Codec, data: Encoded) -> bool:
     """Return True if a sender's signed sketch of one of its parts matches the bytes of the part."""
     theirs = tables_of(sketch.tables, len(bounds) - 1)[part]
     mine = sketch_part(codec, data, bounds, part, seed_of(sketch.cut, sketch.outputs), theirs.shape[-1])
-    with np.errstate(over="ignore", invalid="ignore"):
-        off = np.abs(mine.astype(np.float64) - theirs)
-        # Written so that NaN is never true; `mine` is finite, as every encoded contribution is.
-        return bool((off <= TRUE_WITHIN * np.abs(mine).max()).all())
+    return are_alike(mine.astype("<f4").tobytes(), theirs.astype("<f4").tobytes())
+
+
+def is_true_second(second: wire.Second, bounds: Sequence[int], codec: Codec, data: Encoded) -> bool:
+    """Return True if another's sketch of a part of a contribution matches the bytes of the part."""
+    mine = sketch_part(codec, data, bounds, second.part, second.seed, CHECK_COLUMNS)
+    return are_alike(mine.astype("<f4").tobytes(), second.table)
 
 
 def judge_sketches(rule: Rule, sketches: Sequence[bytes], masses: Sequence[float], members: int) -> Weighting:

@@ -8,7 +8,7 @@ each timeout doubles it. Before the first measurement, the bandwidth gives the e
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .actions import Phase, Timing
+from ..allreduce.actions import Phase, Timing
 
 MEAN_GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
 """α, β and K of RFC 6298."""

@@ -20,12 +20,12 @@ from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..accountability.trust import misstated, newcomer_record, seat_of
 from ..agreement.electorate import Electorate
+from ..allreduce.actions import Setup
+from ..allreduce.roster import readies_of
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
 from ..lines import StatedLines
 from ..partition import check_bounds
-from .actions import Setup
-from .roster import readies_of
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]
@@ -302,7 +302,9 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
             return f"it misquotes the Ready of {peer}"
-    able, without, bounds = _owners(roster.members, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
+    able, without, bounds = _owners(
+        roster.members, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate
+    )
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)

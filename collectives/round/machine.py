@@ -6,10 +6,12 @@ Work comes out as actions (`actions`); the driver does it and reports back by `d
 
     GATHER   Ready from all active members; Heard from the proposer, a voter whose turn it is, and then from all voters; a
              Roster follows from these
-    COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the proposer cuts
-    JUDGE    unless the rule is blind: a quorum acknowledges the Cut; contributors send a Sketch; the rule weighs them
+    COLLECT  every member commits to a contribution; owners fetch their parts and say in a Have what they hold; the
+             proposer names the words that count in a Cut, and who is in follows from these
+    JUDGE    unless the rule is blind: contributors send a Sketch, holders say which are true, a second Cut names these
+             words, and the rule weighs
     REDUCE   owners publish their Result; every member fetches all outputs
-    CHECK    contributors send a second Sketch, which verifies the outputs
+    CHECK    the proposer names the Outputs; contributors send a second Sketch, which verifies them
     CONFIRM  I hold a checked value; the voters decide on it, or on one of an earlier attempt (`vote`)
     ENDED    `outcome` holds the end and its reason
 
@@ -24,13 +26,13 @@ from ...peer import wire
 from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
 from ..agreement.actions import Note
+from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
+from ..allreduce.exchange import RosterRound
+from ..allreduce.facts import MessageLog
+from ..allreduce.roster import RosterView
 from ..chain.certificate import value_hash, value_of
 from . import gather
-from .actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
 from .early import EarlyMessages
-from .exchange import RosterRound
-from .facts import MessageLog
-from .roster import RosterView
 from .vote import Vote
 
 CONTROL_STEPS = 3
@@ -74,8 +76,8 @@ class Round:
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
-        self._due = self._latest = self._patience
-        self._enough_at: float | None = None
+        self._due = self._patience
+        self._waited: set[Phase] = set()
 
     @property
     def phase(self) -> Phase:
@@ -101,14 +103,14 @@ class Round:
         return self._exchange is not None
 
     @property
-    def cuts(self) -> tuple[bytes, ...]:
-        """The hashes of the proposer's cuts: a value that names one of them has the parts that I sent in this attempt."""
-        return () if self._exchange is None else self._exchange.cuts
+    def is_bound(self) -> bool:
+        """True if I have taken a cut, and the round goes on."""
+        return self._phase is not Phase.ENDED and self._exchange is not None and self._exchange.is_cut
 
     @property
-    def is_bound(self) -> bool:
-        """True if I have acknowledged a cut, and the round goes on."""
-        return self._phase is not Phase.ENDED and self._exchange is not None and self._exchange.is_bound
+    def waited(self) -> frozenset[Phase]:
+        """The phases whose deadline passed, or that went on without a silent owner: they teach nobody how long one takes."""
+        return frozenset(self._waited)
 
     @property
     def exchange(self) -> RosterRound:
@@ -137,10 +139,9 @@ class Round:
             if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
                 raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
             return []
-        news = self._facts.add(signed, message)
+        is_named = isinstance(message, wire.Have) and self._exchange is not None and self._exchange.has_named(signed)
+        news = self._facts.add(signed, message, is_named=is_named)
         if news == "conflict":
-            if self._exchange is not None:
-                self._exchange.equivocates(signed.sender, message)
             note = Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")
             return [note, *self._advance(now)]
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
@@ -209,21 +210,32 @@ class Round:
             return actions + self._gather_late(now)
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
-        if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
-            # Late contributions are left out; the proposer and the others need time for the cut.
-            self._due = now + 2 * self.setup.timing.control
-            return [*actions, *self._exchange.show_haves(), *self._exchange.ask(self._active), *self._advance(now)]
-        if self.phase is Phase.COLLECT and (silent := self._exchange.silent(self._active)):
+        phase, asked = self.phase, self._exchange.ask(self._active)
+        self._waited.add(phase)
+        if self._exchange.close() or asked:
+            # What is late is left out; the proposer and the others need time for what follows from that.
+            makes = self.setup.timing.transfer if phase in (Phase.REDUCE, Phase.CHECK) else 0.0
+            self._due = now + self._control(2) + makes
+            return [*actions, *self._exchange.show_words(), *asked, *self._advance(now)]
+        if silent := self._exchange.silent(self._active):
             return actions + self._go_on_without(silent, now)
-        if self.phase is Phase.COLLECT and now < self._patience and self._exchange.awaits_holders(self._active):
+        if now < self._patience and self._exchange.awaits_holders(self._active):
             # Others have longer deadlines than I: they close later, and are not silent yet.
-            self._due = now + self.setup.timing.control + self.setup.timing.transfer
+            self._due = now + self._control() + self.setup.timing.transfer
             return actions
-        if self._exchange.on_timeout():
-            self._due = now + self.setup.timing.control + self.setup.timing.transfer
-            return [*actions, *self._exchange.ask(self._active), *self._advance(now)]
-        living, phase = self._active & set(self._exchange.members), self.phase
+        if self._exchange.take_best():
+            self._due = now + self._control()
+            return [*actions, *self._advance(now)]
+        living = self._active & set(self._exchange.members)
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
+
+    def _control(self, exchanges: int = 1) -> float:
+        """Return the time of so many exchanges of small messages; of one more where I wait for the proposer.
+
+        What is withheld from it alone it asks others for, and nobody is to give up before it.
+        """
+        is_proposer = self._table is not None and self._table.me == 0
+        return (exchanges + (not is_proposer)) * self.setup.timing.control
 
     def done(self, report: Callable[[RosterRound], Sequence[Action] | None], now: float) -> list[Action]:
         """Take the result of finished work: `report` passes it on; returns what follows."""
@@ -248,7 +260,9 @@ class Round:
         table, later = self._table, message.slot.ballot > self.slot.ballot
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
-                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
+                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(
+                    now
+                )
             is_vote = isinstance(message, wire.Propose | wire.Prevote | wire.Precommit) and message.slot == self.slot
             if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
                 self._facts.add(signed, message)
@@ -380,7 +394,9 @@ class Round:
             assert mine is not None
             self._closed_at, self._answers_due = now, now + setup.timing.control
             # Kept, since one of these peers may go on to a later slot.
-            self._shown[vote.me] = {gather.mark_of(it): (it, ready) for it, ready in gather.willing(setup, vote).values()}
+            self._shown[vote.me] = {
+                gather.mark_of(it): (it, ready) for it, ready in gather.willing(setup, vote).values()
+            }
             return [*actions, Send(tuple(sorted(set(vote.electorate.votes) - {""})), mine)]
         voters = vote.electorate.votes.keys() & (vote.reached | {vote.me})
         heards = {
@@ -396,7 +412,9 @@ class Round:
         roster = gather.proposal(setup, vote, heards, held)
         if isinstance(roster, str):
             self._no_roster = roster
-            if awaited and vote.since is not None:  # They may not have closed it: who is Ready to me may not be to them.
+            if (
+                awaited and vote.since is not None
+            ):  # They may not have closed it: who is Ready to me may not be to them.
                 self._answers_due = max(self._answers_due, self._all_closed_at(vote.since) + setup.timing.control)
             return actions
         self._silent.update(awaited)
@@ -418,11 +436,12 @@ class Round:
         if self.vote.me not in roster.members:
             return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
         self._facts.restrict(roster.members)
-        table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts)
+        is_blind = self.setup.rule.blind
+        table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts, is_blind=is_blind)
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
         self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
-        self._due = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
+        self._due = now + self.setup.timing.control + self.setup.timing.transfer
         return [*self._exchange.collect_phase.begin(), *self._advance(now)]
 
     def _gather_late(self, now: float) -> list[Action]:
@@ -439,14 +458,20 @@ class Round:
         missing = gather.unready(setup, self.vote, living)
         usual = gather.stalls_at(setup, self.vote, missing)
         stalls_at = usual if missing else gather.away_until(setup, self.vote, living, usual)
-        waits = now < stalls_at and (missing or not self._num_stalls)  # Once it has stalled others may be in the next term.
+        waits = now < stalls_at and (
+            missing or not self._num_stalls
+        )  # Once it has stalled others may be in the next term.
         if len(ready) < setup.min_peers or waits:
             self._due = self._next_stall = min(now + setup.timing.control, stalls_at if waits else math.inf)
             return []
         self._silent.update(missing)
         actions: list[Action] = []
-        if not self._is_stalled and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
-            actions = [Note("agreement.stalled", self.vote.proposer, "gather", gather.why_not_ready(setup, self.vote, here))]
+        if not self._is_stalled and not self.vote.electorate.is_quorum(
+            ready
+        ):  # Without a vote I time nobody else's term.
+            actions = [
+                Note("agreement.stalled", self.vote.proposer, "gather", gather.why_not_ready(setup, self.vote, here))
+            ]
         self._is_stalled = True
         actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
         if self.vote.slot != self.slot:
@@ -477,19 +502,17 @@ class Round:
         exchange = self._exchange
         if exchange is None or self.outcome is not None:
             return []
-        before = exchange.phase, exchange.cut
+        before = exchange.step
         actions = exchange.advance(self._active)
         phase = exchange.phase
-        if (phase, exchange.cut) != before:
+        if exchange.step != before:
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
-            left = self._due if phase is Phase.CONFIRM else now + self.setup.timing.transfer
-            self._due = max(left, now) + self.setup.timing.control * (CONTROL_STEPS if phase is Phase.CONFIRM else 1)
-        if phase is Phase.COLLECT and (worth := exchange.collect_phase.worth_waiting(self._active)) is not None:
-            # I hold enough: wait for slow contributors only as long as that costs less than leaving them out.
-            self._enough_at = now if self._enough_at is None else self._enough_at
-            self._due = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))
-        if phase is Phase.COLLECT and exchange.silent(self._active):
-            self._due = min(self._due, now + self.setup.timing.control)
+            waits = self.setup.timing.transfer if before[0] is not phase else 0.0
+            left = self._due if phase is Phase.CONFIRM else now + waits
+            steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
+            self._due = max(left, now) + steps
+        if exchange.silent(self._active):
+            self._due = min(self._due, now + self._control())
         if exchange.failure:
             return actions + self._give_up(exchange.failure, now)
         if exchange.value is not None and value_hash(exchange.value) not in self._held:
@@ -528,11 +551,10 @@ class Round:
             return self._give_up(f"{peer}, the proposer, was lost ({reason})", now)
         if not table.electorate.is_quorum(self._active & set(table.members)):
             return self._give_up(f"{peer} was lost ({reason}), and the voters that are left are no quorum", now)
-        missing = table.owners - exchange.reduce_phase.outputs.keys()
-        if orphans := [part for part in missing if table.holder(part, self._active) is None]:
-            return self._give_up(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
-        self._due = self._latest = max(self._due, now + self.setup.timing.control + self.setup.timing.transfer)
-        return exchange.lost(peer)
+        if orphans := exchange.orphans(self._active):
+            return self._give_up(f"{peer} was lost ({reason}), the last who answered for part {orphans[0]}", now)
+        self._due = max(self._due, now + self._control() + self.setup.timing.transfer)
+        return []
 
     def _give_up(self, reason: str, now: float, overdue: Phase | None = None) -> list[Action]:
         """Say why this attempt cannot succeed, go to the next one, and end."""
@@ -560,10 +582,11 @@ class Round:
         slot, members = (self.slot, ()) if certificate is None else (certificate.slot, value_of(certificate).members)
         outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
         if (exchange := self._exchange) is not None:
-            outcome = replace(outcome, members=members or exchange.members, refused=exchange.collect_phase.refused)
+            outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
         if exchange is not None and certificate is not None:
-            reduced = exchange.reduce_phase
-            outcome = replace(outcome, lied=reduced.liars(), late=reduced.late())
+            is_mine = exchange.cut == value_of(certificate).cut
+            late = tuple(peer for peer in exchange.late if peer in self._active)
+            outcome = replace(outcome, late=late, counted=exchange.counted if is_mine else {})
         self.outcome = outcome
         reason = "its output did not come in time, and a deputy made it"
         return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]

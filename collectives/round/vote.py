@@ -20,9 +20,9 @@ from ..agreement.electorate import NOBODY, Electorate
 from ..agreement.machine import VoterMachine
 from ..agreement.statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
 from ..agreement.validity import certificate_fault
+from ..allreduce.actions import Action, FetchValue, Forward, VoteSetup
 from ..chain.certificate import open_value, signed_in, value_hash
 from ..chain.voters import Appointments, is_owner
-from .actions import Action, FetchValue, Forward, VoteSetup
 
 WITNESSES = 2
 """Voters after the author of an appointment that show the Readys behind it: one of them may lie, and any pair may be cut."""
@@ -137,7 +137,10 @@ class Vote:
 
     def value(self, hash_: bytes) -> bytes | None:
         """Return the encoded value of a hash; None if it has not arrived."""
-        proposed, proven = (value for _, value in self._proposed.values()), (proof.value for proof in self._proofs.values())
+        proposed, proven = (
+            (value for _, value in self._proposed.values()),
+            (proof.value for proof in self._proofs.values()),
+        )
         known = (*self._held.values(), *proposed, *proven)
         return next((value for value in known if value_hash(value) == hash_), None)
 
@@ -189,7 +192,9 @@ class Vote:
 
     def gathered(self, now: float) -> list[Action]:
         """As the proposer, wait for no more Readys, unless one states a lock whose proof is still to come."""
-        waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
+        waits = any(
+            kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items()
+        )
         return [] if waits else self._act(self._machine.gathered(now))
 
     def hold(self, value: bytes, now: float) -> list[Action]:
@@ -260,7 +265,11 @@ class Vote:
 
     def learn(self, proof: wire.Proof, now: float) -> list[Action]:
         """Take a proof whose signatures are checked; whoever has shown it, what waited for it counts now."""
-        if self.certificate is not None or proof.slot.decision != self.slot.decision or proof.slot.term > self.slot.term:
+        if (
+            self.certificate is not None
+            or proof.slot.decision != self.slot.decision
+            or proof.slot.term > self.slot.term
+        ):
             return []
         stated = PrevoteQuorum(proof.slot, value_hash(proof.value), proof.voters)
         learned: list[Action] = []
@@ -363,7 +372,9 @@ class Vote:
         """Go to the term of an appointment, with what has already arrived of it; show it to all that may not have it."""
         electorate = self._appointments.enter(signed, message)
         self.term_began = now
-        note = Note("agreement.appointed", signed.sender, f"term {message.slot.term}", f"voters: {', '.join(message.voters)}")
+        note = Note(
+            "agreement.appointed", signed.sender, f"term {message.slot.term}", f"voters: {', '.join(message.voters)}"
+        )
         is_shown = signed.sender != self.me and is_owner(signed.sender, self._setup.charter)  # When it was kept.
         shown = [] if is_shown else self._show_appointment(signed, message)
         actions = self._act(self._machine.appoint(message.slot.term, electorate, now, self._setup.least_attempt))
@@ -383,7 +394,9 @@ class Vote:
         if not self._appointments.keep(signed, message):
             return []
         if not self._appointments.may_show(signed.sender, self.slot.term):
-            return [Note("agreement.refused", signed.sender, "Appointment", "more than are shown of one author in a term")]
+            return [
+                Note("agreement.refused", signed.sender, "Appointment", "more than are shown of one author in a term")
+            ]
         return [Forward(self.told, signed)]
 
     def _retry(self, now: float) -> list[Action]:

@@ -26,6 +26,7 @@ import numpy as np
 import trio
 
 from ...collectives.accountability.conduct import Conduct
+from ...collectives.allreduce.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.averager import Averager
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
@@ -33,7 +34,6 @@ from ...collectives.chain.fork_choice import Expected, is_keeper, position_in_bo
 from ...collectives.chain.head import Heads
 from ...collectives.codec import CELL
 from ...collectives.contribution import Contribution
-from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.codec import CELL, Codec, FlatVector
-from ...collectives.round.actions import OutcomeKind
 from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.arrays import Floats
 from ...peer.config import PeerConfig

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import trio
 
+from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.contribution import Contribution, NextRoot
-from ...collectives.round.actions import OutcomeKind
 from ...peer.telemetry import Telemetry
 
 FINISH_SECONDS = 1.5

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.codec import MAX_CONTRIBUTED
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.mixed import codecs_named
 from ...collectives.partition import fragment_of
-from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, kept_by, open_revision
 from ...peer.arrays import Floats

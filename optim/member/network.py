@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.codec import CELL
-from ...collectives.round.actions import OutcomeKind
 from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError

@@ -19,13 +19,13 @@ from typing import Any, Self
 import trio
 
 from ...collectives.accountability.credit import credit_in
+from ...collectives.allreduce.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
 from ...collectives.codec import FlatSum, FlatVector
 from ...collectives.contribution import Averaged, Contribution
-from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory

@@ -9,10 +9,10 @@ from typing import Any
 
 import trio
 
+from ...collectives.allreduce.actions import Outcome, OutcomeKind
 from ...collectives.chain.chain import Head
 from ...collectives.chain.head import RunValues
 from ...collectives.light.anchor import find_anchor
-from ...collectives.round.actions import Outcome, OutcomeKind
 from ...collectives.spec import charter_of, credential
 from ...collectives.state.archive import LEDGER_FILE
 from ...dht.directory.interface import Directory

@@ -7,8 +7,8 @@ from .schema import Between, Size
 
 MAX_ROSTER = 64
 """Members of one round's roster: control messages go to all members, so they grow with its square."""
-MAX_RECUTS = 2
-"""Two re-cuts, then the attempt is void."""
+MAX_OUTPUTS = 8
+"""Times that a proposer may name outputs in an attempt: once, and again for each that was silent or false meanwhile."""
 MAX_CARRIED_RECORD_BYTES = 70_000
 MAX_STATEMENT_BYTES = 190_000
 """The limit of one round message. A roster of 64 members carries 64 signed Readys: 32 kB in all, and 130 kB where each shows
@@ -22,6 +22,8 @@ MAX_READY_BYTES = 2_000
 MARK_BYTES = 8
 """Bytes of a Ready's hash that stand for it: nobody finds a second Ready for a given mark while a roster is open."""
 MAX_HEARD_BYTES = 1_000
+NAME_BYTES = 16
+"""Bytes of a statement's hash that name it where others refer to it: nobody finds two statements of one name."""
 MAX_VALUE_BYTES = 61_000
 """64 members take 10 kB, and 60 kB where each shows the longest invitation and the longest voucher."""
 MAX_APPOINTMENT_BYTES = 6_000
@@ -34,6 +36,8 @@ MAX_INVITE_BYTES = 320
 """The limit of a credential of an invited peer (`dht.run.admission`)."""
 MAX_SKETCH_BYTES = 24_576
 """The limit of one member's sketches: 16 parts of 128 columns, or 64 of 32 (`collectives.robust.checks`)."""
+MAX_TABLE_BYTES = 384
+"""The limit of the sketch of one part after the outputs: 3 rows of 32 columns."""
 MAX_REASON = 300
 """Characters; in UTF-8 each takes up to four bytes."""
 

@@ -39,13 +39,15 @@ from .fields import (
     MARK_BYTES,
     MAX_ATTEMPT,
     MAX_COUNT,
+    MAX_OUTPUTS,
     MAX_PHASE_SECONDS,
     MAX_READY_BYTES,
-    MAX_RECUTS,
     MAX_ROSTER,
     MAX_SKETCH_BYTES,
     MAX_STATEMENT_BYTES,
+    MAX_TABLE_BYTES,
     MAX_TERM,
+    NAME_BYTES,
     Bytes,
     Count,
     Hash,
@@ -194,11 +196,19 @@ class Commit:
 @grows
 @dataclass(frozen=True, slots=True)
 class Have:
-    """Step 4: for each part that I own or stand in for, the members whose contributions I hold (roster indices)."""
+    """Steps 4 and 7: a holder's word on the parts that it holds, twice.
+
+    First it says whose contributions it holds, then whose sketches are of the bytes that it holds.
+    """
 
     slot: Slot
     roster: Hash
+    cut: Annotated[bytes, Size(DIGEST_BYTES)]
+    """The hash of the first Cut, in a word on sketches; empty in one on contributions."""
     parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_ROSTER)]
+    """For each part the members (roster indices)."""
+    names: Annotated[bytes, Size(NAME_BYTES * MAX_ROSTER, 0)]
+    """The name of the Commit, or of the Sketch, of each member in `parts`, by its index."""
     nonce: Hash
     """The nonce that I committed to in `Ready`, revealed after the others' commits."""
 
@@ -206,34 +216,22 @@ class Have:
 @grows
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Step 5: the contributions that enter, which every part's holder has; `commits` is the hash of their commits."""
+    """Steps 5 and 8: the holders' words that count. Who contributes follows from these (`collectives.allreduce.words`)."""
 
     slot: Slot
     roster: Hash
-    version: Annotated[int, Between(0, MAX_RECUTS)]
-    """0, and one more with each re-cut."""
-    contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
-    commits: Hash
-    nonces: Annotated[tuple[tuple[Index, Hash], ...], Size(MAX_ROSTER)]
-    """The nonces of the parts' holders; with `commits` they determine the seed of the sketches."""
-
-
-@grows
-@dataclass(frozen=True, slots=True)
-class CutAck:
-    """Acknowledges a cut; an owner that sends it holds all contributions to its part."""
-
-    slot: Slot
-    cut: Hash
+    before: Annotated[bytes, Size(DIGEST_BYTES)]
+    """The hash of the first Cut, in the one that follows from words on sketches; empty in the first."""
+    holders: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
+    """Of each part that has cells, in order: whose word counts in it, its owner or a deputy."""
+    words: Annotated[tuple[tuple[Index, Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]], ...], Size(MAX_ROSTER, 1)]
+    """The name of each Have that counts, by its author, sorted. The seed of the sketches follows from their nonces."""
 
 
 @grows
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Steps 6 and 9: the CountSketches of my parts, under the seed derived from the cut, or from the cut and all outputs.
-
-    Cut and outputs are stated, not a hash of them: nobody can ask for a sketch under the seed of a cut that is to come.
-    """
+    """Steps 6 and 11: the CountSketches of my parts, under the seed derived from the cut, or from the cut and all outputs."""
 
     slot: Slot
     cut: Hash
@@ -246,13 +244,43 @@ class Sketch:
 @grows
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Step 7: the hash of a part's output, by its owner or deputy, and the weights in the order of the cut."""
+    """Step 9: the hash of a part's output, by its owner or a deputy."""
 
     slot: Slot
     cut: Hash
     part: Index
-    weights: Annotated[tuple[float, ...], Size(MAX_ROSTER, 1)]
     output: Hash
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Step 10, by the proposer: the outputs of all parts. The second sketches are taken under a seed that follows from them.
+
+    It names them again, with the next number, where one of them is false, or where contributors do not sketch.
+    """
+
+    slot: Slot
+    cut: Hash
+    number: Annotated[int, Between(0, MAX_OUTPUTS - 1)]
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    silent: Annotated[tuple[Index, ...], Size(MAX_ROSTER)]
+    """The contributors whose sketches did not come: holders of their parts answer for them (`Second`)."""
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Step 11: the sketch of a part of a contribution by another one that holds it."""
+
+    slot: Slot
+    seed: Hash
+    part: Index
+    contributor: Index
+    commit: Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]
+    """The name of the contributor's Commit."""
+    table: Annotated[bytes, Size(MAX_TABLE_BYTES)]
+    """float32 [3, columns], little-endian."""
 
 
 @grows
@@ -273,7 +301,7 @@ class Value:
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """Members, parts and seats of the roster; the members that may vote are the next round's voters."""
     cut: Hash
-    """The hash of the `Cut`."""
+    """The hash of the first `Cut`."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
     """The members whose contributions are in the outputs."""
     outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
@@ -291,7 +319,7 @@ class Value:
 @grows
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Step 8: the proposer's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
+    """Step 12: the proposer's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
 
     slot: Slot
     value: PackedValue
@@ -303,7 +331,7 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Prevote:
-    """Step 9: I hold the bytes of this value and found nothing wrong, and I am not locked on another one."""
+    """Step 13: I hold the bytes of this value and found nothing wrong, and I am not locked on another one."""
 
     slot: Slot
     value: Hash
@@ -311,7 +339,7 @@ class Prevote:
 
 @dataclass(frozen=True, slots=True)
 class Precommit:
-    """Step 10: I have seen a proof of this value in this slot, and it is my lock. A quorum is the round's certificate."""
+    """Step 14: I have seen a proof of this value in this slot, and it is my lock. A quorum is the round's certificate."""
 
     slot: Slot
     value: Hash
@@ -378,6 +406,11 @@ class Signed:
         """The hash by which other messages refer to this one: of the payload, without the signature."""
         return digest(self.payload)
 
+    @property
+    def name(self) -> bytes:
+        """The first `NAME_BYTES` of the hash, where many are named at once."""
+        return self.hash[:NAME_BYTES]
+
 
 CODES: dict[int, type] = {
     1: Beat,
@@ -394,11 +427,7 @@ CODES: dict[int, type] = {
     15: Leaves,
     31: Claim,
     32: Accusations,
-    43: Have,
-    44: Cut,
-    45: CutAck,
     46: Sketch,
-    47: Result,
     48: Propose,
     49: Prevote,
     50: Precommit,
@@ -417,16 +446,21 @@ CODES: dict[int, type] = {
     65: Roster,
     66: FilesAsk,
     67: FilesHeld,
+    68: Have,
+    69: Cut,
+    70: Result,
+    71: Outputs,
+    72: Second,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
 VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
 """The statements of the agreement."""
-DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | CutAck | Sketch | Result | Void
+DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | Sketch | Result | Outputs | Second | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
-    *(Ready, Heard, Roster, Commit, Have, Cut, CutAck, Sketch, Result),
+    *(Ready, Heard, Roster, Commit, Have, Cut, Sketch, Result, Outputs, Second),
     *(Propose, Prevote, Precommit, Appointment, Void),
 )
 

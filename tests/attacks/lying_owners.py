@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.codec import CELL
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 import trio
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.collectives.lines import CodecChoice
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.dht.members.gossip import Gossip

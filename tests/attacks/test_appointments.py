@@ -2,8 +2,8 @@
 
 import pytest
 from flockstep.collectives.agreement.actions import Note
+from flockstep.collectives.allreduce.actions import Forward
 from flockstep.collectives.chain.voters import MAX_SHOWN_APPOINTMENTS, MAX_SKIPPED_TERMS
-from flockstep.collectives.round.actions import Forward
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire

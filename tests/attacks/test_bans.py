@@ -21,8 +21,8 @@ from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.lines import CodecChoice
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
@@ -50,7 +50,7 @@ def run_rounds(
 
 CHANGES: dict[type, dict[str, Any]] = {
     wire.Roster: {"bounds": (0, 3, 6, 9, 12, 12)},
-    wire.Cut: {"contributors": (0, 1, 2, 3)},
+    wire.Cut: {"holders": (0, 0, 0, 0, 0)},
     wire.Commit: {"steps": 1},
     wire.Result: {"output": bytes(32)},
     wire.Propose: {"roster": bytes(32)},

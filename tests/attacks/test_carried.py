@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
-from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.signed import sign

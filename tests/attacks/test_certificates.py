@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate, genesis, value_hash
 from flockstep.collectives.codec import EMPTY
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -162,7 +162,7 @@ def test_a_voter_that_provides_a_decided_value_falsely_or_never_keeps_nobody_fro
     async def body(swarm: SimSwarm) -> None:
         one, *others = swarm.sims[:7]
         receive = one.averager._receive
-        late = (wire.Result, wire.Propose, wire.Prevote, wire.Precommit)
+        late = (wire.Result, wire.Outputs, wire.Propose, wire.Prevote, wire.Precommit)
 
         def deaf(carrier: str, word: wire.Signed) -> None:
             if not isinstance(wire.opened(word), late):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
+from flockstep.collectives.allreduce import actions
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.codec import EMPTY
-from flockstep.collectives.round import actions
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter, Invitation, Ticket
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
@@ -380,8 +380,9 @@ def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() ->
             machine = first.averager._attempt.machine
             exchange = machine._exchange
             assert exchange is not None
-            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.reduce_phase.outputs))  # type: ignore[union-attr]
-            output = exchange.reduce_phase.outputs[part]
+            assert exchange._outputs is not None
+            part, output = next(iter(exchange._outputs[0].outputs.items()))
+            source = exchange.members[part]
             seen.append(machine.exchange.bound_to(actions.FetchOutput(part, source, output, 1, 1)))
             seen.append(machine.exchange.bound_to(actions.FetchPart(part, source, bytes(32), 1, 1, contributor=0)))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attacks.voters import founded
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
@@ -19,7 +20,6 @@ from flockstep.collectives.robust.checks import (
 )
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.robust.sketch import SKETCH_BLOCK, CountSketch, excess
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest

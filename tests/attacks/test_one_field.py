@@ -28,8 +28,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.allreduce.actions import Outcome
 from flockstep.collectives.chain.certificate import open_value
-from flockstep.collectives.round.actions import Outcome
 from flockstep.peer import wire
 from flockstep.peer.digest import DIGEST_BYTES
 from flockstep.peer.errors import FlockstepError
@@ -44,7 +44,7 @@ CASES = 100
 GATE_TENS = 1
 """The tens of cases that the gate tries."""
 ROUNDS = 2
-KINDS = (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result)
+KINDS = (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Second)
 VOTES = (wire.Propose, wire.Prevote, wire.Precommit)
 DELAYS = (0.0, 0.0, 0.0, 1.9, 2.1, 4.1, 8.0)
 """Seconds: at once as a rule; or just before or after the deadlines, of which the shortest is 2 s."""
@@ -117,7 +117,7 @@ class Liar:
         if not isinstance(message, wire.Signed) or message.sender != self.sim.peer:
             return self._send(peers, message)
         truth, case = wire.opened(message), self.case
-        if case.sulks and isinstance(truth, wire.Prevote | wire.Precommit | wire.CutAck):
+        if case.sulks and isinstance(truth, wire.Prevote | wire.Precommit):
             return None
         self.heard += [truth, *(getattr(truth, part.name) for part in fields(truth))]
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):

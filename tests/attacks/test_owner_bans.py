@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 from attacks.voters import founded, until_done
 from flockstep.collectives.accountability.evidence import claim_of
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import genesis
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire

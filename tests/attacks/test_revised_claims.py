@@ -66,7 +66,7 @@ def test_who_returns_after_a_revision_bans_the_liar_and_no_honest_accuser(
         await run.until(lambda: all(peer.named("run.revised") for peer in keepers))
         is_lying = True
         await run.until(lambda: all(peer.named("peer.banned") for peer in honest))
-        run._board.up = False  # No bootstrap answers.
+        run.board.up = False  # No bootstrap answers.
         back = run.keep(20)
         await run.until(lambda: bool(back.named("peer.banned")), 120)
         await run.until(lambda: all_at([back], keepers[0].at[0]))

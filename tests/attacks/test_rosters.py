@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from attacks.voters import founded
-from flockstep.collectives.round.actions import OutcomeKind, Timing
+from flockstep.collectives.allreduce.actions import OutcomeKind, Timing
 from flockstep.collectives.round.gather import held, mark_of, proposal, refusal
 from flockstep.dht.run import admission
 from flockstep.dht.run.admission import Charter, Invitation, Ticket

@@ -43,8 +43,8 @@ def run(count: int, lie: Lie, liars_of: Callable[[list[SimPeer]], list[SimPeer]]
 SAID = {
     "only ready": (wire.Ready,),
     "only a roster": (wire.Ready, wire.Roster),
-    "up to the cut": (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck),
-    "all but the vote": (wire.Ready, *wire.ROUND_MESSAGES[1:8]),
+    "up to the cut": (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut),
+    "all but the vote": (wire.Ready, *wire.ROUND_MESSAGES[1:9]),
 }
 
 

@@ -17,7 +17,10 @@ from dataclasses import dataclass, replace
 from chaos.group import Event, Group, Peer, Report
 
 ROLES = ("proposer", "owner", "sender")
-WORDS = ("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Result", "Serve", "Propose", "Prevote", "Precommit")
+WORDS = (
+    *("Ready", "Roster", "Commit", "Have", "Cut", "Sketch", "Result", "Outputs", "Serve"),
+    *("Propose", "Prevote", "Precommit"),
+)
 
 
 @dataclass(frozen=True, slots=True)

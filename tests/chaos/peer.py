@@ -16,10 +16,10 @@ from unittest.mock import patch
 import numpy as np
 import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, FlatSum
 from flockstep.collectives.contribution import Averaged, Contribution
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.dht.run.admission import Charter
 from flockstep.optim.member.apply import decode_outputs, spans
@@ -167,6 +167,11 @@ class Peer:
             assert outcome.certificate is not None
             figures["hash"] = await self.node.compute(hash_of, out)
             figures["cut"] = [self.members[peer] for peer in outcome.cut]
+            bounds, members = outcome.value.bounds, outcome.value.members
+            figures["parts"] = [
+                (bounds[part], bounds[part + 1], [self.members[members[index]] for index in sorted(counted)])
+                for part, counted in sorted(outcome.counted.items())
+            ]
             figures["certificate"] = encode(outcome.certificate).hex()
         kind, reason = outcome.kind.value, outcome.reason
         say(

@@ -5,7 +5,9 @@ from functools import cache, lru_cache
 
 import numpy as np
 from flockstep.collectives.accountability.trust import token_weights
-from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
+from flockstep.collectives.codec import CELL, Codec, codec_named
+from flockstep.collectives.robust.rule import Weighting
+from flockstep.collectives.robust.rules import MEAN
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 
@@ -36,9 +38,18 @@ def vector_of(seed: int, index: int, round_: int, num_cells: int) -> Floats:
     return np.roll(_first_vector(seed, index, num_cells), round_ * CELL)
 
 
-def mean_hash(seed: int, cut: Sequence[int], round_: int, num_cells: int, names: str) -> str:
-    """The hash of the decoded weighted mean of these peers' contributions, added in this order."""
-    return hash_of(np.roll(_mean(seed, tuple(cut), num_cells, names), round_ * CELL))
+def mean_hash(
+    seed: int, cut: Sequence[int], parts: Sequence[tuple[int, int, Sequence[int]]], round_: int, num_cells: int, names: str
+) -> str:
+    """The hash of the decoded weighted mean of these peers' contributions, added in this order.
+
+    `parts` are (first cell, end, the peers that count there): what another one contributes there counts as zeros.
+    """
+    mean = np.zeros(num_cells * CELL, np.float32)
+    for low, high, counted in parts:
+        whole = np.roll(_mean(seed, tuple(cut), tuple(counted), num_cells, names), round_ * CELL)
+        mean[low * CELL : high * CELL] = whole[low * CELL : high * CELL]
+    return hash_of(mean)
 
 
 def hash_of(vector: Floats) -> str:
@@ -47,12 +58,14 @@ def hash_of(vector: Floats) -> str:
 
 
 @lru_cache(maxsize=4)  # A group whose roster keeps its order asks for the same one again.
-def _mean(seed: int, cut: tuple[int, ...], num_cells: int, names: str) -> Floats:
+def _mean(seed: int, cut: tuple[int, ...], counted: tuple[int, ...], num_cells: int, names: str) -> Floats:
     # Blocks never cross cells, so the whole vector at once gives the same bits as part by part.
     contribution, output = codecs_named(names)
     parts = [_encoded(seed, index, num_cells, contribution.name) for index in cut]
     weights = token_weights([tokens_of(index) for index in cut])
-    mean = weighted_mean(contribution, parts, weights, num_cells)
+    row = [weight if index in counted else 0.0 for index, weight in zip(cut, weights, strict=True)]
+    weighting = Weighting(weights=np.array([row]), flagged={})
+    mean = np.concatenate([chunk.copy() for chunk in MEAN.chunks(contribution, parts, weighting, 0, num_cells)])
     output.decode(output.encode(mean), mean)
     return mean
 

@@ -95,7 +95,7 @@ def test_a_peer_that_slept_comes_back_as_itself_and_one_that_leaves_ends_its_rou
     assert awake["round"] > slept + 1
     assert stays.hear("round.done", matches=lambda event: event["round"] == awake["round"])["root"] == awake["root"]
 
-    said = leaves.hear("round.said", matches=lambda event: event["step"] == "CutAck" and event["round"] > awake["round"])
+    said = leaves.hear("round.said", matches=lambda event: event["step"] == "Result" and event["round"] > awake["round"])
     leaves.process.send_signal(signal.SIGINT)
     assert leaves.process.wait(timeout=PATIENCE) == 130
     done = stays.hear("round.done", matches=lambda event: event["round"] >= said["round"])

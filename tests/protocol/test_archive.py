@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.kept_outputs import IN_MEMORY, Outputs
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import checkpoint_file, merkle
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE, Draft, load_checkpoint

@@ -16,10 +16,36 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from flockstep.collectives.accountability.evidence import Conviction, Witness, claim_of, judge_claim
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.agreement.actions import AgreementTiming
+from flockstep.collectives.allreduce.actions import (
+    Action,
+    AskFor,
+    CheckOutputs,
+    CompareSecond,
+    CompareSketch,
+    FetchOutput,
+    FetchPart,
+    FetchValue,
+    Finalize,
+    Forward,
+    HashParts,
+    Judge,
+    Outcome,
+    OutcomeKind,
+    Reduce,
+    SecondPart,
+    Send,
+    Setup,
+    SketchParts,
+    Timing,
+    VoteSetup,
+)
+from flockstep.collectives.allreduce.check import TABLE_BYTES
+from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.chain.certificate import (
     check_certificate,
     check_proof,
@@ -32,34 +58,13 @@ from flockstep.collectives.chain.voters import electorate_after
 from flockstep.collectives.codec import EMPTY, codec_named
 from flockstep.collectives.robust.checks import commitment, num_bytes, seed_of
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round.actions import (
-    Action,
-    CheckOutputs,
-    CompareSketch,
-    FetchOutput,
-    FetchPart,
-    FetchValue,
-    Finalize,
-    Forward,
-    HashParts,
-    Judge,
-    Outcome,
-    OutcomeKind,
-    Reduce,
-    Send,
-    Setup,
-    SketchParts,
-    Timing,
-    VoteSetup,
-)
-from flockstep.collectives.round.exchange import RosterRound
 from flockstep.collectives.round.gather import mark_of
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.collectives.spec import Terms
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.digest import digest, keyed
+from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
@@ -136,8 +141,8 @@ def nonce_of(peer: str, number: int) -> bytes:
 
 
 def sketch_of(peer: str, seed: bytes, size: int) -> bytes:
-    """What an honest peer says of its parts."""
-    piece = keyed("sketch", peer.encode(), seed)
+    """What an honest peer says of its parts, of each the same: real numbers, since holders compare them."""
+    piece = np.frombuffer(keyed("sketch", peer.encode(), seed), np.int8).astype("<f4").tobytes()
     return (piece * (size // len(piece) + 1))[:size]
 
 
@@ -291,6 +296,12 @@ class World:
                     for target in to:
                         if target != peer[:ID]:
                             self.post(peer, target, proof)
+                case AskFor(to, about):
+                    for other in to:
+                        if self.serves(other, peer):
+                            mine = self.machines[other].statements_of(about), self.votes[other].statements_of(about)
+                            for item in itertools.chain(*mine):
+                                self.post(other, peer[:ID], item)
                 case FetchValue(value):
                     self.fetch(peer, value)
                 case HashParts(_, readers):
@@ -310,21 +321,25 @@ class World:
                     elif self.luck.random() < 0.7:
                         self.done(peer, output_not_fetched(part, hash_))
                 case SketchParts(seed, columns):
-                    size = num_bytes(len(machine.exchange.reduce_phase.hashes()), columns)
+                    size = num_bytes(len(machine.exchange.members), columns)
                     self.done(peer, sketched(seed, sketch_of(peer[:ID], seed, size)))
-                case CompareSketch():
+                case CompareSketch() | CompareSecond():
                     self.compare(peer, action)
-                case Judge(cut, masses, sketches):
+                case SecondPart(seed, _, index):
+                    table = sketch_of(machine.exchange.members[index], seed, TABLE_BYTES)
+                    self.done(peer, seconded(action, table))
+                case Judge(_, masses, sketches):
                     skew = 1 + keyed("skew", *sketches)[0]
                     skewed = [mass * skew if index else mass for index, mass in enumerate(masses)]
                     row = tuple(mass / sum(skewed) for mass in skewed)
-                    self.done(peer, judged(cut, (row,) * len(machine.exchange.reduce_phase.hashes())))
+                    self.done(peer, judged((row,) * len(machine.exchange.members)))
                 case CheckOutputs():
                     self.done(peer, checked(action, [part for part, key in action.outputs.items() if key not in self.made]))
                 case Reduce(cut, part, contributors, weights):
-                    assert abs(sum(weights) - 1) < 1e-9
-                    sums = [self.held[peer, part, index] for index in contributors]
-                    output = keyed("output", bytes([part, *contributors]), repr(weights).encode(), *sums)
+                    assert sum(weights) < 1 + 1e-9
+                    summands = [index for index, weight in zip(contributors, weights, strict=True) if weight]
+                    sums = [self.held[peer, part, index] for index in summands]
+                    output = keyed("output", bytes([part, *summands]), repr(weights).encode(), *sums)
                     self.hashes.append(output)
                     self.made.add(output)
                     self.done(peer, reduced(cut, part, output))
@@ -344,19 +359,20 @@ class World:
         if set(value.outputs) <= self.made | {EMPTY} and value.next_root == keyed("root", *value.outputs):
             self.do(peer, self.machines[peer].value_held(packed, self.now))
 
-    def compare(self, peer: str, action: CompareSketch) -> None:
+    def compare(self, peer: str, action: CompareSketch | CompareSecond) -> None:
         """What the driver does: a false sketch convicts its author, of whom everybody hears."""
         machine = self.machines[peer]
         statements = machine.exchange.bound_to(action)
         if not statements:
             return
-        word = statements[0]
-        said = wire.opened(word)
-        assert isinstance(said, wire.Sketch)
-        if said.tables == sketch_of(word.sender, action.seed, len(said.tables)):
+        said = wire.opened(statements[0])
+        assert isinstance(said, wire.Sketch | wire.Second)
+        table = said.tables if isinstance(said, wire.Sketch) else said.table
+        is_true = table == sketch_of(machine.exchange.members[action.contributor], action.seed, len(table))
+        if is_true and isinstance(action, CompareSketch):
             self.done(peer, lambda exchange: exchange.compared(action))
-        elif peer in self.honest:
-            self.ban(word.sender)
+        elif not is_true and peer in self.honest:
+            self.ban(statements[0].sender)
 
     def ban(self, liar: str) -> None:
         """What follows from an accusation: everybody bans who was convicted."""
@@ -477,19 +493,23 @@ def not_fetched(part: int, index: int) -> Callable[[RosterRound], Any]:
 
 
 def output_fetched(part: int, key: bytes) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.reduce_phase.fetched(part, key) and None
+    return lambda exchange: exchange.output_fetched(part, key) and None
 
 
 def output_not_fetched(part: int, key: bytes) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.reduce_phase.not_fetched(part, key, "refused")
+    return lambda exchange: exchange.output_not_fetched(part, key, "refused")
 
 
 def sketched(seed: bytes, tables: bytes) -> Callable[[RosterRound], Any]:
     return lambda exchange: exchange.sketched(seed, tables)
 
 
-def judged(cut: bytes, rows: tuple[tuple[float, ...], ...]) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.judged(cut, rows, {})
+def seconded(action: SecondPart, table: bytes) -> Callable[[RosterRound], Any]:
+    return lambda exchange: exchange.seconded(action, table)
+
+
+def judged(rows: tuple[tuple[float, ...], ...]) -> Callable[[RosterRound], Any]:
+    return lambda exchange: exchange.judged(rows, {})
 
 
 def checked(action: CheckOutputs, false: list[int]) -> Callable[[RosterRound], Any]:
@@ -543,11 +563,10 @@ def hash_of(world: World, draws: Draws, kind: type) -> bytes:
     return draws.of(found[-6:] * 4 + [a_hash(world, draws)])  # type: ignore[no-any-return]
 
 
-def cut_to_come(world: World, draws: Draws) -> bytes:
-    """The hash of a cut that nobody has sent yet, and of which all fields are known."""
-    cuts = [message for _, message in world.words if isinstance(message, wire.Cut)][-3:]
-    following = [digest(encode(replace(cut, version=min(cut.version + 1, wire.MAX_RECUTS)))) for cut in cuts]
-    return draws.of([*following, a_hash(world, draws)])  # type: ignore[no-any-return]
+def name_of(world: World, draws: Draws, *kinds: type) -> bytes:
+    """Of a statement of those kinds, as a rule."""
+    found = [word.name for word, message in world.words if isinstance(message, kinds)]
+    return draws.of(found[-20:] * 2 + [bytes(wire.NAME_BYTES)])  # type: ignore[no-any-return]
 
 
 def indices(world: World, draws: Draws) -> tuple[int, ...]:
@@ -676,16 +695,22 @@ def commit(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.R
 def have(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     count = draws.of([0, 1, 2, len(world.peers)])
     parts = tuple((draws.of([*range(len(world.peers)), 63]), indices(world, draws)) for _ in range(count))
-    return wire.Have(a_slot(world, draws), hash_of(world, draws, wire.Roster), parts, a_nonce(world, liar, draws))
+    said = [message for _, message in world.words if isinstance(message, wire.Have)]
+    listed = len({index for _, held in parts for index in held})
+    names = b"".join(name_of(world, draws, wire.Commit, wire.Sketch) for _ in range(draws.of([listed, listed, 0, 1])))
+    parts, names = draws.of([(parts, names), *((it.parts, it.names) for it in said[-4:])])
+    before = draws.of([b"", hash_of(world, draws, wire.Cut)])
+    roster, nonce = hash_of(world, draws, wire.Roster), a_nonce(world, liar, draws)
+    return wire.Have(a_slot(world, draws), roster, before, parts, names, nonce)
 
 
 def cut(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    bound = [message.commits for _, message in world.words if isinstance(message, wire.Cut)]
-    commits = draws.of([*bound[-2:] * 4, a_hash(world, draws)])
-    version = draws.of([0, 0, 1, wire.MAX_RECUTS])
-    some = indices(world, draws)
-    nonces = tuple((index, a_nonce(world, world.peers[index % len(world.peers)], draws)) for index in some)
-    return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), version, indices(world, draws), commits, nonces)
+    said = [message for _, message in world.words if isinstance(message, wire.Cut)]
+    words = tuple((index, name_of(world, draws, wire.Have)) for index in indices(world, draws))
+    words = draws.of([words, *(it.words[: draws.of([wire.MAX_ROSTER, 1, 3])] for it in said[-4:])])
+    holders = draws.of([indices(world, draws), *(it.holders for it in said[-2:])])
+    before = draws.of([b"", hash_of(world, draws, wire.Cut)])
+    return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), before, holders, words)
 
 
 def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
@@ -694,22 +719,33 @@ def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
 
 def sketch(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     said = [message for _, message in world.words if isinstance(message, wire.Sketch)]
-    bound = draws.of([hash_of(world, draws, wire.Cut), cut_to_come(world, draws)])
+    bound = hash_of(world, draws, wire.Cut)
     some = draws.of([(), (a_hash(world, draws),) * len(world.peers), *(message.outputs for message in said[-2:])])
     size = num_bytes(len(world.peers), draws.of([128, 128, 32, 32, 2]))
     tables = draws.of([sketch_of(liar, seed_of(bound, some), size), bytes(size)])
     return wire.Sketch(a_slot(world, draws), bound, some, tables)
 
 
-def cut_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.CutAck(a_slot(world, draws), hash_of(world, draws, wire.Cut))
-
-
 def result(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    said = [message for _, message in world.words if isinstance(message, wire.Result)]
-    weights = draws.of([message.weights for message in said[-3:]] * 3 + [(1.0,), (1e308, -1e308), (0.0,) * 64])
     part = draws.of([*range(len(world.peers)), 63])
-    return wire.Result(a_slot(world, draws), hash_of(world, draws, wire.Cut), part, weights, a_hash(world, draws))
+    return wire.Result(a_slot(world, draws), hash_of(world, draws, wire.Cut), part, a_hash(world, draws))
+
+
+def outputs(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    said = [message.outputs for _, message in world.words if isinstance(message, wire.Outputs)]
+    made = draws.of([tuple(a_hash(world, draws) for _ in world.peers), (bytes(32),), *said[-4:]])
+    silent = draws.of([(), (), indices(world, draws)])
+    number = draws.of([0, 0, 1, wire.MAX_OUTPUTS - 1])
+    return wire.Outputs(a_slot(world, draws), hash_of(world, draws, wire.Cut), number, made, silent)
+
+
+def second(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    seeds = [message.seed for _, message in world.words if isinstance(message, wire.Second)]
+    seed, index = draws.of([*seeds[-4:] * 2, a_hash(world, draws)]), draws.of([*range(len(world.peers)), 63])
+    part, name = draws.of([*range(len(world.peers)), 63]), name_of(world, draws, wire.Commit)
+    of = world.peers[index % len(world.peers)]
+    table = draws.of([sketch_of(of, seed, TABLE_BYTES), bytes(TABLE_BYTES), b""])
+    return wire.Second(a_slot(world, draws), seed, part, index, name, table)
 
 
 def void(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -747,7 +783,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
-    *(ready, heard, roster, commit, have, cut, cut_ack, sketch, result),
+    *(ready, heard, roster, commit, have, cut, sketch, result, outputs, second),
     *(propose, accept, confirm, appointment, void),
 ]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [

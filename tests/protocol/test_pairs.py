@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import trio
-from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.peer.memory.network import run_virtual
 from support.swarm import SimSwarm, all_at_once, with_swarm
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.transport import Climber
 from flockstep.peer.wire.signed import verify_signed

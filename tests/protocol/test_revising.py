@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from flockstep.collectives.allreduce.actions import Setup
 from flockstep.collectives.chain.certificate import settings_after, signed_in, value_of
 from flockstep.collectives.codec import codec_named
 from flockstep.collectives.round import gather
-from flockstep.collectives.round.actions import Setup
 from flockstep.collectives.round.gather import refusal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.members.owner_log import OWNER_PERIOD

@@ -14,11 +14,13 @@ import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.trust import token_weights
 from flockstep.collectives.agreement.actions import Note
+from flockstep.collectives.allreduce.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Reduce, Send
+from flockstep.collectives.allreduce.exchange import RosterRound
+from flockstep.collectives.allreduce.words import claims_in
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
 from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
-from flockstep.collectives.robust.rules import MEAN
-from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Send
+from flockstep.collectives.robust.rules import MEAN, rule_named
 from flockstep.collectives.round.gather import TERM_SECONDS, held, mark_of, marks_in, proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
 from flockstep.collectives.round.vote import Vote
@@ -66,7 +68,9 @@ def check_all_or_nothing(rounds: Rounds) -> None:
     """All that are done hold the same, and its certificate is valid; nobody else has one."""
     outcomes = rounds.outcomes()
     done = [outcome for outcome in outcomes if outcome.kind is DONE]
-    assert len({(outcome.value.next_root, outcome.value.outputs, outcome.cut, outcome.members) for outcome in done}) <= 1
+    assert (
+        len({(outcome.value.next_root, outcome.value.outputs, outcome.cut, outcome.members) for outcome in done}) <= 1
+    )
     assert all((outcome.certificate is None) == (outcome.kind is not DONE) for outcome in outcomes)
     for outcome in done:
         assert outcome.certificate is not None
@@ -221,7 +225,10 @@ ORDER_OF_FIVE = order_of(FIVE)
 FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
     "proposer": (lambda r: replace(r, members=r.members[1:] + r.members[:1]), "is not the proposer"),
     "bounds": (lambda r: replace(r, bounds=(*r.bounds[:-1], r.bounds[-1] + 1)), "do not ascend"),
-    "parts": (lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])), "do not follow from the lines"),
+    "parts": (
+        lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])),
+        "do not follow from the lines",
+    ),
     "state": (lambda r: replace(r, base_root=b"o" * 32), "another state"),
     "votes": (lambda r: replace(r, heards=r.heards[:3]), "a quorum of the voters hold"),
     "no word of its own": (
@@ -389,7 +396,9 @@ def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> Non
     for peer in strangers:
         vote.receive(wire.Signed(peer, wire.code_of(long), padded, bytes(64)), long, 0.0)
     setup = a_setup(ORDER[0], [*voters, *strangers])
-    words = words_of(setup, {ORDER[0]: vote}) | words_of(setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]})
+    words = words_of(setup, {ORDER[0]: vote}) | words_of(
+        setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]}
+    )
     made = proposal(setup, vote, words, held(vote))
     assert isinstance(made, wire.Roster)
     assert set(voters) < set(made.members)
@@ -421,7 +430,7 @@ def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
     machine, roster = rounds.machines[ORDER[1]], rounds.mail[index][1]
     assert isinstance(roster, wire.Signed)
     commit = wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4)
-    messages = (commit, wire.Cut(SLOT, roster.hash, 0, (0, 1, 2), bytes(32), ()), wire.Void(SLOT, "I give up"))
+    messages = (commit, wire.Cut(SLOT, roster.hash, b"", (0, 1, 2, 3), ((0, bytes(16)),)), wire.Void(SLOT, "I give up"))
     for stranger in PEERS[8:14]:
         for message in messages:
             assert not machine.receive(signed(stranger, message), message, 0.0)
@@ -434,10 +443,10 @@ def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
     assert rounds.noted("round.given_up") == set()
 
 
-# COLLECT: contributions, the cut, failover.
+# COLLECT: contributions, words, the cut, failover.
 
 
-def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
+def test_a_contribution_that_no_other_owner_has_is_left_out() -> None:
     victim = ORDER[3]
 
     def broken(peer: str, fetch: Fetch) -> str | None:
@@ -448,45 +457,73 @@ def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
     assert victim in rounds.noted("round.left_out")
 
 
-@pytest.mark.parametrize(("phase_seconds", "waited"), [(12.0, 3.0), (2.0, TIMING.control), (400.0, 7.0)])
-def test_a_slow_peer_is_waited_for_while_that_costs_less_than_leaving_it_out(
-    phase_seconds: float, waited: float
+def counted(rounds: Rounds) -> dict[int, frozenset[int]]:
+    """Return who counts in which part, which all that are done agree on."""
+    found = [dict(outcome.counted) for outcome in rounds.outcomes() if outcome.kind is DONE]
+    assert found
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+def everywhere_but(count: int, part: int, *victims: int) -> dict[int, frozenset[int]]:
+    everybody = frozenset(range(count))
+    return {each: everybody - {*victims} if each == part else everybody for each in range(count)}
+
+
+def listing(have: wire.Have, part: int, held: Callable[[int], bool]) -> wire.Have:
+    """Return a word that lists in a part only those members that `held` accepts."""
+    claims = claims_in(have)
+    assert claims is not None
+    kept = {at: {index: it for index, it in said.items() if at != part or held(index)} for at, said in claims.items()}
+    names = {index: it for said in kept.values() for index, it in said.items()}
+    parts = tuple((at, tuple(said)) for at, said in kept.items())
+    return replace(have, parts=parts, names=b"".join(names[index] for index in sorted(names)))
+
+
+@pytest.mark.parametrize(("awaited", "waited"), [(True, TIMING.control + TIMING.transfer), (False, 0.0)])
+def test_a_contribution_that_never_arrives_is_waited_for_once_unless_it_never_did_lately(
+    awaited: bool, waited: float
 ) -> None:
-    """Four of five are there: waiting is worth a quarter of a phase, at least an exchange, at most the deadline."""
+    """Its author counts nowhere, and is in no later round awaited again before it contributes (`Setup.awaits`)."""
     peers = PEERS[:5]
+    late = order_of(peers)[4]
     rounds = Rounds(
         peers,
         broken=lambda peer, fetch: PENDING if isinstance(fetch, FetchPart) and fetch.contributor == 4 else None,
-        setups={key: {"phase_seconds": phase_seconds} for key in peers},
+        setups={key: {"awaits": lambda peer: awaited or peer != late} for key in peers},
     )
     rounds.start()
     rounds.deliver_all()
-    assert {machine.deadline for machine in rounds.machines.values()} == {waited}
+    if awaited:
+        assert {machine.deadline for machine in rounds.machines.values()} == {waited}
     rounds.settle()
+    check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
-    assert {len(outcome.cut) for outcome in rounds.outcomes()} == {4}
+    assert {late in outcome.cut for outcome in rounds.outcomes()} == {False}
+    assert rounds.now >= waited
+    assert awaited or rounds.now == 0.0
 
 
-def test_an_owner_that_denies_what_two_deputies_hold_loses_its_part() -> None:
-    censor, victim = ORDER[2], 1
+def test_what_an_owner_denies_counts_as_zeros_in_its_part_and_in_no_other() -> None:
+    censor, victim = 2, 1
 
     def tampered(peer: str, message: Any) -> Any:
-        if isinstance(message, wire.Have) and peer == censor:
-            parts = tuple((part, tuple(i for i in held if i != victim)) for part, held in message.parts)
-            return replace(message, parts=parts)
-        return message
+        is_lie = isinstance(message, wire.Have) and peer == ORDER[censor]
+        return listing(message, censor, lambda index: index != victim) if is_lie else message
 
     rounds = settled(4, tampered=tampered)
     assert rounds.kinds() == {DONE}
+    assert rounds.now == 0.0
     assert set(rounds.outcomes()[0].cut) == set(ORDER)
-    assert rounds.noted("round.disowned") == {censor}
+    assert counted(rounds) == everywhere_but(4, censor, victim)
+    assert rounds.noted("round.masked") == {ORDER[victim]}
 
 
 @pytest.mark.parametrize("count", [4, 6, 10])
-def test_an_owner_that_cannot_fetch_one_contribution_stays_in_the_cut(count: int) -> None:
-    """One connection of it has broken: its deputies hold all of its part, so it needs none of that to acknowledge."""
+def test_what_an_owner_cannot_fetch_counts_as_zeros_in_its_part(count: int) -> None:
+    """One connection of it has broken: its part goes without that contribution, and nobody waits."""
     order = order_of(PEERS[:count])
-    owner, sender = order[-1], order[2]
+    owner, sender = order[-1], order[1]
 
     def broken(peer: str, fetch: Fetch) -> str | None:
         return "lost" if peer == owner and isinstance(fetch, FetchPart) and fetch.source == sender else None
@@ -497,39 +534,22 @@ def test_an_owner_that_cannot_fetch_one_contribution_stays_in_the_cut(count: int
     rounds.do(owner, rounds.machines[owner].lose(sender, "the connection broke", rounds.now))
     rounds.deliver_all()
     check_all_or_nothing(rounds)
-    assert rounds.noted("round.disowned") == {owner}
     assert [(outcome.kind, set(outcome.cut)) for outcome in rounds.outcomes()] == [(DONE, set(order))] * count
+    assert counted(rounds) == everywhere_but(count, count - 1, 1)
+    assert rounds.noted("round.masked") == {sender}
     assert rounds.now == 0.0
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_a_deputy_that_censors_in_place_of_an_owner_without_one_contribution_takes_nothing_over(later: bool) -> None:
-    """It denies all but that one; with `later` it does so once it has been given the part."""
-    order = order_of(PEERS[:7])
-    sender, owner, deputy = order[1:4]
-
-    def broken(peer: str, fetch: Fetch) -> str | None:
-        return "lost" if peer == owner and isinstance(fetch, FetchPart) and fetch.source == sender else None
-
+def test_an_owner_that_denies_more_than_a_third_loses_its_part_to_a_deputy() -> None:
     def tampered(peer: str, message: Any) -> Any:
-        if isinstance(message, wire.Have) and peer == deputy and not (later and not rounds.messages(wire.Cut)):
-            return replace(message, parts=tuple((part, held if part == 3 else (1,)) for part, held in message.parts))
-        return message
+        is_lie = isinstance(message, wire.Have) and peer == ORDER[2] and not message.cut
+        return listing(message, 2, lambda index: index in (0, 2)) if is_lie else message
 
-    rounds = Rounds(PEERS[:7], broken=broken, tampered=tampered)
-    rounds.start()
-    rounds.until(lambda: rounds.machines[owner].phase is Phase.COLLECT)
-    rounds.do(owner, rounds.machines[owner].lose(sender, "the connection broke", rounds.now))
-    rounds.until(lambda: bool(rounds.messages(wire.Cut)) or not rounds.mail)
-    if later:
-        collect = rounds.machines[deputy].exchange.collect_phase
-        have = wire.Have(SLOT, rounds.machines[deputy].exchange.table.hash, ((2, (1,)), (3, tuple(range(7)))), bytes(32))
-        assert collect.duties == {2, 3}
-        rounds.do(deputy, [Send(order, have)])
-    rounds.settle()
-    check_all_or_nothing(rounds)
-    assert rounds.noted("round.disowned") == {owner}
-    assert [(outcome.kind, set(outcome.cut)) for outcome in rounds.outcomes()] == [(DONE, set(order))] * 7
+    rounds = settled(4, tampered=tampered)
+    assert rounds.kinds() == {DONE}
+    assert {cut.holders[2] for cut in rounds.messages(wire.Cut) if not cut.before} <= {0, 3}
+    assert counted(rounds) == everywhere_but(4, 2)
+    assert set(rounds.outcomes()[0].cut) == set(ORDER)
 
 
 def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
@@ -548,20 +568,20 @@ def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
         assert machine.add_member(peer, rounds.now) == shown
 
 
-def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
-    """An owner dies after the cut, and one sender no longer serves: the rest is cut again, and the round is done."""
+def test_an_attempt_without_an_owner_and_a_contribution_that_only_it_had_is_void() -> None:
+    """An owner dies after the cut, and one sender no longer serves: the next attempt is done without both."""
     peers = PEERS[:7]
     order = order_of(peers)
-    owner, sender = order[3], 5
+    owner, sender = order[3], order[5]
     dead: list[str] = []
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        return "gone" if dead and isinstance(fetch, FetchPart) and fetch.contributor == sender else None
+        return "gone" if dead and isinstance(fetch, FetchPart) and fetch.source == sender else None
 
     def is_result(to: str, mail: Mail) -> bool:
         return not dead and isinstance(mail, wire.Signed) and mail.sender == owner and is_kind(mail, wire.Result)
 
-    rounds = Rounds(peers, 2, broken=broken, lost=is_result)
+    rounds = Rounds(peers, 2, broken=broken, lost=is_result, attempts=3)
     rounds.start()
     rounds.until(lambda: all(rounds.machines[peer].phase is Phase.REDUCE for peer in peers if peer != owner))
     dead.append(owner)
@@ -569,59 +589,76 @@ def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
     rounds.settle()
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
-    assert order[sender] not in rounds.outcomes()[0].cut
-    assert {cut.version for cut in rounds.messages(wire.Cut)} == {0, 1}
+    assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {1}
+    assert {frozenset(outcome.cut) for outcome in rounds.outcomes()} == {frozenset(order) - {owner, sender}}
 
 
 def is_kind(mail: Mail, kind: type) -> bool:
     return isinstance(mail, wire.Signed) and isinstance(wire.opened(mail), kind)
 
 
-def test_after_two_recuts_the_attempt_is_void() -> None:
-    peers = PEERS[:10]
-    proposer, liar, *_ = order_of(peers)
-    rounds = Rounds(peers, 4)
-    machine = rounds.machines[proposer]
-    rounds.start()
-    rounds.until(lambda: machine.phase is Phase.REDUCE, random_order=True)
-    machine.exchange.collect_phase.close()  # Or the deputies would be heard first.
-    roster = rounds.messages(wire.Cut)[0].roster
-    for count in (9, 8, 7):
-        have = wire.Have(SLOT, roster, ((1, tuple(range(count))),), bytes(32))
-        rounds.do(proposer, machine.receive(signed(liar, have), have, rounds.now))
-    assert [cut.version for cut in rounds.messages(wire.Cut)] == [0, 1, 2]
-    assert machine.outcome is not None
-    assert "2 re-cuts were not enough" in machine.outcome.reason
-
-
-def test_a_cut_of_other_commits_than_were_sent_voids_the_attempt() -> None:
-    rounds = settled(4, tampered=tampering(wire.Cut, None, commits=bytes(32)))
+def test_a_cut_of_words_that_nobody_has_voids_the_attempt() -> None:
+    rounds = settled(4, tampered=tampering(wire.Cut, None, words=tuple((index, bytes(16)) for index in range(4))))
     assert rounds.kinds() == {VOID}
-    assert rounds.noted("round.refused") == {ORDER[0]}
+    assert not rounds.messages(wire.Result)
 
 
-@pytest.mark.parametrize("contributors", [(0, 1), (1, 0, 2, 3), (0, 1, 2, 9), (0, 1, 1, 2)])
-def test_a_cut_that_does_not_fit_its_roster_charges_the_proposer(contributors: tuple[int, ...]) -> None:
-    rounds = settled(4, tampered=tampering(wire.Cut, ORDER[0], contributors=contributors))
+CUTS: dict[str, Callable[[wire.Cut], wire.Cut]] = {
+    "no order": lambda cut: replace(cut, words=cut.words[::-1]),
+    "a word twice": lambda cut: replace(cut, words=(*cut.words, cut.words[-1])),
+    "a word of nobody": lambda cut: replace(cut, words=(*cut.words, (9, bytes(16)))),
+    "few words": lambda cut: replace(cut, words=cut.words[:2]),
+    "few holders": lambda cut: replace(cut, holders=cut.holders[:3]),
+    "another holder": lambda cut: replace(cut, holders=cut.holders[::-1]),
+    "another roster": lambda cut: replace(cut, roster=bytes(32)),
+}
+
+
+@pytest.mark.parametrize("flaw", CUTS)
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_cut_that_does_not_follow_from_its_words_charges_the_proposer(flaw: str, is_second: bool) -> None:
+    def tampered(peer: str, message: Any) -> Any:
+        is_lie = isinstance(message, wire.Cut) and bool(message.before) is is_second
+        return CUTS[flaw](message) if is_lie else message
+
+    rounds = settled(4, tampered=tampered)
     assert rounds.kinds() == {VOID}
     assert rounds.noted("peer.charged") == {ORDER[0]}
 
 
-def test_an_owner_does_not_acknowledge_a_cut_that_it_does_not_hold() -> None:
-    def tampered(peer: str, message: Any) -> Any:
-        # The owner states to hold what it could not fetch, so that the proposer cuts it in.
-        if isinstance(message, wire.Have):
-            return replace(message, parts=tuple((part, (0, 1, 2, 3)) for part, _ in message.parts))
-        return message
+def test_a_second_cut_of_first_words_voids_the_attempt() -> None:
+    """Else a proposer could let it seem that a holder vouches for no sketch, and its part would count nobody."""
 
-    owners = ORDER[1:3]
+    def tampered(peer: str, message: Any) -> Any:
+        is_lie = isinstance(message, wire.Cut) and message.before
+        return replace(message, words=rounds.messages(wire.Cut)[0].words) if is_lie else message
+
+    rounds = Rounds(PEERS[:4], tampered=tampered)
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {VOID}
+    assert not rounds.messages(wire.Result)
+
+
+def test_a_holder_that_lacks_what_it_has_listed_takes_it_back_in_its_second_word() -> None:
+    def tampered(peer: str, message: Any) -> Any:
+        if not isinstance(message, wire.Have) or peer != ORDER[1] or message.cut:
+            return message
+        name = next(signed(by, it).name for by, it in rounds.said if by == ORDER[3] and isinstance(it, wire.Commit))
+        parts = tuple((part, (*held, 3) if part == 1 and 3 not in held else held) for part, held in message.parts)
+        is_listed = any(3 in held for _, held in message.parts)
+        return replace(message, parts=parts, names=message.names if is_listed else message.names + name)
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        return "no" if peer in owners and isinstance(fetch, FetchPart) and fetch.contributor == 3 else None
+        return "no" if peer == ORDER[1] and isinstance(fetch, FetchPart) and fetch.source == ORDER[3] else None
 
-    rounds = settled(4, tampered=tampered, broken=broken)
-    assert not any(peer in owners and isinstance(message, wire.CutAck) for peer, message in rounds.said)
-    assert rounds.kinds() == {VOID}
+    rounds = Rounds(PEERS[:4], tampered=tampered, broken=broken)
+    rounds.start()
+    rounds.settle()
+    check_all_or_nothing(rounds)
+    assert rounds.kinds() == {DONE}
+    assert set(rounds.outcomes()[0].cut) == set(ORDER)
+    assert counted(rounds) == everywhere_but(4, 1, 3)
 
 
 def test_contributions_of_less_than_a_quorum_are_no_cut() -> None:
@@ -645,65 +682,116 @@ def test_a_commit_to_another_roster_does_not_enter() -> None:
     assert {outcome.cut for outcome in rounds.outcomes()} == {ORDER[:3]}
 
 
-def test_acknowledgements_of_another_cut_do_not_count() -> None:
-    rounds = settled(4, tampered=tampering(wire.CutAck, ORDER[2:], cut=bytes(32)))
-    assert rounds.kinds() == {VOID}
-    assert not rounds.messages(wire.Propose)
-
-
-def test_a_rule_that_is_blind_to_contributions_waits_for_no_acknowledgements() -> None:
+def test_a_rule_that_is_blind_to_contributions_needs_no_sketches() -> None:
     rounds = settled(4, setups={peer: {"rule": MEAN} for peer in PEERS[:4]})
     assert rounds.kinds() == {DONE}
-    assert not rounds.messages(wire.CutAck)
+    assert not rounds.messages(wire.Sketch)
+    assert not rounds.messages(wire.Second)
+    assert [cut.before for cut in rounds.messages(wire.Cut)] == [b""]
 
 
-def test_a_result_of_another_cut_shows_its_author_mine() -> None:
-    """Under a blind rule nobody acknowledges a cut: whoever has two of one version proves it against the proposer."""
-    shown: list[str] = []
-
-    def observed(target: str, mail: Mail) -> bool:
-        if isinstance(mail, wire.Signed) and isinstance(wire.opened(mail), wire.Cut):
-            shown.append(target)
-        return False
-
-    setups = {peer: {"rule": MEAN} for peer in PEERS[:4]}
-    settled(4, setups=setups, tampered=tampering(wire.Result, ORDER[3], cut=bytes(32)), lost=observed)
-    assert shown.count(ORDER[3]) > 1 == shown.count(ORDER[2])
+UNDER_ANOTHER_CUT: dict[str, wire.RoundMessage] = {
+    "Have": wire.Have(SLOT, bytes(32), bytes(32), ((3, ()),), b"", bytes(32)),
+    "Sketch": wire.Sketch(SLOT, bytes(32), (), b""),
+    "Sketch after outputs": wire.Sketch(SLOT, bytes(32), (bytes(32),) * 4, b""),
+    "Result": wire.Result(SLOT, bytes(32), 3, bytes(32)),
+}
 
 
-def test_a_member_that_acknowledges_another_cut_is_shown_mine() -> None:
-    rounds = Rounds(PEERS[:4], tampered=tampering(wire.CutAck, ORDER[3], cut=bytes(32)))
+@pytest.mark.parametrize("rule", ["gramguard", "mean"])
+@pytest.mark.parametrize("kind", UNDER_ANOTHER_CUT)
+def test_a_statement_under_another_cut_shows_its_author_mine(kind: str, rule: str) -> None:
+    """A proposer may have sent two cuts in place of one: whoever has both proves it."""
+    rounds = Rounds(PEERS[:4], setups={peer: {"rule": rule_named(rule)} for peer in PEERS[:4]})
+    machine = rounds.machines[ORDER[1]]
     rounds.start()
-    rounds.deliver_all()
-    others = {peer for peer, message in rounds.said if isinstance(message, wire.Cut)}
-    assert others == {ORDER[0]}
-    assert rounds.kinds() == {DONE}  # A quorum has acknowledged this one.
+    rounds.until(lambda: machine.phase not in (Phase.GATHER, Phase.COLLECT, Phase.JUDGE))
+    cuts = rounds.messages(wire.Cut)
+    other = UNDER_ANOTHER_CUT[kind]
+    mine = replace(other, cut=signed(ORDER[0], cuts[0] if kind in ("Have", "Sketch") else cuts[-1]).hash)  # type: ignore[arg-type]
+    assert shown(machine.receive(signed(ORDER[2], mine), mine, 0.0)) == []
+    assert shown(machine.receive(signed(ORDER[3], other), other, 0.0)) == [((ORDER[3],), cut) for cut in cuts]
 
 
-def test_a_duty_taken_over_after_the_timeout_is_reported_once_it_is_done() -> None:
+def shown(actions: list[Any]) -> list[tuple[tuple[str, ...], wire.Cut]]:
+    """Return whom these show which cuts."""
+    forwarded = [(it.to, wire.opened(it.mail)) for it in actions if isinstance(it, Forward)]
+    return [(to, message) for to, message in forwarded if isinstance(message, wire.Cut)]
+
+
+def test_a_duty_taken_over_after_the_deadline_is_reported_once_it_is_done() -> None:
     """A deputy states nothing of that part before its bytes are here: else it would seem to hold nothing."""
 
     def broken(peer: str, fetch: Fetch) -> str | None:
         return PENDING if isinstance(fetch, FetchPart) and fetch.part == 1 and peer != ORDER[1] else None
 
-    rounds = Rounds(PEERS[:4], broken=broken)
+    def said() -> list[wire.Have]:
+        return [have for peer, have in rounds.said if peer == ORDER[2] and isinstance(have, wire.Have)]
+
+    rounds = Rounds(PEERS[:4], broken=broken, lost=lambda to, mail: is_kind(mail, wire.Have) and to == ORDER[0])
     rounds.start()
-    rounds.until(lambda: all(rounds.machines[peer].phase is Phase.COLLECT for peer in PEERS[:4]))
-    rounds.machines[ORDER[2]].exchange.collect_phase.close()
-    rounds.kill(ORDER[1])
     rounds.deliver_all()
-    haves = [have for peer, have in rounds.said if peer == ORDER[2] and isinstance(have, wire.Have)]
-    assert {part for have in haves for part, _ in have.parts} == {2}
+    rounds.tick()
+    deputy = rounds.machines[ORDER[2]]
+    before = len(said())
+    rounds.kill(ORDER[1])
+    rounds.do(ORDER[2], deputy.lose(ORDER[1], "it died", rounds.now))
+    assert deputy.exchange.collect_phase.duties == {1, 2}
+    assert len(said()) == before
+    for index in (0, 2, 3):
+        deputy.exchange.collect_phase.fetched(1, index)
+    deputy.exchange.collect_phase.fetched(1, 1)
+    rounds.do(ORDER[2], deputy.done(lambda exchange: None, rounds.now))
+    assert len(said()) == before + 1
+    assert dict(said()[-1].parts)[1] == (0, 1, 2, 3)
 
 
 # JUDGE, REDUCE and CHECK: weights and outputs.
 
 
-def test_an_owner_that_weighs_otherwise_leaves_its_part_to_a_deputy() -> None:
-    rounds = settled(4, tampered=tampering(wire.Result, ORDER[2], weights=(0.7, 0.1, 0.1, 0.1)))
-    others = [outcome for peer, outcome in zip(rounds.peers, rounds.outcomes(), strict=True) if peer != ORDER[2]]
-    assert {outcome.kind for outcome in others} == {DONE}
-    assert rounds.noted("round.refused") == {ORDER[2]}
+def test_who_sends_no_sketch_after_the_cut_is_not_in() -> None:
+    """Its weight is 0 and it is no contributor of the value: who sends none to anybody costs the others the deadline once."""
+    mute = ORDER[3]
+    rounds = settled(4, lost=lambda to, mail: is_sketch_of(mail, mute, after_outputs=False))
+    done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
+    assert len(done) >= 3
+    assert {(outcome.slot.attempt, outcome.cut) for outcome in done} == {(0, ORDER[:3])}
+
+
+def test_who_sends_no_sketch_after_the_outputs_is_in_by_the_sketches_of_those_that_hold_its_parts() -> None:
+    mute = ORDER[3]
+    rounds = settled(4, lost=lambda to, mail: is_sketch_of(mail, mute, after_outputs=True))
+    done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
+    assert len(done) >= 3
+    assert {(outcome.slot.attempt, outcome.cut) for outcome in done} == {(0, ORDER)}
+    assert {outputs.silent for outputs in rounds.messages(wire.Outputs)} == {(), (3,)}
+    parts = {(second.part, second.contributor) for second in rounds.messages(wire.Second)}
+    assert parts == {*((part, part) for part in range(4)), *((part, 3) for part in range(4))}
+
+
+def is_sketch_of(mail: Mail, peer: str, *, after_outputs: bool) -> bool:
+    if not isinstance(mail, wire.Signed) or mail.sender != peer:
+        return False
+    message = wire.opened(mail)
+    return isinstance(message, wire.Sketch) and bool(message.outputs) is after_outputs
+
+
+OUTPUTS: dict[str, Callable[[wire.Outputs], wire.Outputs]] = {
+    "few": lambda it: replace(it, outputs=it.outputs[:3]),
+    "a cut": lambda it: replace(it, cut=bytes(32)),
+    "silent nobody": lambda it: replace(it, silent=(9,)),
+    "an output that nobody made": lambda it: replace(it, outputs=(bytes(32), *it.outputs[1:])),
+}
+
+
+@pytest.mark.parametrize("flaw", OUTPUTS)
+def test_outputs_that_do_not_fit_decide_nothing(flaw: str) -> None:
+    def tampered(peer: str, message: Any) -> Any:
+        return OUTPUTS[flaw](message) if isinstance(message, wire.Outputs) else message
+
+    rounds = settled(4, tampered=tampered)
+    assert rounds.kinds() == {VOID}
+    assert not rounds.messages(wire.Propose)
 
 
 def test_an_output_that_nobody_can_fetch_voids_the_attempt_for_all() -> None:
@@ -726,19 +814,41 @@ def test_an_output_that_is_not_the_sum_is_made_again_by_a_deputy() -> None:
     assert b"f" * 32 not in rounds.outcomes()[0].value.outputs
 
 
-def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() -> None:
+def test_an_output_that_is_not_named_does_not_take_the_place_of_the_one_that_is() -> None:
     rounds = Rounds(PEERS[:4], 1)
     rounds.start()
     machine = rounds.machines[ORDER[3]]
-    rounds.until(lambda: machine.phase is Phase.REDUCE)
-    assert not machine.exchange.reduce_phase.fetched(0, b"o" * 32)
-    assert b"o" * 32 not in machine.exchange.reduce_phase.outputs.values()
+    rounds.until(lambda: machine.phase is Phase.CHECK and bool(rounds.messages(wire.Outputs)))
+    rounds.until(lambda: any(it.outputs for it in rounds.messages(wire.Sketch)))
+    assert machine.phase is Phase.CHECK
+
+    def late(exchange: RosterRound) -> None:
+        exchange.output_fetched(0, b"o" * 32)
+
+    rounds.do(ORDER[3], machine.done(late, 0.0))
+    rounds.deliver_all()
+    check_all_or_nothing(rounds)
+    assert rounds.kinds() == {DONE}
+    assert b"o" * 32 not in rounds.outcomes()[0].value.outputs
 
 
 def test_a_newcomers_tokens_weigh_as_little_as_its_commit_says() -> None:
-    rounds = settled(4, setups={PEERS[3]: {"ramp": 0.25}})
-    weights = rounds.messages(wire.Result)[0].weights
-    assert sorted(weights) == pytest.approx([0.25 / 3.25, 1 / 3.25, 1 / 3.25, 1 / 3.25])
+    rounds, reductions = Rounds(PEERS[:4], setups={PEERS[3]: {"ramp": 0.25}}), list[Reduce]()
+    done = rounds._do
+
+    def observed(peer: str, machine: Round, action: Any) -> None:
+        reductions.extend([action] if isinstance(action, Reduce) else [])
+        done(peer, machine, action)
+
+    rounds._do = observed  # type: ignore[method-assign]
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {DONE}
+    assert {reduction.part for reduction in reductions} == {0, 1, 2, 3}
+    for reduction in reductions:
+        weights = dict(zip(reduction.contributors, reduction.weights, strict=True))
+        place = ORDER.index(PEERS[3])
+        assert weights == pytest.approx({index: (0.25 if index == place else 1) / 3.25 for index in range(4)})
 
 
 def test_a_state_root_of_other_outputs_is_not_accepted() -> None:
@@ -779,11 +889,12 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
     check_all_or_nothing(rounds)
 
 
-def test_who_was_refused_comes_back_where_no_cut_is_possible_without_it() -> None:
-    """A trainer that gives up since its proposer is lost, before the others notice that, may be the only one."""
+def test_who_is_not_waited_for_is_in_where_no_cut_is_possible_without_it() -> None:
+    """The only one that trains may have been in no cut lately."""
     alone, peers = ORDER[1], PEERS[:4]
     keeping = {peer: {"tokens": 0} for peer in peers if peer != alone}
-    rounds = Rounds(peers, 5, setups={peer: {"left_out": frozenset({alone}), **keeping.get(peer, {})} for peer in peers})
+    awaits = {"awaits": lambda peer: peer != alone}
+    rounds = Rounds(peers, 5, setups={peer: {**awaits, **keeping.get(peer, {})} for peer in peers})
     rounds.start()
     rounds.settle()
     assert rounds.kinds() == {DONE}
@@ -812,7 +923,7 @@ def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("index", [1, 3])
 @pytest.mark.parametrize(
-    "kind", [wire.Ready, wire.Commit, wire.Have, wire.CutAck, wire.Sketch, wire.Result, wire.Prevote]
+    "kind", [wire.Ready, wire.Commit, wire.Have, wire.Sketch, wire.Result, wire.Second, wire.Prevote]
 )
 def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int, seed: int) -> None:
     rounds = killed_when(ORDER[index], kind, seed=seed)
@@ -822,7 +933,7 @@ def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int,
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "kind", [wire.Roster, wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Propose, wire.Prevote]
+    "kind", [wire.Roster, wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Propose, wire.Prevote]
 )
 def test_the_loss_of_the_proposer_costs_one_attempt(kind: type, seed: int) -> None:
     rounds = killed_when(ORDER[0], kind, seed=seed)
@@ -876,12 +987,12 @@ def test_all_receive_what_the_proposer_received_of_a_lost_sender() -> None:
     assert set(rounds.outcomes()[0].cut) == set(PEERS[:4])
 
 
-def test_a_peer_that_has_acknowledged_a_cut_is_bound_until_the_attempt_is_over() -> None:
+def test_a_peer_that_has_taken_a_cut_is_bound_until_the_attempt_is_over() -> None:
     rounds = Rounds(PEERS[:4], 2)
     rounds.start()
     while rounds.mail:
         for peer, machine in rounds.machines.items():
-            said = any(sender == peer and isinstance(message, wire.CutAck) for sender, message in rounds.said)
+            said = any(sender == peer and isinstance(message, wire.Sketch) for sender, message in rounds.said)
             assert machine.is_bound == (said and machine.outcome is None)
         rounds.deliver()
     assert not any(machine.is_bound for machine in rounds.machines.values())
@@ -943,6 +1054,7 @@ def test_the_outputs_of_a_certified_value_are_fetched() -> None:
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_decision_whose_proposal_is_still_on_its_way_is_waited_for(arrives: bool) -> None:
     """Statements of others may overtake it: a round ends the same in any order."""
+
     def broken(peer: str, fetch: Fetch) -> str | None:
         return PENDING if peer == late and isinstance(fetch, FetchOutput) else None
 
@@ -956,7 +1068,9 @@ def test_a_decision_whose_proposal_is_still_on_its_way_is_waited_for(arrives: bo
     assert machine.vote.is_decided
     if arrives:
         proposer = machine.vote.proposer
-        (propose,) = (message for peer, message in rounds.said if peer == proposer and isinstance(message, wire.Propose))
+        (propose,) = (
+            message for peer, message in rounds.said if peer == proposer and isinstance(message, wire.Propose)
+        )
         rounds.do(late, machine.receive(signed(proposer, propose), propose, rounds.now))
         check_all_or_nothing(rounds)
         assert rounds.now == 0.0

@@ -4,16 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flockstep.collectives.attempt import Attempt
-from flockstep.collectives.codec import Codec, Encoded, mean_chunks
+from flockstep.collectives.robust.rule import Floats64, Weighting
 from flockstep.optim.member.apply import OuterState
-from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.cli import main
 from flockstep.scripts.lab.simulate.options import RATES, SECONDS, Partition, Span, Strike
@@ -55,7 +54,7 @@ def test_the_log_has_every_event_of_every_peer_in_the_order_of_time(tmp_path: Pa
     assert [event["time"] for event in log] == sorted(event["time"] for event in log)
     for name in ("p0", "p1", "p2", "p3", "p4"):
         said = [event["step"] for event in log if event["at"] == name and event["event"] == "round.said"]
-        assert {"Ready", "Commit", "Have", "CutAck", "Result", "Prevote", "Precommit"} <= set(said)
+        assert {"Ready", "Commit", "Have", "Sketch", "Result", "Prevote", "Precommit"} <= set(said)
     (done,) = [event for event in log if event["at"] == "p0" and event["event"] == "round.done"]
     assert sorted(done["cut"]) == ["p0", "p1", "p2", "p3", "p4"]
 
@@ -176,10 +175,10 @@ def test_a_state_that_drifts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose_one(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], cells: int) -> Iterator[Floats]:
-        return mean_chunks(codec, parts[1:], weights[1:], cells)
+    def lose_one(*, weights: Floats64, flagged: dict[int, str]) -> Weighting:
+        return Weighting(weights=np.hstack([0 * weights[:, :1], weights[:, 1:]]), flagged=flagged)
 
-    monkeypatch.setattr("flockstep.collectives.attempt.mean_chunks", lose_one)
+    monkeypatch.setattr("flockstep.collectives.attempt.Weighting", lose_one)
     (first, *_) = simulate(replace(CALM, rule="mean", rounds=1)).violations
     assert first.invariant == "all or nothing"
     assert "not what the rule makes of the cut" in first.text

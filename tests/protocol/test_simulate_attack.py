@@ -87,16 +87,17 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
     ("attack", "notice"),
     [
         ("equivocating_proposer:1", "peer.banned"),
-        ("censoring_owner:1", "round.disowned"),
+        ("censoring_owner:1", ""),
         ("lying_owner:1", "round.output_false"),
         ("lying_sender:1", "peer.banned"),
-        ("lying_sender_with_owner:2", "round.sketches_differ"),
+        ("lying_sender_with_owner:2", "peer.banned"),
+        ("lying_deputy:1", "peer.banned"),
         ("mute:1", "round.left_out"),
         ("withholding:1", "round.left_out"),
         ("flood:1", "peer.charged"),
         ("late:1", ""),
         ("late:1:30", "round.left_out"),
-        ("selective:1", "round.left_out"),
+        ("selective:1", ""),
         ("greedy:1", ""),
         ("lazy:1", ""),
         ("replay:1", ""),
@@ -115,7 +116,7 @@ def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str,
     assert not notice or noticed(report)[notice]
     if not notice:
         assert not noticed(report)
-    assert set(harm.banned) == ({next(iter(harm.made))} if notice == "peer.banned" else set())
+    assert set(harm.banned) == (set(harm.made) if notice == "peer.banned" else set())
 
 
 def test_who_has_lied_as_an_owner_gets_no_part_again() -> None:

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from flockstep.collectives.accountability.signing import SigningGuard
 from flockstep.collectives.agreement.actions import AgreementTiming
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.allreduce.actions import Action, FetchValue, Forward, VoteSetup
 from flockstep.collectives.chain.certificate import check_certificate, check_proof, check_votes, value_hash
 from flockstep.collectives.codec import EMPTY
-from flockstep.collectives.round.actions import Action, FetchValue, Forward, VoteSetup
 from flockstep.collectives.round.gather import heard, held, proposal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN

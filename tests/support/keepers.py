@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.accountability.conduct import Conduct
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.codec import CELL, Codec, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.mixed import codecs_named
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import charter_of, spec_of
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.checkpoint_file import TensorAt

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import trio
 from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event
 from support.restoring_peer import RestoringPeer

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import trio
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition, Head
 from flockstep.collectives.chain.fork_choice import position_in_body, training
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import trio
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import merkle
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import Member

@@ -7,12 +7,8 @@ from typing import Any, TypeAlias
 
 from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.chain.certificate import value_hash
-from flockstep.collectives.chain.quorum import ranked
-from flockstep.collectives.robust.checks import commitment, num_bytes
-from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import actions, gather
-from flockstep.collectives.round.actions import (
+from flockstep.collectives.allreduce import actions
+from flockstep.collectives.allreduce.actions import (
     Action,
     FetchOutput,
     FetchPart,
@@ -22,6 +18,12 @@ from flockstep.collectives.round.actions import (
     Timing,
     VoteSetup,
 )
+from flockstep.collectives.allreduce.check import TABLE_BYTES
+from flockstep.collectives.chain.certificate import value_hash
+from flockstep.collectives.chain.quorum import ranked
+from flockstep.collectives.robust.checks import commitment, num_bytes
+from flockstep.collectives.robust.rules import rule_named
+from flockstep.collectives.round import gather
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN, Charter
@@ -234,23 +236,34 @@ class Rounds:
                     report(lambda exchange: exchange.collect_phase.not_fetched(part, index, reason))
             case actions.FetchOutput(part, _, hash_):
                 if (reason := self.broken(peer, action)) is None:
-                    if machine.exchange.reduce_phase.fetched(part, hash_):
+                    if machine.exchange.output_fetched(part, hash_):
                         report(lambda exchange: None)
                 elif reason != PENDING:
-                    report(lambda exchange: exchange.reduce_phase.not_fetched(part, hash_, reason))
+                    report(lambda exchange: exchange.output_not_fetched(part, hash_, reason))
             case actions.SketchParts(seed, columns):
-                tables = bytes(num_bytes(len(machine.exchange.reduce_phase.hashes()), columns))
+                tables = bytes(num_bytes(len(machine.exchange.members), columns))
                 report(lambda exchange: exchange.sketched(seed, tables))
             case actions.CompareSketch():
                 report(lambda exchange: exchange.compared(action))
-            case actions.Judge(cut, masses, _):
-                rows = (masses,) * len(machine.exchange.reduce_phase.hashes())
-                report(lambda exchange: exchange.judged(cut, rows, {}))
+            case actions.SecondPart():
+                report(lambda exchange: exchange.seconded(action, bytes(TABLE_BYTES)))
+            case actions.AskFor(to, about):
+                for other in to:
+                    if other not in self.dead:
+                        for mail in (
+                            *self.machines[other].statements_of(about),
+                            *self.votes[other].statements_of(about),
+                        ):
+                            self.post([peer], mail, other)
+            case actions.Judge(_, masses, _):
+                rows = (masses,) * len(machine.exchange.members)
+                report(lambda exchange: exchange.judged(rows, {}))
             case actions.CheckOutputs():
                 false = [part for part, output in action.outputs.items() if output in self.false]
                 report(lambda exchange: exchange.checked(action, false, ()))
-            case actions.Reduce(cut, part, contributors, _):
-                output = keyed("output", cut, bytes([part, *contributors]))
+            case actions.Reduce(cut, part, contributors, weights):
+                weighted = [index for index, weight in zip(contributors, weights, strict=True) if weight]
+                output = keyed("output", cut, bytes([part, *weighted]))
                 report(lambda exchange: exchange.reduced(cut, part, output))
             case actions.Finalize(_, outputs):
                 report(lambda exchange: exchange.finalized(outputs, keyed("root", *outputs)))
@@ -276,7 +289,10 @@ class Rounds:
         self.mail += [
             (peer, mail, sender)
             for peer in to
-            if peer != sender and peer in self.machines and (sender, peer) not in self.deaf and not self.lost(peer, mail)
+            if peer != sender
+            and peer in self.machines
+            and (sender, peer) not in self.deaf
+            and not self.lost(peer, mail)
         ]
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import trio
+from flockstep.collectives.allreduce.actions import Outcome, OutcomeKind
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, FlatSum, codec_named
 from flockstep.collectives.contribution import Averaged, Contribution
 from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root

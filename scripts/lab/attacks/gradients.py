@@ -293,7 +293,9 @@ def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot import the attack {name}: {error}", remedy="check the name and PYTHONPATH") from error
     if not callable(found):
-        raise UsageError(f"the attack {name} is no function", remedy="see the docstring of scripts/lab/attacks/gradients.py")
+        raise UsageError(
+            f"the attack {name} is no function", remedy="see the docstring of scripts/lab/attacks/gradients.py"
+        )
     return found  # type: ignore[no-any-return]  # any callable
 
 

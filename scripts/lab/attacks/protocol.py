@@ -5,6 +5,7 @@
     lying_owner             flips the sign of a share of its output's elements: of 2 %, or of its scale
     lying_sender            signs sketches that are not those of its contribution
     lying_sender_with_owner as it, but only for parts whose owners collude and accept the sketch
+    lying_deputy            signs false sketches of what other owners contribute to their own parts
     mute                    signs no sketches
     withholding             commits, and delivers nothing
     late                    delivers its scale in seconds late: 1.9, a moment before the shortest deadline
@@ -27,6 +28,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
+from ....collectives.allreduce.words import claims_in
 from ....collectives.averager import Averager
 from ....collectives.codec import CELL, FlatSum
 from ....collectives.contribution import Averaged, Contribution, NextRoot
@@ -131,12 +133,12 @@ def one_of(number: int) -> Callable[[str], bool]:
 
 
 def equivocating_proposer(liar: Corruptible) -> None:
-    """Equivocate with two cuts of one version: the second lacks the last contribution."""
+    """Equivocate with two cuts: the second lacks the last word."""
     chosen = one_of(2)
 
     def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
         if isinstance(message, wire.Cut) and chosen(peer):
-            return replace(message, contributors=message.contributors[:-1])
+            return replace(message, words=message.words[:-1])
         return message
 
     lies(liar, lie)
@@ -180,13 +182,18 @@ def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) ->
 
     def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, seed: bytes, _: int) -> bytes:
         attempt = liar.averager._attempt
-        if attempt is None or seed_of(attempt.machine.exchange._cut_hash) != seed:
+        if attempt is None or seed_of(attempt.machine.exchange.collect_phase.stage.hash) != seed:
             return tables
         members = attempt.machine.exchange.table.members
         return _scaled(tables, *(0.1 if peer in fellows and peer != liar.peer else 1.0 for peer in members))
 
     computes(liar, "sketch_parts", shorten)
     computes(liar, "is_true", lambda *_: True)
+
+
+def lying_deputy(liar: Corruptible) -> None:
+    """Sign sketches of half of what another one contributes to its own part, so that its true output seems false."""
+    computes(liar, "sketch_part", lambda table, *_: 0.5 * table)
 
 
 def _scaled(tables: bytes, *factors: float) -> bytes:
@@ -203,17 +210,27 @@ def mute(liar: Corruptible) -> None:
 def censoring_owner(liar: Corruptible) -> None:
     """Omit one sender from every Have: the first in the roster that is not the liar."""
 
-    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+    guard = liar.averager._conduct.guard
+    sign_truth = guard.sign
+
+    def lie(message: wire.RoundMessage, lock: wire.Proof | None = None) -> wire.Signed | str:
         attempt = liar.averager._attempt
         if not isinstance(message, wire.Have) or attempt is None or attempt.machine._table is None:
-            return message
+            return sign_truth(message, lock)
         victim = 1 if attempt.machine._table.places[liar.peer] == 0 else 0
         if all(victim not in held for _, held in message.parts):
-            return message
+            return sign_truth(message, lock)
+        made(liar, "Have")
+        claims = claims_in(message)
+        assert claims is not None
+        names = {index: name for held in claims.values() for index, name in held.items() if index != victim}
         parts = tuple((part, tuple(index for index in held if index != victim)) for part, held in message.parts)
-        return replace(message, parts=parts)
+        # Itself, too: it goes on by the word that it has given.
+        object.__setattr__(message, "names", b"".join(names[index] for index in sorted(names)))
+        object.__setattr__(message, "parts", parts)
+        return sign_truth(message, lock)
 
-    lies(liar, lie)
+    guard.sign = lie  # type: ignore[method-assign]
 
 
 def withholding(liar: Corruptible) -> None:
@@ -332,6 +349,7 @@ LIARS: Mapping[str, Callable[..., None]] = {
         lying_owner,
         lying_sender,
         lying_sender_with_owner,
+        lying_deputy,
         mute,
         withholding,
         late,

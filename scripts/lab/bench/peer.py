@@ -13,11 +13,11 @@ import numpy as np
 import trio
 
 from ....collectives.accountability.trust import token_weights
+from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.averager import Averager
 from ....collectives.chain.kept_outputs import Outputs
 from ....collectives.codec import CELL, FlatSum, codec_named, weighted_mean
 from ....collectives.contribution import Averaged, Contribution
-from ....collectives.round.actions import OutcomeKind
 from ....collectives.spec import Spec
 from ....dht.rendezvous import open_client
 from ....dht.run.admission import Charter

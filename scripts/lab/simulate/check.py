@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 
+from ....collectives.allreduce.actions import Outcome, OutcomeKind
 from ....collectives.contribution import Averaged, Contribution
 from ....collectives.robust.rule import Rule
-from ....collectives.round.actions import Outcome, OutcomeKind
 from ....peer.arrays import Floats
 from ....peer.events import Fault, faults_of
 from ....peer.telemetry import Event
@@ -171,7 +171,7 @@ class Checks:
         cut = self.cut(outcome)
         if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
-        elif peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
+        elif outcome.counted and peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
             self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
 
     def _may_fork(self, row: RoundRow) -> bool:

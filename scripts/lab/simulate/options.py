@@ -25,10 +25,10 @@ RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "G
 MEETING_TRIPS = 10
 """One-way trips until founders have met: a dial, a stream, a request. With a faster phase a founder begins alone."""
 
-CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Propose"})
+CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Outputs", "Propose"})
 """Sent by the proposer alone: a strike after one of these happens when the proposer sends it, whoever the victim is."""
 MESSAGES = (
-    *("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "Propose", "Prevote", "Precommit"),
+    *("Ready", "Roster", "Commit", "Have", "Cut", "Sketch", "Result", "Outputs", "Second", "Propose", "Prevote", "Precommit"),
     *("Appointment", "Void"),
 )
 BLOWS = ("kill", "stall", "cut", "leave")
@@ -74,7 +74,9 @@ class Partition:
         """Parse `5+3@round=2..7` or `5+3@round=2,for=60s`: the first five peers, and the next three. Raises `UsageError`."""
         found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+)|,for=(\w+))?", text)
         if found is None:
-            raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7 or 5+3@round=2,for=60s")
+            raise UsageError(
+                f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7 or 5+3@round=2,for=60s"
+            )
         groups = tuple(int(size) for size in found[1].split("+"))
         first = int(found[2])
         last = int(found[3] or first)
@@ -105,7 +107,12 @@ class Strike:
         fields = dict(parts)
         blows = [blow for blow in BLOWS if blow in fields]
         known = {"round", "after", "for", *BLOWS}
-        if len(blows) != 1 or len(fields) != len(parts) or not fields.keys() <= known or fields.get("after") not in MESSAGES:
+        if (
+            len(blows) != 1
+            or len(fields) != len(parts)
+            or not fields.keys() <= known
+            or fields.get("after") not in MESSAGES
+        ):
             raise UsageError(f"{text!r} is not a strike", remedy=remedy)
         if "for" in fields and blows[0] not in LASTING:
             raise UsageError(f"{text!r}: {blows[0]}= has no duration", remedy=f"for= goes with {' and '.join(LASTING)}")
@@ -134,7 +141,9 @@ class Kill:
         """Parse `4@round=3` or `4@round=3,for=60s`. Raises `UsageError`."""
         found = re.fullmatch(r"(\d+)@round=(\d+)(?:,for=(\w+))?", text)
         if found is None:
-            raise UsageError(f"{text!r} does not say who is killed", remedy="write it as in 4@round=3 or 4@round=3,for=60s")
+            raise UsageError(
+                f"{text!r} does not say who is killed", remedy="write it as in 4@round=3 or 4@round=3,for=60s"
+            )
         if not 0 < int(found[1]) < peers:
             raise UsageError(f"{text!r}: 1 to {peers - 1} of {peers} peers can be killed")
         return cls(int(found[1]), int(found[2]), _quantity(found[3], text, SECONDS) if found[3] else 0.0)
@@ -262,7 +271,9 @@ class SimulateOptions:
             raise UsageError(f"without tensors the rule {self.rule} has nothing to judge", remedy="add --rule mean")
         if sum(attackers.count for attackers in self.attacks) >= self.peers:
             named = ", ".join(map(str, self.attacks))
-            raise UsageError(f"{named}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers")
+            raise UsageError(
+                f"{named}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers"
+            )
         if self.attacks and not self.tensors:
             raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
         for attackers in self.attacks:

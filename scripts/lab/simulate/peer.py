@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import trio
 
+from ....collectives.allreduce.actions import ROUND_EVENTS, OutcomeKind
 from ....collectives.averager import Averager
 from ....collectives.chain.chain import ChainPosition
 from ....collectives.chain.fork_choice import Expected, position_in_body
 from ....collectives.codec import FlatSum
 from ....collectives.contribution import Averaged, Contribution, NextRoot
-from ....collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
 from ....dht.directory.interface import Directory
@@ -182,7 +182,9 @@ class SimulatedPeer:
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self.node = node
-        self._gossip = Gossip(node, MemberTable(SIM_RUN, self.peer), directory, SIM_RUN, seed=self._random.getrandbits(32))
+        self._gossip = Gossip(
+            node, MemberTable(SIM_RUN, self.peer), directory, SIM_RUN, seed=self._random.getrandbits(32)
+        )
         spec = Spec(
             run=SIM_RUN,
             num_cells=NUM_CELLS,

@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 
 from ....collectives.accountability.trust import weigh
+from ....collectives.allreduce.actions import Outcome
 from ....collectives.chain.certificate import value_of
-from ....collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named, mean_chunks
+from ....collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named
 from ....collectives.contribution import Averaged
-from ....collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
+from ....collectives.robust.checks import columns_of, judge_sketches, masked, seed_of, sketch_parts
 from ....collectives.robust.rule import Rule, Weighting
-from ....collectives.round.actions import Outcome
 from ....collectives.state import merkle
 from ....optim.member.apply import keep_rest
 from ....optim.outer import OuterSettings
@@ -117,17 +117,19 @@ class State:
         masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1
-        weighting: Weighting | None = None
+        counts = [
+            [index in outcome.counted.get(part, ()) for part in range(members)] for index in outcome.value.contributors
+        ]
+        rows = np.tile(masses, (members, 1))
         if not rule.blind:
             sketches = [sketch_parts(codec, part, bounds, seed, columns_of(members)) for part in parts]
-            weighting = judge_sketches(rule, sketches, masses, members)
+            seen = [masked(sketch, each) for sketch, each in zip(sketches, counts, strict=True)]
+            rows = judge_sketches(rule, seen, masses, members).weights
+        weighting = Weighting(weights=np.where(np.transpose(counts), rows, 0.0), flagged={})
         hashes: list[bytes] = []
         for part, (low, high) in enumerate(pairwise(bounds)):
             data = [encoded[part] for encoded in parts]
-            if weighting is None:
-                chunks = mean_chunks(codec, data, masses, high - low)
-            else:
-                chunks = rule.chunks(codec, data, weighting, part, high - low)
+            chunks = rule.chunks(codec, data, weighting, part, high - low)
             hashes.append(digest(codec.encode_chunks(chunks, high - low)))
         return tuple(hashes)
 

@@ -20,8 +20,8 @@ from typing import IO
 
 import trio
 
+from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.contribution import Averaged, Contribution
-from ....collectives.round.actions import OutcomeKind
 from ....dht.directory.memory import MemoryBoard, MemoryDirectory
 from ....dht.published import validate_published
 from ....dht.run.admission import Charter

@@ -71,12 +71,13 @@ class PeerFigures:
 
 ROUND_PARTS = ("measure", "gather", "contributions", "reduce", "outputs", "check", "votes", "restart")
 """What a peer does in a round while it does not train, in order. `measure`: Δ is computed. `gather`: until it commits to
-its contribution. `contributions`: until all contributions have arrived at the owners of their parts and the cut is
-known. `reduce`: until its own part is reduced. `outputs`: until it has those of the others. `check`: until it accepts.
-`votes`: until the round is certified. `restart`: outer step and new parameters, until the next inner step.
+its contribution. `contributions`: until it holds its part of all contributions, and has said so. `reduce`: until the
+cut is known, the contributions are judged, and its own part is reduced. `outputs`: until it has those of the others.
+`check`: until it accepts. `votes`: until the round is certified. `restart`: outer step and new parameters, until the next
+inner step.
 """
-_SAID = ("Commit", "CutAck", "Result", "Sketch", "Prevote")
-"""The messages with which those from `gather` to `check` end; of two Sketches the second one, about the outputs."""
+_SAID = ("Commit", "Have", "Result", "Sketch", "Prevote")
+"""The messages with which those from `gather` to `check` end: the first Have, and of two Sketches the second one."""
 
 
 def utilization_of(boundaries: Sequence[Boundary]) -> float:
@@ -186,7 +187,8 @@ def round_parts(log: Iterable[Event], stalls: Sequence[tuple[float, float]], fir
         if event["event"] == "phase.end":
             phase, said = moment, {}
         elif event["event"] == "round.said":
-            said[str(event["step"])] = moment
+            step = str(event["step"])
+            said[step] = said.get(step, moment) if step == "Have" else moment
         elif event["event"] == "round.done":
             stall = next((one for one in stalls if one[0] <= phase <= moment <= one[1]), None)
             if stall and event["attempt"] == 0:

@@ -1,6 +1,8 @@
 """Evidence: which bytes convict which author, and that no others do."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from flockstep.collectives.accountability.evidence import (
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.mixed import codecs_named
+from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_part
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
@@ -33,19 +36,23 @@ from support.certificates import RUN, seats, signed
 LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))
 SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 1)
-ZERO = bytes(32)
+ZERO, NAME = bytes(32), bytes(wire.NAME_BYTES)
 ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2), (b"", b""), (b"",))
 OPENING = signed(OTHER, ROSTER)
 GOOD = bytes(TERMS.contribution.encode(np.linspace(-1, 1, 3 * CELL).astype(np.float32)))
 BAD = b"\xff" * len(GOOD)
+SEED = seed_of(b"c" * 32, (b"o" * 32,) * 2)
 
 WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
     (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, b"invite")),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
-    (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO, ()), wire.Cut(SLOT, ZERO, 1, (0,), ZERO, ())),
-    (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),
+    (wire.Cut(SLOT, ZERO, b"", (0, 1), ((0, NAME),)), wire.Cut(SLOT, ZERO, b"", (1, 1), ((0, NAME),))),
+    (wire.Result(SLOT, ZERO, 1, ZERO), wire.Result(SLOT, ZERO, 1, b"1" * 32)),
+    (wire.Cut(SLOT, ZERO, ZERO, (0, 1), ((0, NAME),)), wire.Cut(SLOT, ZERO, b"1" * 32, (0, 1), ((0, NAME),))),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
+    (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 0, (ZERO,), (0,))),
+    (wire.Second(SLOT, ZERO, 0, 1, NAME, b"1"), wire.Second(SLOT, ZERO, 0, 1, NAME, b"2")),
     (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
     (wire.Prevote(SLOT, ZERO), wire.Prevote(SLOT, b"1" * 32)),
     (wire.Precommit(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
@@ -54,11 +61,17 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
 """Of each kind two statements that nobody honest makes both."""
 COMMITS, CUTS, RESULTS = WORDS[2:5]
 COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
-    (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO, ())),
-    (RESULTS[0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
-    (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
-    (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
-    (wire.Have(SLOT, ZERO, ((0, (0,)),), ZERO), wire.Have(SLOT, ZERO, (), ZERO)),
+    (CUTS[0], wire.Cut(SLOT, ZERO, ZERO, (0, 1), ((0, NAME),))),
+    (RESULTS[0], wire.Result(SLOT, ZERO, 0, b"1" * 32)),
+    (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, b"1" * 32)),
+    (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 1, (ZERO,), (0,))),
+    (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, b"1" * 32, 0, (ZERO,), (0,))),
+    *(
+        (wire.Second(SLOT, ZERO, 0, 1, NAME, b"1"), wire.Second(SLOT, *about, NAME, b"2"))
+        for about in ((b"1" * 32, 0, 1), (ZERO, 1, 1), (ZERO, 0, 0))
+    ),
+    (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", (), b"", ZERO)),
+    (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", ((0, (0,)),), b"n" * 16, ZERO)),
     (wire.Void(SLOT, "one"), wire.Void(SLOT, "two")),
     (wire.Prevote(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (ZERO,), b"2")),
@@ -143,12 +156,80 @@ def test_the_bytes_of_a_commit_are_judged_in_the_codec_that_it_states() -> None:
 
 @pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])
 def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Identity) -> None:
-    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, 0, (0, 1), ZERO, ()))
-    result = signed(LIAR, wire.Result(SLOT, cut.hash, 0, (0.5, 0.5), digest(data)))
+    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, b"", (0, 1), ((0, NAME), (1, NAME))))
+    result = signed(LIAR, wire.Result(SLOT, cut.hash, 0, digest(data)))
     found = tried(result, cut, OPENING)
     assert isinstance(found, Pending)
     assert look_at(ACCUSER.peer_id, found, data).guilty == culprit.peer_id
     assert guilty(result, OPENING, cut) == ACCUSER.peer_id
+
+
+class Answer:
+    """What one contributes, and the sketch of its part 0 by another one, at a `gain` of the true one."""
+
+    def __init__(self, gain: float = 1.0, **changes: Any) -> None:
+        self.commit = signed(OTHER, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(GOOD), ZERO)))
+        table = gain * sketch_part(TERMS.contribution, GOOD, ROSTER.bounds, 0, SEED, CHECK_COLUMNS)
+        second = wire.Second(SLOT, SEED, 0, 1, self.commit.name, table.astype("<f4").tobytes())
+        self.second = signed(LIAR, replace(second, **changes))
+
+    def found(self, opening: wire.Signed = OPENING, part: int = 0) -> Conviction | Pending:
+        return tried(self.second, self.commit, opening, part=part)
+
+
+@pytest.mark.parametrize(("gain", "culprit"), [(1.0, ACCUSER), (1.01, LIAR), (-1.0, LIAR), (0.0, LIAR), (np.nan, LIAR)])
+def test_a_second_convicts_its_author_or_whoever_accuses_it(gain: float, culprit: Identity) -> None:
+    found = Answer(gain).found()
+    assert isinstance(found, Pending)
+    assert found.exhibit == Exhibit(digest(GOOD), TERMS.contribution, 3)
+    assert found.author == LIAR.peer_id
+    assert look_at(ACCUSER.peer_id, found, GOOD).guilty == culprit.peer_id
+
+
+def test_a_second_of_a_table_of_another_size_is_false() -> None:
+    found = Answer(table=bytes(12)).found()
+    assert isinstance(found, Pending)
+    assert look_at(ACCUSER.peer_id, found, GOOD).guilty == LIAR.peer_id
+
+
+ABOUT_ANOTHER: Mapping[str, dict[str, Any]] = {
+    "part": {"part": 1},
+    "contributor": {"contributor": 0},
+    "nobody": {"contributor": 2},
+    "commit": {"commit": NAME},
+    "slot": {"slot": SLOT.at(0, 2)},
+}
+
+
+@pytest.mark.parametrize("other", ABOUT_ANOTHER)
+def test_a_second_about_another_contribution_is_no_evidence(other: str) -> None:
+    """Else a liar could show a true Second beside a Commit that it is not of."""
+    found = Answer(0.5, **ABOUT_ANOTHER[other]).found()
+    assert isinstance(found, Conviction)
+    assert found.guilty == ACCUSER.peer_id
+
+
+def test_what_does_not_belong_to_a_second_proves_nothing() -> None:
+    answer = Answer(0.5)
+    for part in (1, 2, 63):
+        assert answer.found(part=part) == Conviction(ACCUSER.peer_id, answer.found(part=part).reason)  # type: ignore[union-attr]
+    assert isinstance(answer.found(signed(OTHER, replace(ROSTER, bounds=(0, 1, 4)))), Conviction)
+    forged = replace(answer.commit, signature=bytes(64))
+    own = signed(LIAR, wire.opened(answer.commit))
+    for statements in (
+        (answer.second, forged, OPENING),
+        (answer.second, own, OPENING),
+        (replace(answer.second, signature=bytes(64)), answer.commit, OPENING),
+        (answer.second, OPENING, answer.commit),
+        (answer.second, answer.commit),
+    ):
+        assert guilty(*statements) == ACCUSER.peer_id
+
+
+def test_a_second_about_what_its_author_contributes_itself_is_no_evidence() -> None:
+    """For its own contribution its own sketches count, and a Second of it counts for nobody."""
+    answer = Answer(0.5, contributor=0, commit=signed(LIAR, wire.opened(Answer().commit)).name)
+    assert guilty(answer.second, signed(LIAR, wire.opened(answer.commit)), OPENING) == ACCUSER.peer_id
 
 
 def test_where_the_codecs_of_a_round_are_not_known_bytes_convict_nobody_and_contradictions_do() -> None:
@@ -175,7 +256,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
 
 def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
     witness = Witness()
-    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5), strict=True):
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5, 3, 2, 4), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
         assert witness.see(one, first, at(present)) is None
         assert witness.see(one, first, at(present)) is None
@@ -244,7 +325,7 @@ def at(round_: int) -> wire.Slot:
 
 
 def junk(slot: wire.Slot, number: int) -> tuple[wire.Signed, wire.RoundMessage]:
-    word = wire.Result(slot, number.to_bytes(32), 0, (1.0,), ZERO)
+    word = wire.Result(slot, number.to_bytes(32), 0, ZERO)
     return wire.Signed(LIAR.peer_id, wire.code_of(word), encode(word), bytes(64)), word
 
 

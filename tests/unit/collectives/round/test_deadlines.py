@@ -1,7 +1,7 @@
 """Deadlines adapt like TCP's retransmission timer."""
 
 import pytest
-from flockstep.collectives.round.actions import Phase
+from flockstep.collectives.allreduce.actions import Phase
 from flockstep.collectives.round.deadlines import Deadlines, Estimate
 from hypothesis import given
 from hypothesis import strategies as st

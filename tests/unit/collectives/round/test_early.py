@@ -16,34 +16,34 @@ def void(attempt: int) -> tuple[wire.Signed, wire.RoundMessage]:
     return sign(ME, message), message
 
 
-def ack(attempt: int, value: int, term: int = 0) -> tuple[wire.Signed, wire.RoundMessage]:
-    message = wire.CutAck(SLOT.at(term, attempt), bytes([value]) * 32)
+def result(attempt: int, value: int, term: int = 0) -> tuple[wire.Signed, wire.RoundMessage]:
+    message = wire.Result(SLOT.at(term, attempt), bytes([value]) * 32, 0, bytes(32))
     return sign(ME, message), message
 
 
 def test_a_repeated_message_takes_no_place() -> None:
     early = EarlyMessages()
-    assert early.add(*ack(3, 0)) is None
+    assert early.add(*result(3, 0)) is None
     for _ in range(2 * EARLY_PER_PEER):
         assert early.add(*void(2)) is None
-    assert [signed for signed, _ in early.take(1)] == [ack(3, 0)[0], void(2)[0]]
+    assert [signed for signed, _ in early.take(1)] == [result(3, 0)[0], void(2)[0]]
 
 
 def test_messages_of_earlier_attempts_give_way() -> None:
     early = EarlyMessages()
-    early.add(*ack(3, 0))
-    losers = {early.add(*ack(2, value)) for value in range(EARLY_PER_PEER)}
+    early.add(*result(3, 0))
+    losers = {early.add(*result(2, value)) for value in range(EARLY_PER_PEER)}
     assert losers == {None, ME.peer_id}
     kept = [signed for signed, _ in early.take(1)]
-    assert kept == [ack(3, 0)[0], *(ack(2, value)[0] for value in range(1, EARLY_PER_PEER))]
+    assert kept == [result(3, 0)[0], *(result(2, value)[0] for value in range(1, EARLY_PER_PEER))]
 
 
 def test_messages_of_earlier_terms_give_way_whatever_their_attempt() -> None:
     early = EarlyMessages()
-    early.add(*ack(0, 0, term=1))
+    early.add(*result(0, 0, term=1))
     for value in range(EARLY_PER_PEER):
-        early.add(*ack(9, value))
-    assert ack(0, 0, term=1)[0] in [signed for signed, _ in early.take(1)]
+        early.add(*result(9, value))
+    assert result(0, 0, term=1)[0] in [signed for signed, _ in early.take(1)]
 
 
 def test_messages_of_later_rounds_stay_until_their_round() -> None:

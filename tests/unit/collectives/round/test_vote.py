@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.allreduce.actions import VoteSetup
 from flockstep.collectives.chain.certificate import genesis, value_hash
-from flockstep.collectives.round.actions import VoteSetup
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.optim.data.leases import Ranking, Share
 from flockstep.optim.member.border import AverageDelta, vectors_of
 from flockstep.optim.member.network import Network

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.optim.data.leases import Lease, Ranking, Share, View
 from flockstep.optim.member.border import (

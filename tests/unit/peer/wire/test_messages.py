@@ -57,11 +57,12 @@ MESSAGES = [
     wire.Heard(SLOT, b"of eight", 3),
     wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",), (b"heard",)),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
-    wire.Have(SLOT, HASH, ((0, (0, 1)), (2, ())), HASH),
-    wire.Cut(SLOT, HASH, 1, (0,), HASH, ((0, HASH),)),
-    wire.CutAck(SLOT, HASH),
+    wire.Have(SLOT, HASH, HASH, ((0, (0, 1)), (2, ())), b"n" * 32, HASH),
+    wire.Cut(SLOT, HASH, b"", (0,), ((0, b"n" * 16),)),
     wire.Sketch(SLOT, HASH, (b"o" * 32,), bytes(3 * 32 * 4)),
-    wire.Result(SLOT, HASH, 0, (1.0,), HASH),
+    wire.Result(SLOT, HASH, 0, HASH),
+    wire.Outputs(SLOT, HASH, 1, (HASH,), (0,)),
+    wire.Second(SLOT, HASH, 0, 1, b"n" * 16, bytes(3 * 32 * 4)),
     wire.Propose(SLOT, b"value", HASH, (b"ready",)),
     wire.Prevote(SLOT, HASH),
     wire.Precommit(SLOT, HASH),
@@ -142,9 +143,9 @@ def test_what_a_later_version_adds_is_ignored_but_not_in_what_others_build_again
 
 
 def test_a_member_of_a_message_does_not_grow() -> None:
-    code, slot = bytes((wire.code_of_kind(wire.CutAck),)), msgpack.unpackb(encode(SLOT))
-    with pytest.raises(MalformedMessage, match=r"CutAck\.slot"):
-        wire.unpack(code + msgpack.packb([[*slot, 0], HASH]))
+    code, slot = bytes((wire.code_of_kind(wire.Void),)), msgpack.unpackb(encode(SLOT))
+    with pytest.raises(MalformedMessage, match=r"Void\.slot"):
+        wire.unpack(code + msgpack.packb([[*slot, 0], "why"]))
 
 
 def test_a_message_of_a_later_kind_is_told_from_junk() -> None:
@@ -235,6 +236,51 @@ def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(shown: dict[
         largest = kind(roster.slot, packed, voters, signatures, appointed)
         assert wire.unpack(wire.pack(largest)) == largest
         assert len(encode(largest)) <= MAX_PLAIN_BYTES
+
+
+def largest() -> Iterator[wire.RoundMessage]:
+    """The largest of each statement of a full roster whose length grows with it."""
+    roster, value = full(wire.MAX_ROSTER, **ALL)
+    slot, hashes, everybody = roster.slot, (HASH,) * wire.MAX_ROSTER, tuple(range(wire.MAX_ROSTER))
+    name = bytes(wire.NAME_BYTES)
+    yield roster
+    yield wire.Propose(slot, encode(value), HASH, roster.readys)
+    yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5, "x" * 8)
+    parts = tuple((part, everybody) for part in everybody)
+    yield wire.Have(slot, HASH, HASH, parts, name * wire.MAX_ROSTER, HASH)
+    yield wire.Cut(slot, HASH, HASH, everybody, tuple((index, name) for index in everybody))
+    yield wire.Sketch(slot, HASH, hashes, bytes(wire.MAX_SKETCH_BYTES))
+    yield wire.Result(slot, HASH, wire.MAX_ROSTER - 1, HASH)
+    yield wire.Outputs(slot, HASH, wire.MAX_OUTPUTS - 1, hashes, everybody)
+    last = wire.MAX_ROSTER - 1
+    yield wire.Second(slot, HASH, last, last, name, bytes(wire.MAX_TABLE_BYTES))
+
+
+@pytest.mark.parametrize("message", [*largest()], ids=lambda message: type(message).__name__)
+def test_the_largest_of_each_statement_can_be_signed_and_sent(message: wire.RoundMessage) -> None:
+    assert len(encode(message)) <= wire.MAX_STATEMENT_BYTES
+    signed = wire.Signed(PEER, wire.code_of(message), encode(message), SIGNATURE)
+    assert wire.opened(wire.unpack(sent(wire.pack(signed)))) == message
+
+
+BINDING = [
+    (wire.Sketch, wire.Commit, wire.Roster),
+    (wire.Second, wire.Commit, wire.Roster),
+    (wire.Commit, wire.Roster),
+    (wire.Result, wire.Cut, wire.Roster),
+]
+"""The statements of each claim about bytes (`collectives.accountability.evidence`)."""
+
+
+@pytest.mark.parametrize("kinds", BINDING, ids=lambda kinds: kinds[0].__name__)
+def test_every_claim_about_bytes_can_be_signed_and_sent(kinds: tuple[type[wire.RoundMessage], ...]) -> None:
+    by_kind = {type(message): message for message in largest()}
+    messages = [by_kind[kind] for kind in kinds]
+    statements = tuple(encode(wire.Signed(PEER, wire.code_of(it), encode(it), SIGNATURE)) for it in messages)
+    claim = Claim("r" * 52, statements, wire.MAX_ROSTER - 1)
+    signed = wire.Signed(PEER, wire.code_of(claim), encode(claim), SIGNATURE)
+    assert len(signed.payload) <= wire.MAX_SIGNED_BYTES
+    assert wire.unpack(sent(wire.pack(signed))) == signed
 
 
 def test_the_longest_voucher_can_be_shown() -> None:

@@ -146,7 +146,7 @@ def test_what_became_of_the_measured_rounds() -> None:
 
 
 def round_log(start: float, number: int, attempt: int = 0) -> list[Event]:
-    steps = ("Commit", "Have", "CutAck", "Sketch", "Result", "Sketch", "Prevote", "Precommit")
+    steps = ("Commit", "Have", "Sketch", "Have", "Result", "Sketch", "Prevote", "Precommit")
     said = [event("round.said", start + 1 + index, number, step=step, attempt=attempt) for index, step in enumerate(steps)]
     return [event("phase.end", start, number), *said, event("round.done", start + 10, number, attempt=attempt)]
 
@@ -155,10 +155,10 @@ def test_where_the_time_of_a_round_goes() -> None:
     log = round_log(100.0, 1) + round_log(200.0, 2) + round_log(300.0, 3, attempt=1) + round_log(400.0, 4)
     stalls = [(99.0, 112.0), (199.5, 213.0), (299.0, 320.0)]
     found = round_parts(log, stalls, 2, 4)  # The third had a void attempt, and nobody waited for the fourth.
-    assert found == [[0.5, 1.0, 2.0, 2.0, 1.0, 1.0, 3.0, 3.0]]
+    assert found == [[0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 3.0, 3.0]]
     assert sum(found[0]) == pytest.approx(213.0 - 199.5)
     hurried = [one for one in log if one.get("step") not in ("Prevote", "Precommit")]  # The certificate came first.
-    assert round_parts(hurried, stalls, 2, 4) == [[0.5, 1.0, 2.0, 2.0, 1.0, 4.0, 0.0, 3.0]]
+    assert round_parts(hurried, stalls, 2, 4) == [[0.5, 1.0, 1.0, 3.0, 1.0, 4.0, 0.0, 3.0]]
     assert means_of([*found, [0.5] * 8])["outputs"] == pytest.approx(0.75)
     assert list(means_of(found)) == list(ROUND_PARTS)
     assert means_of([]) == {}

@@ -1,19 +1,20 @@
 """A roster with its members' messages: owners, deputies, commits, holdings. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.transport import PeerId
-from ..accountability.trust import of_tenure
+from ..accountability.trust import YOUNG_ROUNDS, of_tenure
 from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
-from ..chain.quorum import quorum
 from ..robust.checks import commitment
 from .actions import Forward
 from .facts import _M, MessageLog
+from .words import Claims, Seating, claims_in
 
 MAX_TOKENS = 1 << 50
 """The most that one contribution may claim: 35 years at a million a second. More would overflow the run's `Count`."""
@@ -21,12 +22,28 @@ DEPUTIES = 2
 """Deputies of an owner (failover). Two: the loss of an owner and both of its deputies in one round may void it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A holder's word: its name, and what it lists."""
+
+    name: bytes
+    claims: Claims
+
+
 class RosterView:
     """A roster as one member sees it: the owner and deputies of each part, and the contribution of each member."""
 
     def __init__(
-        self, signed: wire.Signed, roster: wire.Roster, me: PeerId, electorate: Electorate, facts: MessageLog
+        self,
+        signed: wire.Signed,
+        roster: wire.Roster,
+        me: PeerId,
+        electorate: Electorate,
+        facts: MessageLog,
+        *,
+        is_blind: bool = False,
     ) -> None:
+        """`is_blind`: the run's rule needs no sketches, so that the first cut is the last."""
         self.signed = signed
         self.roster = roster
         self.slot = roster.slot
@@ -41,16 +58,19 @@ class RosterView:
         """The Ready of each member."""
         self.training = frozenset(self.places[peer] for peer, ready in self.readies.items() if ready.tokens)
         """The members that train; keepers contribute nothing, and nobody waits for them to."""
-        self._training_voters = frozenset(index for index in self.training if self.members[index] in electorate.votes)
         self._facts = facts
+        self._is_blind = is_blind
         voters = frozenset(index for index, peer in enumerate(roster.members) if peer in electorate.votes)
         self._deputies = _ring_deputies(len(roster.members), self.owners, voters)
+        old = frozenset(index for index, seat in enumerate(roster.seats) if seat.rounds >= YOUNG_ROUNDS)
+        self.seating = Seating(self.owners, voters, self.training, self.training & (voters | old), self._deputies)
         self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
         """The parts that I am a deputy of."""
         self._commits: dict[int, wire.Commit] = {}
-        self._haves: dict[int, wire.Have] = {}
-        self._held: dict[tuple[int, int], tuple[wire.Have, frozenset[int]]] = {}
-        self._known_cuts: dict[bytes, wire.Signed] = {}
+        self._commit_names: dict[int, bytes] = {}
+        self._words: dict[bytes, dict[int, Word]] = {}
+        self._by_name: dict[tuple[bytes, int, bytes], Word] = {}
+        self._known_cuts: dict[bytes, tuple[wire.Signed, wire.Cut]] = {}
         self._read = {wire.Commit: 0, wire.Have: 0, wire.Cut: 0}
         self._exposed: set[PeerId] = set()
         """The members to which I have shown my roster."""
@@ -68,14 +88,6 @@ class RosterView:
         """Return the number of cells of a part."""
         return self.roster.bounds[part + 1] - self.roster.bounds[part]
 
-    def is_enough(self, contributors: Collection[int]) -> bool:
-        """Return True if these contributors include a quorum of the voters that train: without them a cut is refused.
-
-        Members without a vote do not count here: as many as like can be Ready, and then contribute nothing.
-        """
-        voters = self._training_voters
-        return bool(contributors) and len(voters & set(contributors)) >= min(quorum(len(voters)), len(voters))
-
     def deputies(self, part: int) -> tuple[int, ...]:
         """Return a part's deputies: the next voters in the roster's ring, owners first, and then the next other members."""
         return self._deputies[part]
@@ -92,63 +104,74 @@ class RosterView:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
         return tuple(self.others_with(part, ()) for part in range(len(self.members)))
 
+    def living(self, part: int, active: Collection[PeerId]) -> list[int]:
+        """Return the owner and the deputies of a part that are not lost, in order: the first holds it."""
+        return [index for index in self.seating.three(part) if self.members[index] in active]
+
     def commits(self) -> Mapping[int, wire.Commit]:
         """Return the valid commits by roster index, in the order of arrival: those of members that train."""
-        if self._read[wire.Commit] == self._facts.num_ever(wire.Commit):
-            return self._commits
         for signed, commit in self._news(wire.Commit):
             index = self.places[signed.sender]
-            fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
-            if fits and commit.tokens <= MAX_TOKENS and index in self.training:
+            if self._fits(index, commit):
                 self._commits[index] = commit
+                self._commit_names[index] = signed.name
         return self._commits
 
-    def commits_signed(self, order: Iterable[int]) -> list[wire.Signed]:
-        """Return the signed commits of these members."""
-        return [self._facts.signed(wire.Commit, self.members[index]) for index in order]
+    def commit_name(self, index: int) -> bytes:
+        """Return the name of a member's Commit that `commits` has."""
+        return self._commit_names[index]
 
-    def haves(self) -> Mapping[int, wire.Have]:
-        """Return each member's Have, by roster index, without those whose nonce its member has not committed to.
+    def commit_named(self, index: int, name: bytes) -> wire.Commit | None:
+        """Return a member's valid Commit by its name, be it one that contradicts another one; None if it is not here."""
+        if self._commit_names.get(index) == name:
+            return self._commits[index]
+        _, commit = self._facts.named(wire.Commit, self.members[index], name) or (None, None)
+        return commit if commit is not None and commit.slot == self.slot and self._fits(index, commit) else None
 
-        A cut with such a nonce is refused, so that a member could void the attempts of all proposers with one.
-        """
-        if self._read[wire.Have] == self._facts.num_ever(wire.Have):
-            return self._haves
+    def signed_commit(self, index: int, name: bytes = b"") -> wire.Signed | None:
+        """Return a member's signed Commit, the one of this name or the first; None if it is not here."""
+        found = self._facts.named(wire.Commit, self.members[index], name or self._commit_names.get(index, b""))
+        return None if found is None else found[0]
+
+    def _fits(self, index: int, commit: wire.Commit) -> bool:
+        fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
+        return fits and commit.tokens <= MAX_TOKENS and index in self.training
+
+    def words(self, before: bytes) -> Mapping[int, "Word"]:
+        """Return each member's newest word after a cut (none: on contributions), without those that cannot count."""
         for signed, have in self._news(wire.Have):
-            if have.roster != self.hash:
+            index, claims = self.places[signed.sender], claims_in(have)
+            if have.roster != self.hash or claims is None:
                 continue
-            if self._is_committed(signed.sender, have.nonce):
-                self._haves[self.places[signed.sender]] = have
-            else:
+            if not self._is_committed(signed.sender, have.nonce):
                 self._notes.append(Note("round.refused", signed.sender, "Have", "a nonce that it has not committed to"))
-        return self._haves
+                continue
+            mine = {
+                part: held for part, held in claims.items() if part in self.owners and index in self.seating.three(part)
+            }
+            if not mine:
+                continue
+            word = Word(signed.name, mine)
+            self._words.setdefault(have.cut, {})[index] = self._by_name[have.cut, index, signed.name] = word
+        return self._words.get(before, {})
+
+    def word(self, before: bytes, index: int, name: bytes) -> "Word | None":
+        """Return a member's word after a cut by its name; None if it is not here."""
+        return self._by_name.get((before, index, name))
 
     def notes(self) -> list[Note]:
         """Return what was refused since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
-    def _are_enough_nonces(self, opened: Collection[int]) -> bool:
-        """Return True if one of these nonces is honest: of more than a third of the owners, or of the votes."""
+    def are_enough_nonces(self, opened: Collection[int]) -> bool:
+        """Return True if one of these members' nonces is honest: of more than a third of the owners, or of the votes."""
         votes = self.electorate.votes_of(self.members[index] for index in opened)
         return 3 * len(opened) > len(self.owners) or votes >= self.electorate.third
 
     def _is_committed(self, peer: PeerId, nonce: bytes) -> bool:
         ready = self.readies.get(peer)
         return ready is None or commitment(nonce) == ready.nonce_hash
-
-    def held(self, index: int, part: int) -> frozenset[int] | None:
-        """Return the contributors whose part a member states to hold; None if it has stated nothing about that part."""
-        have = self.haves().get(index)
-        if have is None:
-            return None
-        known = self._held.get((index, part))
-        if known is None or known[0] is not have:  # Computed lazily: most of it does not concern me.
-            found = [frozenset(held) for number, held in have.parts if number == part]
-            if not found:
-                return None
-            known = self._held[index, part] = (have, found[-1])
-        return known[1]
 
     def shown_to(self, sender: PeerId, message: wire.RoundMessage) -> list[Forward]:
         """Forward my roster or my cuts to a member that names another one: that exposes an equivocating proposer."""
@@ -158,34 +181,28 @@ class RosterView:
             # One honest member that sees both is enough, and a roster is long.
             self._exposed |= {sender} if len(self._exposed) <= len(self.members) // 3 else set()
             return [Forward((sender,), self.signed)] if sender in self._exposed else []
-        if isinstance(message, wire.CutAck | wire.Result) and message.cut not in self._cuts():
-            return [Forward((sender,), signed) for signed in self._cuts().values()]
+        if isinstance(message, wire.Have | wire.Sketch | wire.Result) and self._contradicts(message):
+            return [Forward((sender,), signed) for signed, _ in self._cuts().values()]
         return []
 
-    def _cuts(self) -> Mapping[bytes, wire.Signed]:
+    def _contradicts(self, message: wire.Have | wire.Sketch | wire.Result) -> bool:
+        """Return True if a message names another cut than the one that I have in its place: the first, or the last."""
+        is_of_last = isinstance(message, wire.Result) or (isinstance(message, wire.Sketch) and bool(message.outputs))
+        is_second = is_of_last and not self._is_blind
+        mine = [hash_ for hash_, (_, cut) in self._cuts().items() if bool(cut.before) == is_second]
+        return bool(message.cut and mine) and message.cut not in self._cuts()
+
+    def _cuts(self) -> Mapping[bytes, tuple[wire.Signed, wire.Cut]]:
         """Return the cuts that have arrived, by their hash."""
         if self._read[wire.Cut] != self._facts.num_ever(wire.Cut):
             self._read[wire.Cut] = self._facts.num_ever(wire.Cut)
-            self._known_cuts = {signed.hash: signed for signed, _ in self._facts.every(wire.Cut, self.slot)}
+            self._known_cuts = {it[0].hash: it for it in self._facts.every(wire.Cut, self.slot)}
         return self._known_cuts
-
-    def why_not_cut(self, cut: wire.Cut) -> str | None:
-        """Return why a cut does not fit this roster; None if it does."""
-        order = cut.contributors
-        if cut.roster != self.hash or list(order) != sorted(set(order)) or order[-1] >= len(self.members):
-            return "a cut that does not fit its roster"
-        if not self.is_enough(order):
-            return f"a cut of {len(order)} contributions, which leaves out too many of the voters that train"
-        opened = dict(cut.nonces)
-        if max(opened, default=0) >= len(self.members) or not self._are_enough_nonces(opened):
-            return "a cut with the nonces of a third of the owners, or fewer"
-        for index, nonce in opened.items():
-            if not self._is_committed(self.members[index], nonce):
-                return f"a cut with a nonce that {self.members[index]} has not committed to"
-        return None
 
     def _news(self, kind: type[_M]) -> list[tuple[wire.Signed, _M]]:
         """Return the messages of a kind about this slot that arrived since the last call."""
+        if self._read[kind] == self._facts.num_ever(kind):
+            return []
         news = self._facts.since(kind, self._read[kind])
         self._read[kind] = self._facts.num_ever(kind)
         return [entry for entry in news if entry[1].slot == self.slot]

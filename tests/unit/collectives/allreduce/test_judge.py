@@ -1,4 +1,4 @@
-"""The sketch exchange: which sketches count, completeness, nonces and seed, convictions."""
+"""The sketch exchange: which sketches count, which are missing, which are compared, convictions."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -9,6 +9,10 @@ from flockstep.collectives.accountability.evidence import Conviction, Pending, W
 from flockstep.collectives.accountability.statements import MAX_SKETCHES
 from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.allreduce.actions import CompareSketch, Send, SketchParts
+from flockstep.collectives.allreduce.facts import MessageLog
+from flockstep.collectives.allreduce.judge import SketchExchange
+from flockstep.collectives.allreduce.roster import RosterView
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
@@ -18,10 +22,6 @@ from flockstep.collectives.robust.checks import (
     seed_of,
     sketch_parts,
 )
-from flockstep.collectives.round.actions import CompareSketch, Send, SketchParts
-from flockstep.collectives.round.facts import MessageLog
-from flockstep.collectives.round.judge import SketchExchange
-from flockstep.collectives.round.roster import RosterView
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
@@ -53,30 +53,52 @@ def a_table(facts: MessageLog) -> RosterView:
 
 
 def say(facts: MessageLog, peer: int, message: wire.RoundMessage) -> str:
-    return facts.add(wire.Signed(NAMES[peer], wire.code_of(message), encode(message), bytes(64)), message)
+    return facts.add(unsigned(peer, message), message)
 
 
-def test_it_is_complete_once_all_have_spoken_and_what_i_hold_is_true() -> None:
+def unsigned(peer: int, message: wire.RoundMessage) -> wire.Signed:
+    return wire.Signed(NAMES[peer], wire.code_of(message), encode(message), bytes(64))
+
+
+def test_each_contributor_counts_once_and_what_i_hold_of_it_is_compared_once() -> None:
     facts = MessageLog()
-    sketches = SketchExchange(facts, a_table(facts), (0, 1, 3), CUT, OUTPUTS)
-    assert sketches.advance([1]) == [SketchParts(SEED, CHECK_COLUMNS)]
+    table = a_table(facts)
+    sketches = SketchExchange(facts, table, (0, 1, 3), CUT, OUTPUTS)
+    mine = [(1, 0), (1, 1), (1, 3)]
+    assert sketches.advance(mine) == [SketchParts(SEED, CHECK_COLUMNS)]
     assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))]
     say(facts, 2, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))  # It has no part in the cut.
     say(facts, 1, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))
     say(facts, 0, wire.Sketch(SLOT, CUT, (b"b" * 32,) * 4, bytes(SIZE)))
-    assert sketches.advance([1]) == []
+    assert sketches.advance(mine) == [CompareSketch(SEED, 1, 1)]
     assert sketches.missing == {0, 3}
+    assert sketches.signed(0) is None
     say(facts, 0, wire.Sketch(SLOT, CUT, OUTPUTS, b"\1" * SIZE))
     say(facts, 3, wire.Sketch(SLOT, CUT, OUTPUTS, b"\3" * SIZE))
-    assert sketches.advance([1]) == [CompareSketch(SEED, 1, 0), CompareSketch(SEED, 1, 3)]
+    assert sketches.advance(mine) == [CompareSketch(SEED, 1, 0), CompareSketch(SEED, 1, 3)]
     assert not sketches.missing
-    sketches.is_true(1, 0)
-    assert not sketches.is_complete
-    sketches.is_true(1, 3)
-    assert sketches.is_complete
-    assert sketches.tables == (b"\1" * SIZE, bytes(SIZE), b"\3" * SIZE)
-    assert sketches.advance([1, 2]) == [CompareSketch(SEED, 2, 0), CompareSketch(SEED, 2, 3)]
-    assert not sketches.is_complete
+    assert [sketches.tables(index) for index in (0, 1, 3)] == [b"\1" * SIZE, bytes(SIZE), b"\3" * SIZE]
+    assert sketches.advance([*mine, (2, 0)]) == [CompareSketch(SEED, 2, 0)]  # A duty that I take over.
+    assert sketches.advance([*mine, (2, 0)]) == []
+
+
+def test_who_contributes_nothing_sketches_nothing() -> None:
+    facts = MessageLog()
+    assert SketchExchange(facts, a_table(facts), (0, 2, 3), CUT, OUTPUTS).advance([]) == []
+
+
+def test_the_sketches_that_count_are_those_that_a_word_names() -> None:
+    """A liar may have sent the holders another one than me: the one that they name is found, whichever came first."""
+    facts = MessageLog()
+    sketches = SketchExchange(facts, a_table(facts), (0, 1, 3), CUT, OUTPUTS)
+    messages = [wire.Sketch(SLOT, CUT, OUTPUTS, bytes([number]) * SIZE) for number in range(2)]
+    short = wire.Sketch(SLOT, b"d" * 32, OUTPUTS, bytes(SIZE - 4))
+    assert [say(facts, 3, message) for message in (*messages, short)] == ["new", "conflict", "new"]
+    sketches.advance([])
+    named = [unsigned(3, message).name for message in (*messages, short)]
+    assert [sketches.tables_named(3, name) for name in named] == [bytes(SIZE), b"\1" * SIZE, None]
+    assert sketches.tables_named(0, named[0]) is None
+    assert sketches.tables(3) == bytes(SIZE)
 
 
 def test_sketches_of_another_size_are_nobodys() -> None:
@@ -89,39 +111,14 @@ def test_sketches_of_another_size_are_nobodys() -> None:
     assert sketches.missing == {0}
 
 
-def test_a_cut_fits_its_roster_and_has_enough_voters() -> None:
-    table = a_table(MessageLog())
-    nonces = ((0, bytes(32)), (1, bytes([1]) * 32))
-    cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), nonces)
-    assert table.why_not_cut(cut) is None
-    for order in ((1, 0, 3), (0, 1, 1, 3), (0, 1, 4)):
-        assert table.why_not_cut(replace(cut, contributors=order)) == "a cut that does not fit its roster"
-    assert table.why_not_cut(replace(cut, roster=bytes(32))) == "a cut that does not fit its roster"
-    assert "leaves out too many" in str(table.why_not_cut(replace(cut, contributors=(0, 1))))
-
-
-@pytest.mark.parametrize(
-    ("nonces", "flaw"),
-    [
-        ([0, 1], None),
-        ([3], "a third of the owners"),
-        ([], "a third of the owners"),
-        ([0, 1, 9], "a third of the owners"),
-    ],
-)
-def test_a_cut_has_the_nonces_of_more_than_a_third_of_the_owners(nonces: list[int], flaw: str | None) -> None:
-    table = a_table(MessageLog())
-    cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), tuple((index, bytes([index]) * 32) for index in nonces))
-    found = table.why_not_cut(cut)
-    assert (found is None) == (flaw is None)
-    assert flaw is None or (found is not None and flaw in found)
-    other = replace(cut, nonces=((0, bytes(32)), (1, b"x" * 32)))
-    assert table.why_not_cut(other) == f"a cut with a nonce that {NAMES[1]} has not committed to"
-
-
 def test_sketches_are_no_wider_than_a_message_takes() -> None:
     assert {members: columns_of(members) for members in (1, 16, 17, 32, 33, 64)} == {
-        1: 128, 16: 128, 17: 64, 32: 64, 33: 32, 64: 32,
+        1: 128,
+        16: 128,
+        17: 64,
+        32: 64,
+        33: 32,
+        64: 32,
     }
     assert max(num_bytes(members, columns_of(members)) for members in range(1, 65)) == wire.MAX_SKETCH_BYTES
 
@@ -181,4 +178,6 @@ def test_two_sketches_under_one_seed_convict_and_few_are_kept() -> None:
         kept += say(facts, 2, sketch) == "new"
         witness.see(signed(PEERS[2], sketch), sketch, SLOT)
     assert kept == MAX_SKETCHES
-    assert sum(len(said.statements) for by_peer in witness._rounds.values() for said in by_peer.values()) == MAX_SKETCHES
+    assert (
+        sum(len(said.statements) for by_peer in witness._rounds.values() for said in by_peer.values()) == MAX_SKETCHES
+    )

@@ -19,45 +19,41 @@ class MessageLog:
 
     def __init__(self) -> None:
         self._messages: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
-        self._num_messages: dict[tuple[type, PeerId], int] = defaultdict(int)
-        self._journal: dict[type, list[tuple[wire.Signed, Any] | None]] = defaultdict(list)
-        """In the order of arrival; None in place of what a newer one has replaced: updates must not fill my memory."""
-        self._places: dict[tuple[type, PeerId, object], int] = {}
-        """Of updates, in the journal."""
-        self._ackers: dict[bytes, set[PeerId]] = defaultdict(set)
-        """By the hash of the acknowledged cut."""
+        self._by_sender: dict[tuple[type, PeerId], list[tuple[wire.Signed, Any]]] = defaultdict(list)
+        self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
+        """In the order of arrival."""
+        self._contradictions: dict[tuple[type, PeerId], tuple[wire.Signed, Any]] = {}
+        """The first statement of each kind by each sender that contradicts an earlier one: others may name it."""
         self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
 
-    def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
-        """Log a message; returns `new`, `known`, or `conflict` (equivocation: a different one on the same subject)."""
+    def add(self, signed: wire.Signed, message: wire.RoundMessage, *, is_named: bool = False) -> str:
+        """Log a message; returns `new`, `known`, or `conflict` (equivocation: a different one on the same subject).
+
+        What a cut has named is logged beyond the limits of its author.
+        """
         kind, sender, entry = type(message), signed.sender, (signed, message)
         messages, rules = self._messages[kind], STATEMENTS[kind]
         subject = rules.subject(message)
         earlier = messages.get((sender, subject))
-        if self._num_messages[kind, sender] >= rules.most:
-            return "known" if earlier is not None and earlier[0].payload == signed.payload else "conflict"
+        if earlier is not None and earlier[0].payload == signed.payload:
+            return "known"
         if earlier is not None:
-            if earlier[0].payload == signed.payload:
-                return "known"
-            if not rules.newest_counts:
-                return "conflict"
-        self._num_messages[kind, sender] += 1
+            self._contradictions.setdefault((kind, sender), entry)
+            return "conflict"
+        said = self._by_sender[kind, sender]
+        if len(said) >= rules.most and not is_named:
+            return "conflict"
+        said.append(entry)
         messages[sender, subject] = entry
-        journal = self._journal[kind]
-        if rules.newest_counts:
-            if earlier is not None:
-                journal[self._places[kind, sender, subject]] = None
-            self._places[kind, sender, subject] = len(journal)
-        journal.append(entry)
-        if isinstance(message, wire.CutAck):
-            self._ackers[message.cut].add(sender)
+        self._journal[kind].append(entry)
         self._views.pop(kind, None)
         return "new"
 
     def drop(self, kind: type[wire.RoundMessage], peer: PeerId) -> None:
         """Remove a message that was refused."""
         if (dropped := self._messages[kind].pop((peer, None), None)) is not None:
-            self._journal[kind] = [None if entry is dropped else entry for entry in self._journal[kind]]
+            self._journal[kind].remove(dropped)
+            self._by_sender[kind, peer].remove(dropped)
             self._views.pop(kind, None)
 
     def restrict(self, members: Collection[PeerId]) -> None:
@@ -66,16 +62,11 @@ class MessageLog:
         for kind, messages in self._messages.items():
             for key in [key for key in messages if key[0] not in members]:
                 del messages[key]
-            kept = [entry for entry in self._journal[kind] if entry is not None and entry[0].sender in members]
-            self._journal[kind] = [*kept]
-            if STATEMENTS[kind].newest_counts:
-                self._places |= {(kind, signed.sender, None): place for place, (signed, _) in enumerate(kept)}
-        for senders in self._ackers.values():
-            senders.intersection_update(members)
+            self._journal[kind] = [entry for entry in self._journal[kind] if entry[0].sender in members]
         self._views.clear()
 
     def num_ever(self, kind: type) -> int:
-        """Return how many messages of a kind were logged, including those that newer ones replaced."""
+        """Return how many messages of a kind were logged."""
         return len(self._journal[kind])
 
     def of(self, kind: type[_M], slot: wire.Slot | None = None) -> Mapping[PeerId, _M]:
@@ -97,11 +88,14 @@ class MessageLog:
         return sorted(entries, key=lambda entry: entry[0].sender)
 
     def since(self, kind: type[_M], start: int) -> list[tuple[wire.Signed, _M]]:
-        """Return the messages of a kind in the order of arrival, without the first `start`, for incremental readers.
+        """Return the messages of a kind in the order of arrival, without the first `start`, for incremental readers."""
+        return self._journal[kind][start:]
 
-        Without those that newer ones have replaced: readers of updates count by `num_ever`.
-        """
-        return [entry for entry in self._journal[kind][start:] if entry is not None]
+    def named(self, kind: type[_M], peer: PeerId, name: bytes) -> tuple[wire.Signed, _M] | None:
+        """Return the statement of a peer by its name, be it one that contradicts another one of it."""
+        other = self._contradictions.get((kind, peer))
+        entries = (*self._by_sender.get((kind, peer), ()), *([] if other is None else [other]))
+        return next((entry for entry in entries if entry[0].name == name), None)
 
     def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
         """Return the signed form of a logged message."""
@@ -111,8 +105,3 @@ class MessageLog:
         """Return the signed messages of one peer."""
         logged = (item for messages in self._messages.values() for item in messages.items())
         return [signed for (sender, _), (signed, _) in logged if sender == peer]
-
-    def acknowledged(self, cut: bytes) -> frozenset[PeerId]:
-        """Return the peers that have acknowledged the cut of this hash."""
-        return frozenset(self._ackers.get(cut, ()))
-

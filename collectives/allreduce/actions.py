@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -79,8 +79,8 @@ class Setup:
     """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
     woke: Callable[[], float] = lambda: -math.inf
     """Returns when my process last went on after a stop in which the others may have lost me."""
-    left_out: frozenset[PeerId] = frozenset()
-    """The members that I leave out of my cuts: after a cut of an earlier attempt of this round, they said nothing more."""
+    awaits: Callable[[PeerId], bool] = lambda peer: True
+    """Returns True if I wait for what a member contributes: others have to be in time."""
     rule: Rule = MEAN
     """The aggregation rule."""
     nonce: bytes = bytes(32)
@@ -202,7 +202,10 @@ class FetchPart(FetchBytes):
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Reduce a part: sum it over these contributors with these weights, encode it, serve it to all, report `reduced`."""
+    """Reduce a part: sum it over these contributors with these weights, encode it, serve it to all, report `reduced`.
+
+    Of contributors without a weight the bytes need not be here.
+    """
 
     cut: bytes
     part: int
@@ -226,6 +229,25 @@ class CompareSketch:
     seed: bytes
     part: int
     contributor: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecondPart:
+    """Sketch a part of a contribution that I hold under a seed, in place of its author, and report `seconded`."""
+
+    seed: bytes
+    part: int
+    contributor: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSecond:
+    """Compare another's sketch of a part of a contribution with the bytes; if it does not match, accuse its author."""
+
+    seed: bytes
+    part: int
+    contributor: int
+    author: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +281,18 @@ class Finalize:
 
 
 Work: TypeAlias = (
-    HashParts | FetchPart | FetchOutput | FetchValue | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
+    HashParts
+    | FetchPart
+    | FetchOutput
+    | FetchValue
+    | SketchParts
+    | CompareSketch
+    | SecondPart
+    | CompareSecond
+    | Judge
+    | Reduce
+    | CheckOutputs
+    | Finalize
 )
 """Actions that take time."""
 Action: TypeAlias = Send | Forward | AskFor | Work | Note
@@ -302,10 +335,10 @@ class Outcome:
     """Members of a certified round whose output of a part was false."""
     late: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output a deputy has made, since it did not come in time."""
+    counted: Mapping[int, frozenset[int]] = field(default_factory=dict, hash=False)
+    """By part of a certified round, the roster indices of the contributions that count in it; empty if I cannot know."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
-    refused: tuple[PeerId, ...] = ()
-    """Contributors that were removed from a cut."""
 
     @property
     def value(self) -> wire.Value:

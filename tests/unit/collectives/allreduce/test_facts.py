@@ -1,15 +1,16 @@
 """The message log of a round: which messages count, and that those of strangers do not."""
 
 from dataclasses import replace
-from itertools import combinations
 
+import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.allreduce.facts import MessageLog
+from flockstep.collectives.allreduce.roster import DEPUTIES, MAX_TOKENS, RosterView
+from flockstep.collectives.allreduce.words import Seating
 from flockstep.collectives.robust.checks import commitment
-from flockstep.collectives.round.facts import MessageLog
-from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, RosterView
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
@@ -44,19 +45,52 @@ def a_commit(slot: wire.Slot, roster: bytes, tokens: int = 1) -> wire.Commit:
     return wire.Commit(slot, roster, tokens, 1, 0.0, (bytes(32),) * 5)
 
 
+def a_word(roster: bytes, *held: int, part: int = 0, cut: bytes = b"", nonce: bytes = bytes(32)) -> wire.Have:
+    """Return the word of a holder that has these members' statements, whose names are their indices."""
+    return wire.Have(SLOT, roster, cut, ((part, held),), b"".join(map(name_of, held)), nonce)
+
+
+def name_of(index: int) -> bytes:
+    return bytes([index]) * wire.NAME_BYTES
+
+
+def a_result(cut: bytes = HASH, part: int = 0, output: bytes = HASH) -> wire.Result:
+    return wire.Result(SLOT, cut, part, output)
+
+
 def a_table(facts: MessageLog) -> RosterView:
     return RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], E, facts)
 
 
-def test_acknowledgements_of_a_cut_are_counted_once_a_peer_and_by_cut() -> None:
+def test_statements_on_several_subjects_are_kept_once_each() -> None:
     facts = MessageLog()
-    for peer in PEERS[:3]:
-        assert say(facts, peer, wire.CutAck(SLOT, HASH)) == "new"
-        assert say(facts, peer, wire.CutAck(SLOT, HASH)) == "known"
-    assert say(facts, PEERS[0], wire.CutAck(SLOT, bytes(32))) == "new"  # Of a re-cut.
-    assert facts.acknowledged(HASH) == set(PEERS[:3])
-    assert facts.acknowledged(bytes(32)) == {PEERS[0]}
-    assert facts.acknowledged(b"x" * 32) == frozenset()
+    for peer in PEERS[2::-1]:
+        for message in (a_result(), a_result(part=1), a_result(cut=bytes(32))):
+            assert say(facts, peer, message) == "new"
+            assert say(facts, peer, message) == "known"
+        assert say(facts, peer, a_result(output=bytes(32))) == "conflict"
+    found = facts.every(wire.Result, SLOT)
+    assert [signed.sender for signed, _ in found] == [peer for peer in PEERS[:3] for _ in range(3)]
+    assert {message for _, message in found} == {a_result(), a_result(part=1), a_result(cut=bytes(32))}
+    assert facts.every(wire.Result, LATER) == []
+
+
+def test_a_contradiction_does_not_count_but_can_be_named() -> None:
+    """A holder may have received the other one of two Commits, and then its word names that."""
+    facts = MessageLog()
+    table = a_table(facts)
+    first, second, third = (a_commit(SLOT, table.hash, tokens=tokens) for tokens in (1, 2, 3))
+    names = [said(PEERS[3], commit).name for commit in (first, second, third)]
+    assert [say(facts, PEERS[3], commit) for commit in (first, second, third)] == ["new", "conflict", "conflict"]
+    assert table.commits() == {3: first}
+    assert table.commit_name(3) == names[0]
+    assert [table.commit_named(3, name) for name in names] == [first, second, None]
+    assert table.signed_commit(3, names[1]) == said(PEERS[3], second)
+    assert table.signed_commit(3) == said(PEERS[3], first)
+    assert table.commit_named(2, names[0]) is None
+    elsewhere = a_commit(SLOT, HASH)
+    say(facts, PEERS[2], elsewhere)
+    assert table.commit_named(2, said(PEERS[2], elsewhere).name) is None
 
 
 def test_a_second_and_different_statement_is_a_conflict_and_the_first_one_counts() -> None:
@@ -71,12 +105,13 @@ def test_a_second_and_different_statement_is_a_conflict_and_the_first_one_counts
 def test_a_stranger_has_no_say() -> None:
     facts = MessageLog()
     for peer in (*PEERS[:2], STRANGER):
-        say(facts, peer, wire.CutAck(SLOT, HASH))
+        say(facts, peer, a_result())
         say(facts, peer, wire.Void(SLOT, "enough"))
         say(facts, peer, a_commit(SLOT, said(PEERS[0], ROSTER).hash))
     assert STRANGER in facts.of(wire.Void, SLOT)
     facts.restrict(PEERS)
-    assert facts.acknowledged(HASH) == set(PEERS[:2])
+    assert [signed.sender for signed, _ in facts.every(wire.Result, SLOT)] == list(PEERS[:2])
+    assert [signed.sender for signed, _ in facts.since(wire.Result, 0)] == list(PEERS[:2])
     assert list(facts.of(wire.Void, SLOT)) == list(PEERS[:2])
     assert list(a_table(facts).commits()) == [0, 1]
 
@@ -93,30 +128,21 @@ def test_views_follow_what_is_said() -> None:
 
 
 def test_a_flood_of_words_is_refused() -> None:
-    facts = MessageLog()
-    for number in range(STATEMENTS[wire.CutAck].most):
-        assert say(facts, PEERS[0], wire.CutAck(SLOT, number.to_bytes(32))) == "new"
-    assert say(facts, PEERS[0], wire.CutAck(SLOT, HASH)) == "conflict"
-    assert say(facts, PEERS[1], wire.CutAck(SLOT, HASH)) == "new"
-
-
-def test_what_may_be_said_again_is_not_kept_for_ever() -> None:
     facts, table = MessageLog(), a_table(MessageLog())
-    most = STATEMENTS[wire.Have].most
-    for number in range(2 * most):
-        say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((number % 64, (number // 64,)),), bytes(32)))
-        say(facts, PEERS[0], ROSTER)
+    words = [a_word(table.hash, number % 5, part=number // 5) for number in range(STATEMENTS[wire.Have].most + 1)]
+    assert [say(facts, PEERS[0], word) for word in words[:-1]] == ["new"] * (len(words) - 1)
+    assert say(facts, PEERS[0], words[-1]) == "conflict"
+    assert say(facts, PEERS[1], words[-1]) == "new"
+    assert facts.num_ever(wire.Have) == len(words)
+
+
+def test_what_was_refused_is_not_kept() -> None:
+    facts = MessageLog()
+    for _ in range(2 * STATEMENTS[wire.Roster].most):
+        assert say(facts, PEERS[0], ROSTER) == "new"
         facts.drop(wire.Roster, PEERS[0])
-    assert facts.num_ever(wire.Have) == facts.num_ever(wire.Roster) == most
-    newest = facts.of(wire.Have)[PEERS[0]]
-    assert [have for _, have in facts.since(wire.Have, 0)] == [newest]  # A full one takes 40 kB.
     assert facts.since(wire.Roster, 0) == []
-    facts.restrict(PEERS[:2])
-    assert facts.num_ever(wire.Have) == 1
-    say(facts, PEERS[1], wire.Have(SLOT, table.hash, ((0, (1,)),), bytes(32)))
-    say(facts, PEERS[1], wire.Have(SLOT, table.hash, ((0, (2,)),), bytes(32)))
-    assert [have for _, have in facts.since(wire.Have, 0)] == list(facts.of(wire.Have).values())
-    assert say(facts, PEERS[1], wire.Have(SLOT, table.hash, (), bytes(32))) == "new"
+    assert facts.by(PEERS[0]) == []
 
 
 def test_a_claim_of_more_tokens_than_anybody_could_train_is_no_commit() -> None:
@@ -127,7 +153,7 @@ def test_a_claim_of_more_tokens_than_anybody_could_train_is_no_commit() -> None:
     assert table.commits().keys() == {3}
 
 
-def test_commits_and_haves_are_those_to_this_roster() -> None:
+def test_commits_and_words_are_those_to_this_roster() -> None:
     facts = MessageLog()
     table = a_table(facts)
     assert not table.commits()
@@ -137,28 +163,52 @@ def test_commits_and_haves_are_those_to_this_roster() -> None:
     say(facts, PEERS[1], a_commit(SLOT, HASH))
     say(facts, PEERS[2], a_commit(LATER, table.hash))
     assert table.commits().keys() == {0, 3}
-    assert [signed.sender for signed in table.commits_signed((3, 0))] == [PEERS[3], PEERS[0]]
-    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1,)),), bytes(32)))
-    assert (table.held(0, 0), table.held(0, 1), table.held(3, 3)) == (frozenset({1}), None, None)
-    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1, 2)),), bytes(32)))
-    assert table.held(0, 0) == frozenset({1, 2})
-    assert table.haves().keys() == {0}
-    say(facts, PEERS[1], wire.Have(SLOT, table.hash, ((1, (1,)),), HASH))
-    assert table.haves().keys() == {0}
+    assert not table.words(b"")
+    say(facts, PEERS[0], first := a_word(table.hash, 1))
+    assert table.words(b"")[0].claims == {0: {1: name_of(1)}}
+    say(facts, PEERS[0], a_word(table.hash, 1, 2))
+    say(facts, PEERS[0], a_word(table.hash, 3, cut=HASH))
+    assert table.words(b"")[0].claims == {0: {1: name_of(1), 2: name_of(2)}}
+    assert table.words(HASH)[0].claims == {0: {3: name_of(3)}}
+    named = table.word(b"", 0, said(PEERS[0], first).name)
+    assert named is not None
+    assert named.claims == {0: {1: name_of(1)}}
+    assert table.word(b"", 1, named.name) is None
+    assert table.word(HASH, 0, named.name) is None
+    say(facts, PEERS[2], a_word(HASH, 1))
+    say(facts, PEERS[3], replace(a_word(table.hash, 1), names=bytes(15)))
+    say(facts, PEERS[1], a_word(table.hash, 1, nonce=HASH))
+    assert table.words(b"").keys() == {0}
     assert [(note.event, note.peer) for note in table.notes()] == [("round.refused", PEERS[1])]
+    assert table.notes() == []
 
 
-def test_a_cut_has_a_quorum_of_the_voters_that_train_whoever_else_is_in_it() -> None:
+def test_seats_that_matter_to_a_cut_are_those_of_the_roster() -> None:
     readys = tuple(a_ready(peer, tokens=int(peer != PEERS[4])) for peer in PEERS)
     roster = replace(ROSTER, readys=readys)
-    votes = Electorate(dict.fromkeys(PEERS[1:], 1))  # The first has none, the last trains nothing: 1, 2 and 3 count.
+    votes = Electorate(dict.fromkeys((*PEERS[1:], STRANGER), 1))
     table = RosterView(said(PEERS[0], roster), roster, PEERS[1], votes, MessageLog())
-    enough = {some for size in range(6) for some in combinations(range(5), size) if table.is_enough(some)}
-    assert enough == {some for size in range(6) for some in combinations(range(5), size) if {1, 2, 3} <= set(some)}
-    idle = replace(ROSTER, readys=tuple(a_ready(peer, tokens=0) for peer in PEERS))
-    table = RosterView(said(PEERS[0], idle), idle, PEERS[1], E, MessageLog())
-    assert table.is_enough((0,))
-    assert not table.is_enough(())
+    assert table.seating == Seating(
+        frozenset({0, 1, 3, 4}),
+        frozenset({1, 2, 3, 4}),
+        frozenset({0, 1, 2, 3}),
+        frozenset({1, 2, 3}),
+        tuple(table.deputies(part) for part in range(5)),
+    )
+    assert table.seating.jurors == {1, 3, 4}
+    assert [table.living(part, {*PEERS} - {PEERS[1]}) for part in (0, 1)] == [[0, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("opened", "are_enough"), [((), False), ((0,), False), ((2,), False), ((0, 2), True), ((1,), True), ((0, 1), True)]
+)
+def test_nonces_of_more_than_a_third_of_the_owners_or_of_the_votes_make_a_seed(
+    opened: tuple[int, ...], are_enough: bool
+) -> None:
+    """Of four owners two, one of which may be a liar's; or of the votes so many that one of them is honest."""
+    votes = Electorate({PEERS[1]: 3, PEERS[2]: 1, PEERS[3]: 1, PEERS[4]: 1})
+    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
+    assert table.are_enough_nonces(opened) is are_enough
 
 
 def test_voters_are_of_tenure_at_once_where_the_owner_says_who_votes() -> None:
@@ -182,7 +232,13 @@ def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
 def test_voters_are_deputies_before_others_so_that_free_keys_never_hold_a_part_alone() -> None:
     votes = Electorate(dict.fromkeys((PEERS[0], PEERS[2], PEERS[4]), 1))  # The third owns nothing.
     table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
-    in_turns = [(4, 2), (0, 2), (4, 0), (2, 4), (0, 2)]  # For the parts of the second and the fourth, which do not vote.
+    in_turns = [
+        (4, 2),
+        (0, 2),
+        (4, 0),
+        (2, 4),
+        (0, 2),
+    ]  # For the parts of the second and the fourth, which do not vote.
     assert [table.deputies(part) for part in range(5)] == in_turns
 
 
@@ -199,4 +255,3 @@ def test_a_second_different_ready_in_a_slot_is_an_equivocation_for_the_log_and_f
 
 def test_every_message_of_a_round_stands_in_the_table_of_statements() -> None:
     assert STATEMENTS.keys() == set(wire.ROUND_MESSAGES)
-    assert not any(kind.convicts and kind.newest_counts for kind in STATEMENTS.values())

@@ -1,0 +1,325 @@
+"""CHECK: the proposer names the outputs of all parts, and sketches after them show whether each is the sum. Pure.
+
+All contributors sketch again, under a seed derived from the named outputs; the sum of the sketches must be that of the
+output (`robust.checks`). For what the holder of a part contributes to it itself, the sketch by another one of the part's
+three counts (`wire.Second`): its own would hide any output. Where a contributor does not sketch, the proposer names it in
+the next `Outputs`, and those that hold its parts answer for it. A false output is made again by the others of its three;
+where they make another one, the proposer names that. So no contributor, and no owner alone, ends an attempt here.
+"""
+
+from collections.abc import Collection
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..agreement.actions import Note
+from ..codec import EMPTY
+from ..robust.checks import CHECK_COLUMNS, are_alike, masked, with_seconds
+from ..robust.sketch import ROWS
+from .actions import Action, CheckOutputs, CompareSecond, Forward, SecondPart, Send, Setup
+from .collect import CollectPhase
+from .facts import MessageLog
+from .judge import JudgePhase, SketchExchange
+from .outputs import ReducePhase
+from .roster import RosterView
+from .words import Standing
+
+Pair = tuple[int, int]
+"""A part, and a contributor to it."""
+TABLE_BYTES = 4 * ROWS * CHECK_COLUMNS
+"""The sketch of one part after the outputs."""
+
+
+class CheckPhase:
+    """One member's verification of the outputs of one cut."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        facts: MessageLog,
+        table: RosterView,
+        phases: tuple[CollectPhase, JudgePhase, ReducePhase],
+        standing: Standing,
+    ) -> None:
+        self.failure = ""
+        self.named: wire.Outputs | None = None
+        """The proposer's newest outputs."""
+        self.is_late = False
+        self._setup = setup
+        self._facts = facts
+        self._table = table
+        self._collect_phase, self._judge_phase, self._reduce_phase = phases
+        self._standing = standing
+        self._cut = self._judge_phase.stage.hash
+        self._exchanges: dict[tuple[bytes, ...], SketchExchange] = {}
+        self._seconds: dict[tuple[bytes, Pair], dict[int, tuple[wire.Signed, wire.Second]]] = {}
+        """By seed and pair, and by its author."""
+        self._making: set[tuple[bytes, Pair]] = set()
+        self._comparing: set[tuple[bytes, Pair, int]] = set()
+        self._asked: set[object] = set()
+        self._passed: set[tuple[bytes, ...]] = set()
+        self._false: dict[tuple[bytes, ...], frozenset[int]] = {}
+        """By outputs, the parts whose output seems false."""
+        self._doubtful: frozenset[int] = frozenset()
+        self._tried: dict[int, set[bytes]] = {}
+        """By part, the outputs that I, the proposer, have named."""
+        self._read = 0
+
+    def advance(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow."""
+        actions = [*self._take(), *self._name(active)]
+        named = self.named
+        if named is None or not self._is_sketched:
+            return actions
+        pairs = self._collect_phase.pairs(self._judge_phase.order)
+        counting = [(part, index) for part, index in pairs if index in self._judge_phase.counted[part]]
+        actions += self._judge_phase.sketches.advance(pairs)  # A part that I hold only now may show that one was false.
+        for exchange in self._exchanges.values():
+            actions += exchange.advance(counting)
+        actions += self._answer(active, self._exchanges[named.outputs])
+        actions += self._compare(counting)
+        return actions
+
+    def check(self, active: Collection[PeerId]) -> list[Action]:
+        """Verify the named outputs, which are here, once all sketches are."""
+        named, outputs = self.named, self._reduce_phase.hashes()
+        if named is None or outputs != named.outputs or self.is_checked(outputs):
+            return []
+        second: tuple[bytes, ...] = ()
+        seed = self._cut
+        if self._is_sketched:
+            exchange = self._exchanges[outputs]
+            found = self._tables(active, exchange, named)
+            if found is None:
+                return []
+            second, seed = found, exchange.seed
+        key = named.number, second  # The sketches by others of a silent contributor may be the very ones that it made.
+        if key in self._asked:
+            return []
+        self._asked.add(key)
+        made = dict(self._reduce_phase.outputs)
+        return [CheckOutputs(seed, made, self._judge_phase.weights, self._judge_phase.first, second)]
+
+    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
+        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+        named, order, members = self.named, self._judge_phase.order, self._table.members
+        if named is None or {part: named.outputs[part] for part in action.outputs} != dict(action.outputs):
+            return []
+        if not false and not doubtful:
+            self._passed.add(named.outputs)
+            return self._blame(named.outputs)
+        self._false[named.outputs] = frozenset(false)
+        self._doubtful = frozenset(order[place] for place in doubtful)
+        actions: list[Action] = []
+        for part in false:
+            self._reduce_phase.do_without(part)
+            # Or a contributor has sent me another sketch than to the holder: both together convict that one.
+            makers = tuple(members[index] for index, _ in self._reduce_phase.offers(part))
+            actions += [Forward(makers, signed) for signed in self._signed(named.outputs)]
+        if liars := sorted(self._doubtful & set(named.silent)):
+            # Others that hold its parts have sketched it now: it is the first one that was false, and a holder let it pass.
+            reason = "the sketches after the cut and after the outputs cannot be of one contribution"
+            self.failure = f"{reason}: that of {members[liars[0]]}"
+            actions += [Note("round.sketches_differ", members[index], "check", reason) for index in liars]
+        return actions
+
+    def _blame(self, outputs: tuple[bytes, ...]) -> list[Action]:
+        """Refuse the outputs that seemed false and were replaced: now others have passed the check in their place."""
+        self._false.pop(outputs, None)
+        earlier = [(part, it[part]) for it, parts in self._false.items() for part in parts if it[part] != outputs[part]]
+        return [action for part, output in sorted(set(earlier)) for action in self._reduce_phase.refuse(part, output)]
+
+    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
+        """Send the sketch that I made of what another one contributes."""
+        name = self._standing_name(action.contributor)
+        second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
+        return [Send(self._table.members, second)]
+
+    def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
+        """Return True if these outputs are named, and need no check or have passed it."""
+        is_named = self.named is not None and self.named.outputs == outputs
+        return is_named and (self._setup.rule.blind or outputs in self._passed)
+
+    def sketches(self, seed: bytes) -> list[SketchExchange]:
+        """Return the exchange under a seed, if there is one."""
+        return [exchange for exchange in self._exchanges.values() if exchange.seed == seed]
+
+    def second_by(self, action: CompareSecond) -> tuple[wire.Signed, wire.Second] | None:
+        """Return the Second that I am to compare."""
+        return self._seconds.get((action.seed, (action.part, action.contributor)), {}).get(action.author)
+
+    def missing(self) -> frozenset[int]:
+        """Return the contributors whose sketches have not arrived, without those that others answer for."""
+        if self.named is None or not self._is_sketched:
+            return frozenset()
+        return self._exchanges[self.named.outputs].missing - {*self.named.silent}
+
+    def waits_for(self) -> str:
+        """Return what this waits for, in one line for a person."""
+        members = self._table.members
+        if self.named is None:
+            return f"Outputs from {members[0]}"
+        if missing := self.missing():
+            return f"Sketch from {', '.join(members[index] for index in sorted(missing))}"
+        if false := self._false.get(self.named.outputs):
+            return f"another output of part {min(false)}"
+        return "sketches by others, of what holders contribute themselves"
+
+    @property
+    def _is_sketched(self) -> bool:
+        """True if sketches can show whether an output is the sum: else only its length is held to that of its inputs."""
+        return self._setup.rule.linear and not self._setup.rule.blind
+
+    def _standing_name(self, index: int) -> bytes:
+        standing = self._collect_phase.stage.standing
+        assert standing is not None
+        return standing.names[index]
+
+    def _take(self) -> list[Action]:
+        """Take the proposer's newest outputs, and the Seconds that have arrived."""
+        table, order, actions = self._table, self._judge_phase.order, list[Action]()
+        proposer = table.members[0]
+        for signed, outputs in self._facts.every(wire.Outputs, table.slot):
+            is_newer = self.named is None or outputs.number > self.named.number
+            fits = len(outputs.outputs) == len(table.members) and set(outputs.silent) <= set(order)
+            if signed.sender == proposer and outputs.cut == self._cut and is_newer and fits:
+                self.named = outputs
+                actions += self._reduce_phase.follow(outputs.outputs)
+                if self._is_sketched and outputs.outputs not in self._exchanges:
+                    exchange = SketchExchange(self._facts, table, order, self._cut, outputs.outputs)
+                    self._exchanges[outputs.outputs] = exchange
+        news = self._facts.since(wire.Second, self._read)
+        self._read += len(news)
+        for signed, second in news:
+            author, index, part = table.places[signed.sender], second.contributor, second.part
+            is_one = part in table.owners and author in table.seating.three(part) and author != index
+            fits = second.slot == table.slot and index in order and len(second.table) == TABLE_BYTES
+            if fits and is_one and second.commit == self._standing_name(index):
+                self._seconds.setdefault((second.seed, (part, index)), {})[author] = signed, second
+        return actions
+
+    def _name(self, active: Collection[PeerId]) -> list[Action]:
+        """As the proposer, name the outputs; again where one is false, or where contributors do not sketch."""
+        table, named, reduced = self._table, self.named, self._reduce_phase
+        if table.me != 0:
+            return []
+        if named is None:
+            best = {part: reduced.first(part, active) for part in table.owners}
+            if None in best.values():
+                return []
+            silent = self._without(active)
+            return [self._outputs(0, {part: it for part, it in best.items() if it is not None}, silent)]
+        chosen = {part: named.outputs[part] for part in table.owners}
+        for part in sorted(table.owners):
+            is_false = part in self._false.get(named.outputs, ())
+            is_gone = part in reduced.withheld and part not in reduced.outputs
+            other = reduced.best(part, self._tried.setdefault(part, {chosen[part]})) if is_false or is_gone else None
+            if other is not None:
+                self._tried[part].add(other)
+                chosen[part] = other
+        late = self.missing() if self.is_late else ()
+        silent = {*named.silent, *self._without(active), *late, *self._doubtful}
+        if (chosen, silent) == ({part: named.outputs[part] for part in table.owners}, {*named.silent}):
+            return []
+        if named.number + 1 >= wire.MAX_OUTPUTS:
+            self.failure = f"{wire.MAX_OUTPUTS} times naming the outputs were not enough"
+            return []
+        return [self._outputs(named.number + 1, chosen, silent)]
+
+    def _without(self, active: Collection[PeerId]) -> set[int]:
+        """Return the contributors that were lost or banned, and have not sketched after the outputs."""
+        members, named = self._table.members, self.named
+        if not self._is_sketched:
+            return set()
+        here = self._exchanges[named.outputs].missing if named is not None else frozenset(self._judge_phase.order)
+        banned = {index for index in self._judge_phase.order if self._setup.is_banned(members[index])}
+        return banned | {index for index in here if members[index] not in active}
+
+    def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
+        table = self._table
+        outputs = tuple(chosen.get(part, EMPTY) for part in range(len(table.members)))
+        return Send(table.members, wire.Outputs(table.slot, self._cut, number, outputs, tuple(sorted(silent))))
+
+    def _required(self) -> list[Pair]:
+        """Return the pairs for which another one's sketch counts."""
+        seating, silent = self._table.seating, () if self.named is None else self.named.silent
+        found: list[Pair] = []
+        for part, counted in sorted(self._judge_phase.counted.items()):
+            own = {self._standing.holders[part]} if seating.needs_others else set()
+            found += [(part, index) for index in sorted(counted) if index in own or index in silent]
+        return found
+
+    def _givers(self, pair: Pair) -> list[int]:
+        """Return who may answer for a contributor to a part: others of its three, the part's holder last."""
+        part, contributor = pair
+        others = [index for index in self._table.seating.three(part) if index != contributor]
+        return sorted(others, key=lambda index: index == self._standing.holders[part])
+
+    def _answer(self, active: Collection[PeerId], exchange: SketchExchange) -> list[Action]:
+        """Sketch what others contribute, where that is mine to do."""
+        members, actions = self._table.members, list[Action]()
+        for pair in self._required():
+            givers = [index for index in self._givers(pair) if members[index] in active]
+            is_mine = givers[:1] == [self._table.me] or (self.is_late and self._table.me in givers)
+            if not is_mine or (exchange.seed, pair) in self._making:
+                continue
+            if self._collect_phase.has(*pair):
+                self._making.add((exchange.seed, pair))
+                actions.append(SecondPart(exchange.seed, *pair))
+            else:
+                self._collect_phase.hold([pair])
+        return actions
+
+    def _compare(self, holding: Collection[Pair]) -> list[Action]:
+        """Compare what others sketch for a contributor with the bytes that I hold."""
+        actions: list[Action] = []
+        mine = {*holding}
+        for (seed, pair), said in self._seconds.items():
+            for author in said if pair in mine and self.sketches(seed) else ():
+                if author != self._table.me and (seed, pair, author) not in self._comparing:
+                    self._comparing.add((seed, pair, author))
+                    actions.append(CompareSecond(seed, *pair, author))
+        return actions
+
+    def _tables(
+        self, active: Collection[PeerId], exchange: SketchExchange, named: wire.Outputs
+    ) -> tuple[bytes, ...] | None:
+        """Return the sketches after the outputs, in order; None if one that counts has not come."""
+        judge, members = self._judge_phase, self._table.members
+        if self.missing() or any(self._setup.is_banned(members[index]) for index in {*judge.order} - {*named.silent}):
+            return None
+        seconds: dict[int, dict[int, bytes]] = {}
+        for part, index in self._required():
+            own = b"" if index in named.silent else exchange.tables(index)
+            found = self._second(active, exchange, (part, index), own)
+            if found is None:
+                return None
+            seconds.setdefault(index, {})[part] = found
+        tables: list[bytes] = []
+        for index in judge.order:
+            whole = bytes(TABLE_BYTES * len(members)) if index in named.silent else exchange.tables(index)
+            counts = [index in judge.counted.get(part, ()) for part in range(len(members))]
+            tables.append(masked(with_seconds(whole, len(members), seconds.get(index, {})), counts))
+        return tuple(tables)
+
+    def _second(self, active: Collection[PeerId], exchange: SketchExchange, pair: Pair, own: bytes) -> bytes | None:
+        """Return the sketch of a pair that counts; None if it has not come, or where one of two different ones is false.
+
+        `own` are the contributor's own sketches of all its parts, where they count for the rest.
+        """
+        members, part = self._table.members, pair[0]
+        said = self._seconds.get((exchange.seed, pair), {})
+        mine = own[TABLE_BYTES * part : TABLE_BYTES * (part + 1)]
+        givers = [index for index in self._givers(pair) if not self._setup.is_banned(members[index])]
+        for index in givers:
+            if index in said:
+                table = said[index][1].table
+                # Who has signed the false one will be banned.
+                return None if mine and not self.is_late and not are_alike(mine, table) else table
+            if members[index] in active and not self.is_late:
+                return None
+        return mine if mine and not any(members[index] in active for index in givers) else None
+
+    def _signed(self, outputs: tuple[bytes, ...]) -> list[wire.Signed]:
+        exchange = self._exchanges.get(outputs)
+        found = [exchange.signed(index) for index in self._judge_phase.order] if exchange is not None else []
+        return [signed for signed in found if signed is not None]

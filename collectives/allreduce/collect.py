@@ -1,0 +1,201 @@
+"""COLLECT: commitments, the parts that I hold, and my word on them. Pure.
+
+Theory of operation. The owner of a part fetches it from every member that has committed. Its deputies stand in: the first
+of these three that is not lost holds the part, and the next one holds what that one contributes itself. A deputy holds
+all of a part, too, if the owner's word is not fit to count in it. Each holder says what it holds once that is all that it
+can expect, or at the deadline; who is in follows from these words (`words`, `stage`).
+
+A keeper, whose Ready states no tokens, commits to nothing. It holds parts like any other member.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..agreement.actions import Note
+from .actions import Action, FetchPart, HashParts, Send, Setup
+from .facts import MessageLog
+from .roster import RosterView
+from .stage import Stage
+from .words import is_enough
+
+
+class CollectPhase:
+    """One member's state of the phase COLLECT, and what it holds from then on."""
+
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
+        self.stage = Stage(facts, table, table.training, setup.nonce)
+        self.duties: set[int] = {table.me} & table.owners
+        """The parts that I hold of everybody; this set only grows."""
+        self._pairs: set[tuple[int, int]] = set()
+        """Of other parts: the contributors that I hold it of."""
+        self._setup = setup
+        self._facts = facts
+        self._table = table
+        self._held: dict[int, set[int]] = {}
+        self._failed: dict[tuple[int, int], str] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self._changes = 0
+        self._has_closed = False
+        """True if I have said at the deadline what I hold."""
+        self._expected: frozenset[int] = frozenset()
+        self._seen: dict[str, tuple[object, ...]] = {}
+
+    def begin(self) -> list[Action]:
+        """Encode my contribution, if I train."""
+        return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.ready.tokens else []
+
+    def parts_hashed(self, parts: tuple[bytes, ...], codec: str = "") -> list[Action]:
+        """Commit to my contribution, which is encoded and served; `codec` is empty for the run's usual one."""
+        setup, table, tokens = self._setup, self._table, self._setup.ready.tokens
+        loss = setup.loss if math.isfinite(setup.loss) else 0.0
+        commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
+        return [Send(table.members, commit)]
+
+    def fetched(self, part: int, contributor: int) -> bool:
+        """Record a well-formed part of a contribution. Return False if too little is here for anything to follow."""
+        self._held.setdefault(part, set()).add(contributor)
+        self._changes += 1
+        is_first = part in self.duties and not self.is_closed and not self._failed
+        return not is_first or is_enough(self._table.seating, self._held[part])
+
+    def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
+        """Record a failed fetch of a part."""
+        self._failed[part, contributor] = reason
+        self._changes += 1
+        return [Note("round.part_missing", self._table.members[contributor], "collect", reason)]
+
+    def stand_in(self, part: int) -> None:
+        """Hold a part whose output is withheld, if I am a deputy of its owner."""
+        if self._table.me in self._table.seating.three(part) and part not in self.duties:
+            self.duties.add(part)
+            self._changes += 1
+
+    def hold(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Hold what these contribute to parts of others."""
+        news = set(pairs) - self._pairs
+        self._pairs |= news
+        self._changes += len(news)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the phase is closed at its deadline."""
+        return self.stage.is_late
+
+    def close(self) -> None:
+        """Close the phase at its deadline, without what has not arrived."""
+        self.stage.is_late = True
+        self._changes += 1
+
+    def has(self, part: int, contributor: int) -> bool:
+        """Return True if I hold a part of the contribution that counts."""
+        if contributor not in self._held.get(part, ()):
+            return False
+        found = self.stage.standing
+        return found is None or found.names.get(contributor) == self._table.commit_name(contributor)
+
+    def holds(self, part: int, order: Collection[int]) -> bool:
+        """Return True if I have a part from all of these members."""
+        return all(self.has(part, index) for index in order)
+
+    def pairs(self, among: Collection[int]) -> list[tuple[int, int]]:
+        """Return what I hold of these contributors: (part, contributor), sorted."""
+        found = [(part, index) for part, held in self._held.items() for index in held if index in among]
+        return sorted(pair for pair in found if self.has(*pair))
+
+    def expected(self, among: Collection[int]) -> list[tuple[int, int]]:
+        """Return what I am to hold of these contributors, and can still get."""
+        found, table = self.stage.standing, self._table
+        commits, names = table.commits(), found.names if found is not None else {}
+        among = {index for index in among if index in commits and names.get(index) in (None, table.commit_name(index))}
+        wanted = {
+            *((part, index) for part in self.duties for index in among),
+            *(it for it in self._pairs if it[1] in among),
+        }
+        return sorted(wanted - self._failed.keys())
+
+    def why_left_out(self, contributor: int) -> str:
+        """Return why a contribution is not in the cut, as far as I know."""
+        reasons = [reason for (_, index), reason in self._failed.items() if index == contributor]
+        if contributor not in self._table.commits():
+            return "it committed to nothing"
+        return reasons[0] if reasons else "too few owners have its contribution"
+
+    def advance(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow."""
+        table, is_cut = self._table, self.stage.standing is not None
+        num_commits, num_words = len(table.commits()), self._facts.num_ever(wire.Have)
+        if not self._changed("advance", num_commits, num_words, len(active), is_cut, self._changes):
+            return []
+        if self._changed("duties", num_words, num_commits, len(active), is_cut):
+            self._extend(active)
+        actions = (
+            self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
+        )
+        return actions if is_cut else [*actions, *self._report(active)]
+
+    def _extend(self, active: Collection[PeerId]) -> None:
+        """Take over what others can no longer hold, or deny to hold."""
+        table = self._table
+        for part in table.deputized - self.duties:
+            first, second = [*table.living(part, active), None, None][:2]
+            if first == table.me or self.stage.is_denied(part, table.commits()):
+                self.duties.add(part)
+            elif second == table.me and first is not None and first in table.training and table.seating.needs_others:
+                self._pairs.add((part, first))
+
+    def _fetch(self) -> list[Action]:
+        table, found = self._table, self.stage.standing
+        commits = table.commits()
+        wanted = commits.keys() if found is None else commits.keys() & found.names.keys()
+        pairs = {
+            *((part, index) for part in self.duties for index in wanted),
+            *(it for it in self._pairs if it[1] in wanted),
+        }
+        actions: list[Action] = []
+        for part, index in sorted(pairs - self._asked):
+            self._asked.add((part, index))
+            cells = table.cells(part)
+            source, key = table.members[index], commits[index].parts[part]
+            num_bytes = self._setup.part_bytes(cells, commits[index].codec)
+            if num_bytes is None:
+                actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
+                continue
+            others = table.others_with(part, {table.me, index})
+            actions.append(FetchPart(part, source, key, cells, num_bytes, others, contributor=index))
+        return actions
+
+    def _report(self, active: Collection[PeerId]) -> list[Action]:
+        """Say what I hold once it is all that I can expect; at the deadline, and then when nothing more is on its way."""
+        awaited = self._awaited(active)
+        pairs = {
+            *((part, index) for part in self.duties for index in awaited),
+            *(it for it in self._pairs if it[1] in awaited),
+        }
+        is_whole = all(index in self._held.get(part, ()) or (part, index) in self._failed for part, index in pairs)
+        is_fetching = any(index not in self._held.get(part, ()) for part, index in self._asked - self._failed.keys())
+        if not is_whole and (not self.is_closed or (self._has_closed and is_fetching)):
+            return []
+        self._has_closed = self.is_closed
+        mine = {part: self._named(self._held.get(part, set())) for part in self.duties}
+        for part, index in self._pairs:
+            if part not in self.duties:
+                mine[part] = mine.get(part, {}) | self._named(self._held.get(part, set()) & {index})
+        return self.stage.say(mine) if mine else []
+
+    def _named(self, held: Collection[int]) -> dict[int, bytes]:
+        return {index: self._table.commit_name(index) for index in held}
+
+    def _awaited(self, active: Collection[PeerId]) -> frozenset[int]:
+        """Return the contributors that a holder waits for before it says what it holds."""
+        if self._changed("awaited", len(active)):
+            here = [index for index in self._table.training if self._table.members[index] in active]
+            self._expected = frozenset(index for index in here if self._setup.awaits(self._table.members[index]))
+        return self._expected
+
+    def _changed(self, step: str, *state: object) -> bool:
+        """Return True if the inputs of a step have changed since its last run. Counts among them never shrink."""
+        changed = self._seen.get(step) != state
+        self._seen[step] = state
+        return changed

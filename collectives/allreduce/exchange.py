@@ -1,0 +1,502 @@
+"""An attempt under a roster: COLLECT to CHECK, up to the value that it makes. Pure.
+
+The machine (`machine`) owns it: messages come in from there, `advance` returns the actions that they allow, and
+`failure` holds the reason to abandon the round. `collect` does COLLECT, `judge` JUDGE, `outputs` REDUCE and `check` CHECK;
+the transitions between them are here.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ..agreement.actions import Note
+from ..chain.quorum import ranked
+from ..lines import StatedLines
+from .actions import (
+    Action,
+    AskFor,
+    CheckOutputs,
+    CompareSecond,
+    CompareSketch,
+    FetchBytes,
+    FetchOutput,
+    FetchPart,
+    Finalize,
+    Forward,
+    Phase,
+    Reduce,
+    SecondPart,
+    Send,
+    Setup,
+)
+from .check import CheckPhase
+from .collect import CollectPhase
+from .facts import MessageLog
+from .judge import JudgePhase, SketchExchange
+from .outputs import ReducePhase
+from .roster import RosterView
+from .stage import Stage
+
+MAX_WITHHELD, ASKED_OF = 8, 2
+"""Members whose messages I ask others for after one deadline, and whom I ask: one of the two may lie."""
+
+
+class RosterRound:
+    """One member's state of an attempt under one roster."""
+
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
+        self.collect_phase = CollectPhase(setup, facts, table)
+        self.value: bytes | None = None
+        """The encoded `wire.Value` that my outputs and their root make; None before they are checked."""
+        self.table = table
+        self._setup = setup
+        self._facts = facts
+        self._judge_phase: JudgePhase | None = None
+        self._outputs: tuple[ReducePhase, CheckPhase] | None = None
+        self._roots: dict[tuple[bytes, ...], bytes | None] = {}
+        """By outputs, the state root that they lead to; None while it is computed."""
+        self._reducing: set[int] = set()
+        self._closed: set[Phase] = set()
+        self._asked: set[tuple[object, int]] = set()
+        """At which moments I have asked for whose messages."""
+        self._questions: set[tuple[Phase, int, PeerId]] = set()
+        """In which phase I have asked whom for whose messages."""
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The cells of each part."""
+        return self.table.roster.bounds
+
+    @property
+    def my_rate(self) -> int:
+        """The bytes/s that others have received from me over one connection each; 0 before they have measured it."""
+        table = self.table
+        return StatedLines(table.readies, self._setup.last, table.electorate.frontier).measured(table.members[table.me])
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The members of the roster; its proposer stands first."""
+        return self.table.members
+
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        if self.value is not None:
+            return Phase.CONFIRM
+        if self._judge_phase is None:
+            return Phase.COLLECT
+        if self._outputs is None:
+            return Phase.JUDGE
+        return Phase.CHECK if self._outputs[0].is_whole else Phase.REDUCE
+
+    @property
+    def step(self) -> tuple[Phase, bool, bool]:
+        """The current phase, and how far it is: its deadline begins anew with each step."""
+        stage = self._stage
+        return self.phase, self.is_cut, stage is not None and stage.is_named
+
+    @property
+    def is_cut(self) -> bool:
+        """True once the first cut is here: others count on my part."""
+        return self.collect_phase.stage.standing is not None
+
+    @property
+    def cut(self) -> bytes:
+        """The hash of the first cut; empty before it is here."""
+        return self.collect_phase.stage.hash
+
+    @property
+    def counted(self) -> Mapping[int, frozenset[int]]:
+        """By part, the members whose contributions count in it; empty before it is known."""
+        return self._judge_phase.counted if self._judge_phase is not None else {}
+
+    @property
+    def failure(self) -> str:
+        """Why the round must be abandoned; empty while it can go on."""
+        judged = self._judge_phase.failure if self._judge_phase is not None else ""
+        checked = self._outputs[1].failure if self._outputs is not None else ""
+        return self.collect_phase.stage.failure or judged or checked
+
+    @property
+    def lied(self) -> tuple[PeerId, ...]:
+        """The members whose outputs were false."""
+        return self._outputs[0].liars() if self._outputs is not None else ()
+
+    @property
+    def late(self) -> tuple[PeerId, ...]:
+        """The holders whose output did not come in time, and was made by another."""
+        return self._outputs[0].late() if self._outputs is not None else ()
+
+    def orphans(self, active: Collection[PeerId]) -> list[int]:
+        """Return the parts whose output I lack, and whose three are all lost."""
+        made = self._outputs[0].outputs.keys() if self._outputs is not None else set[int]()
+        return sorted(part for part in self.table.owners - made if not self.table.living(part, active))
+
+    # The driver's reports.
+
+    def reduced(self, cut: bytes, part: int, output: bytes) -> list[Action]:
+        """Publish a part's output for a cut: it is encoded and served under this hash."""
+        return [Send(self.table.members, wire.Result(self.table.slot, cut, part, output))]
+
+    def output_fetched(self, part: int, hash_: bytes) -> bool:
+        """Record a well-formed output. Return True if anything follows from it."""
+        return self._outputs is not None and self._outputs[0].fetched(part, hash_)
+
+    def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+        """Record a failed fetch of an output."""
+        return self._outputs[0].not_fetched(part, hash_, reason) if self._outputs is not None else []
+
+    def sketched(self, seed: bytes, tables: bytes) -> list[Action]:
+        """Send my finished sketches under a seed."""
+        return [action for sketches in self._sketches(seed) for action in sketches.sketched(tables)]
+
+    def compared(self, action: CompareSketch) -> None:
+        """Record that a contributor's sketch of its part matches the bytes."""
+        for sketches in self._sketches(action.seed):
+            sketches.true.add((action.part, action.contributor))
+
+    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
+        """Send the sketch that I made of what another one contributes."""
+        return self._outputs[1].seconded(action, table) if self._outputs is not None else []
+
+    def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
+        """Take the rule's result: the weights of each part, and the flagged contributors, both in the order of the cut."""
+        return self._judge_phase.judged(weights, flagged) if self._judge_phase is not None else []
+
+    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
+        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+        return self._outputs[1].checked(action, false, doubtful) if self._outputs is not None else []
+
+    def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
+        """Record the state root that these outputs lead to."""
+        self._roots[outputs] = next_root
+
+    # Deadlines.
+
+    def close(self) -> bool:
+        """Stop waiting for what has not come in this phase. Return True the first time: that can still change the result."""
+        phase = self.phase
+        if phase in self._closed or phase is Phase.CONFIRM:
+            return False
+        self._closed.add(phase)
+        if phase is Phase.COLLECT:
+            self.collect_phase.close()
+        elif self._judge_phase is not None and phase is Phase.JUDGE:
+            self._judge_phase.stage.is_late = True
+        elif self._outputs is not None:
+            reduced, checked = self._outputs
+            reduced.close()
+            checked.is_late = phase is Phase.CHECK
+        return True
+
+    def has_named(self, signed: wire.Signed) -> bool:
+        """Return True if a cut that is here names this word."""
+        stage, place = self._stage, self.table.places.get(signed.sender)
+        return stage is not None and place is not None and stage.has_named(place, signed)
+
+    def take_best(self) -> bool:
+        """As the proposer, take the words that there are, fit or not. Return True the first time."""
+        stage = self._stage
+        if stage is None or self.table.me != 0 or stage.takes_best:
+            return False
+        stage.takes_best = True
+        return True
+
+    def ask(self, active: Collection[PeerId]) -> list[Action]:
+        """Ask others for what members have sent to them, and not to me; for each message once.
+
+        Who withholds one message from a few could else waste the attempts of all proposers.
+        """
+        table, voters = self.table, self._voters(active)
+        missing = dict.fromkeys(self._withheld(active), (table.members[0], *voters))
+        if (
+            self.phase is Phase.REDUCE and self._outputs is not None
+        ):  # Its deputies have the output of an owner, or make it.
+            parts = table.owners - self._outputs[0].outputs.keys()
+            missing |= {part: table.others_with(part, {part}) for part in parts}
+        return self._ask(missing, self.phase)
+
+    def _voters(self, active: Collection[PeerId]) -> tuple[PeerId, ...]:
+        return ranked(self.table.slot, self.table.electorate.votes.keys() & set(active))
+
+    def _ask(self, missing: Mapping[int, Sequence[PeerId]], moment: object) -> list[Action]:
+        """Ask these for the messages of members, by index: once at each moment, others that were not asked before."""
+        table, phase, actions = self.table, self.phase, list[Action]()
+        me = table.members[table.me]
+        for index, others in sorted(missing.items()):
+            if index >= len(table.members):
+                continue
+            peer = table.members[index]
+            if peer == me or (moment, index) in self._asked or len(actions) >= MAX_WITHHELD:
+                continue
+            self._asked.add((moment, index))
+            all_ = [other for other in dict.fromkeys(others) if other not in (peer, me)]
+            to = [other for other in all_ if (phase, index, other) not in self._questions] or all_
+            self._questions |= {(phase, index, other) for other in to[:ASKED_OF]}
+            actions.append(AskFor(tuple(to[:ASKED_OF]), peer))
+        return actions
+
+    def _withheld(self, active: Collection[PeerId]) -> set[int]:
+        """Return the members that have not sent me what others may have."""
+        stage, missing = self._stage, {*self._spoken_of()}
+        if stage is not None:
+            late = stage.unheard(active).values() if self.table.me == 0 else ()
+            missing |= {*stage.missing(), *(index for each in late for index in each)}
+        if self._outputs is not None:
+            missing |= self._outputs[1].missing()
+        elif self._judge_phase is not None:
+            missing |= {*self._judge_phase.missing()}
+        return missing | {0} if self._awaits_proposer() else missing
+
+    def show_words(self) -> list[Action]:
+        """Forward the proposer the newest words of the owners that I stand in for: they may have sent it none."""
+        table = self.table
+        words = table.words(self.collect_phase.stage.hash)
+        shown = [index for index in words if table.me in table.deputies(index) and index != 0]
+        found = [self._facts.named(wire.Have, table.members[index], words[index].name) for index in shown]
+        return [Forward(table.members[:1], it[0]) for it in found if it is not None]
+
+    def silent(self, active: Collection[PeerId]) -> list[PeerId]:
+        """Return the living owners whose word is overdue: I have closed the phase, and a quorum of voters has spoken.
+
+        Nobody if the proposer is one of them: then there will be no cut.
+        """
+        table, stage = self.table, self._stage
+        if stage is None or stage.standing is not None or not stage.is_late:
+            return []
+        words = stage.words
+        stated = {
+            index for index in range(len(table.members)) if index in words.get(index, ()) or index not in table.owners
+        }
+        if not table.electorate.is_quorum(table.members[index] for index in stated):
+            return []
+        owners = {table.members[part] for part in table.owners - stated - {table.me}}
+        return [] if table.members[0] in owners else sorted(owners & set(active))
+
+    def awaits_holders(self, active: Collection[PeerId]) -> bool:
+        """Return True if a part's first living holder has not said all of it yet; False if the proposer has not."""
+        stage = self._stage
+        if stage is None or stage.standing is not None:
+            return False
+        first = {part: holder for part in self.table.owners for holder in self.table.living(part, active)[:1]}
+        open_, words = stage.open_parts(), stage.words
+        late = {holder for part, holder in first.items() if part in open_ or part not in words.get(holder, ())}
+        return bool(late) and 0 not in late
+
+    def bound_to(self, action: FetchBytes | CompareSketch | CompareSecond) -> tuple[wire.Signed, ...]:
+        """Return the statements that bind a peer to these bytes, for a claim; empty if they are gone."""
+        table = self.table
+        match action:
+            case FetchPart():
+                commit = table.signed_commit(action.contributor)
+                return (commit, table.signed) if commit is not None else ()
+            case FetchOutput() if self._outputs is not None and self._judge_phase is not None:
+                result, cut = self._outputs[0].result(action.part, action.source), self._judge_phase.stage.signed
+                return (result, cut, table.signed) if result is not None and cut is not None else ()
+            case CompareSketch(seed, _, contributor):
+                found = [sketches.signed(contributor) for sketches in self._sketches(seed)]
+                commit = table.signed_commit(contributor)
+                signed = [sketch for sketch in found if sketch is not None]
+                return (*signed, commit, table.signed) if signed and commit is not None else ()
+            case CompareSecond() if self._outputs is not None:
+                second, commit = self._outputs[1].second_by(action), table.signed_commit(action.contributor)
+                return (second[0], commit, table.signed) if second is not None and commit is not None else ()
+        return ()
+
+    def part_for(self, name: bytes, reader: PeerId) -> FetchPart | None:
+        """Return how I fetch the part of a contribution, by its name, for another member; None unless we may both read it."""
+        table = self.table
+        for part in (table.deputized | {table.me}) & table.owners:
+            readers = table.others_with(part, ())
+            for index, commit in table.commits().items() if reader in readers else ():
+                cells, source = table.cells(part), table.members[index]
+                num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
+                found = FetchPart(part, source, hash_, cells, num_bytes or 0, readers, contributor=index)
+                if num_bytes is not None and found.name == name and index != table.me:
+                    return found
+        return None
+
+    def missing(self, living: Collection[PeerId]) -> str:
+        """Return the messages that the current phase waits for, in one line for a person."""
+        table, stage = self.table, self._stage
+        if self.phase is Phase.CONFIRM:
+            if not self._facts.of(wire.Propose, table.slot):
+                return f"Propose from {table.members[0]}"
+            kind = wire.Precommit if self._facts.of(wire.Precommit) else wire.Prevote
+            received = self._facts.of(kind, table.slot).keys()
+            expected = sorted(set(living) & table.electorate.votes.keys() - received)
+            return f"{kind.__name__} from {', '.join(expected) or 'nobody'}"
+        if self.phase is Phase.REDUCE and self._outputs is not None:
+            owners = [table.members[part] for part in sorted(table.owners - self._outputs[0].outputs.keys())]
+            return f"outputs of {', '.join(owners) or 'nobody'}"
+        if self._outputs is not None:
+            return self._outputs[1].waits_for()
+        if self._judge_phase is not None and (mute := self._judge_phase.missing()):
+            return f"Sketch from {', '.join(table.members[index] for index in mute)}"
+        late = stage.unheard(living).values() if stage is not None else ()
+        silent = sorted({table.members[index] for each in late for index in each})
+        return f"Have from {', '.join(silent)}" if silent else "the proposer's cut"
+
+    def may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
+        """Return True if a new message can change anything now; if not, it counts with the next one that can."""
+        match message:
+            case wire.Have(cut=cut):
+                return self.table.me == 0 or (not cut and not self.is_cut) or self._awaits_word(cut)
+            case wire.Prevote():
+                return self._outputs is not None and bool(self._outputs[0].withheld)
+        return isinstance(message, (wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Second))
+
+    def advance(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow now."""
+        actions = self.collect_phase.advance(active)
+        stage = self.collect_phase.stage
+        if stage.standing is None and not self.failure:
+            actions += [*stage.propose(active), *stage.take()]
+            actions += self._left_out()
+        actions += self.table.notes()
+        if spoken_of := self._spoken_of():
+            others = self.table.members[0], *self._voters(active)
+            moment = self.step, self.phase in self._closed
+            actions += self._ask({index: (*by, *others) for index, by in spoken_of.items()}, moment)
+        if stage.standing is not None and self._judge_phase is None and not self._lacking():
+            self._judge_phase = JudgePhase(self._setup, self._facts, self.table, self.collect_phase, stage)
+        judge = self._judge_phase
+        if judge is not None and self._outputs is None and not self.failure:
+            actions += judge.advance(active)
+            if judge.weights and judge.stage.standing is not None and not self.failure:
+                standing = judge.stage.standing
+                actions += self._not_judged(judge.order)
+                reduced = ReducePhase(
+                    self._setup, self._facts, self.table, self.collect_phase, judge.stage.hash, standing
+                )
+                phases = self.collect_phase, judge, reduced
+                self._outputs = reduced, CheckPhase(self._setup, self._facts, self.table, phases, standing)
+        if self._outputs is not None and judge is not None and not self.failure:
+            actions += self._reduce(judge, *self._outputs, active)
+            actions += self.collect_phase.advance(active)  # A new duty, where an output or a sketch is missing.
+        return actions
+
+    @property
+    def _stage(self) -> Stage | None:
+        """The exchange of words that has no cut yet; None once both have."""
+        if not self.is_cut:
+            return self.collect_phase.stage
+        judge = self._judge_phase
+        return judge.stage if judge is not None and judge.stage.standing is None else None
+
+    def _spoken_of(self) -> dict[int, list[PeerId]]:
+        """Return the members whose Commit or Sketch others have and I lack, and who says in its word that it has it.
+
+        So too whose word the proposer's cut names and I have not taken, since I have banned its author.
+        Where a cut is here the one that counts: with two different ones, or one that was sent to some, I may have another.
+        """
+        table, judge, missing = self.table, self._judge_phase, list[int]()
+        stage = self.collect_phase.stage if judge is None else judge.stage
+        names = stage.standing.names if stage.standing is not None else {}
+        if judge is None:
+            is_all = len(table.commits()) == len(table.training)
+            missing = self._lacking() if names else [] if is_all else sorted(table.training - table.commits().keys())
+        elif self._outputs is None:
+            missing = judge.missing()
+        found: dict[int, list[PeerId]] = {}
+        for index in missing:
+            name = names.get(index)
+            has = (
+                by
+                for by, it in stage.words.items()
+                if any(index in held and name in (None, held[index]) for held in it.values())
+            )
+            found[index] = [table.members[by] for by in sorted(has)]
+        open_, is_banned = self._stage, self._setup.is_banned
+        gone = [index for index in open_.missing() if is_banned(table.members[index])] if open_ is not None else []
+        return {index: by for index, by in found.items() if by or names} | {index: [] for index in gone}
+
+    def _awaits_word(self, cut: bytes) -> bool:
+        stage = self._stage
+        return stage is not None and stage.awaits(cut)
+
+    def _awaits_proposer(self) -> bool:
+        """Return True if nothing is missing but what the proposer says."""
+        if self.table.me == 0:
+            return False
+        if (stage := self._stage) is not None:
+            return not stage.is_named
+        return self._outputs is not None and self._outputs[1].named is None
+
+    def _lacking(self) -> list[int]:
+        """Return the members that are in, and whose Commit that counts is not here."""
+        found = self.collect_phase.stage.standing
+        names = found.names if found is not None else {}
+        return [index for index, name in names.items() if self.table.commit_named(index, name) is None]
+
+    def _left_out(self) -> list[Action]:
+        found, table = self.collect_phase.stage.standing, self.table
+        if found is None:
+            return []
+        notes: list[Action] = []
+        for index in sorted(table.training):
+            parts = [part for part, counted in found.parts.items() if index not in counted]
+            if index not in found.names:
+                reason = self.collect_phase.why_left_out(index)
+                notes.append(Note("round.left_out", table.members[index], "cut", reason))
+            elif parts:
+                holders = ", ".join(sorted({table.members[found.holders[part]] for part in parts}))
+                reason = f"it counts as zeros in {len(parts)} of {len(found.parts)} parts: those of {holders}"
+                notes.append(Note("round.masked", table.members[index], "cut", reason))
+        return notes
+
+    def _not_judged(self, order: Collection[int]) -> list[Action]:
+        """Note who is in by the first cut, and has no true sketch by the words that the second one names."""
+        found, reason = self.collect_phase.stage.standing, "the owners have no true sketch of its contribution"
+        lost = sorted(found.names.keys() - {*order}) if found is not None else []
+        return [Note("round.left_out", self.table.members[index], "judge", reason) for index in lost]
+
+    def _sketches(self, seed: bytes) -> list[SketchExchange]:
+        first = [self._judge_phase.sketches] if self._judge_phase is not None else []
+        later = self._outputs[1].sketches(seed) if self._outputs is not None else []
+        return [sketches for sketches in (*first, *later) if sketches.seed == seed]
+
+    def _reduce(
+        self, judge: JudgePhase, reduced: ReducePhase, checked: CheckPhase, active: Collection[PeerId]
+    ) -> list[Action]:
+        table, actions, standing = self.table, list[Action](), judge.stage.standing
+        assert standing is not None
+        mine = {part for part, holder in standing.holders.items() if holder == table.me} | self.collect_phase.duties
+        for part in sorted(mine - self._reducing):
+            if self.collect_phase.holds(part, judge.counted[part]):
+                self._reducing.add(part)
+                weights = judge.weights[part]
+                actions.append(Reduce(judge.stage.hash, part, judge.order, weights, table.cells(part)))
+        actions += [*reduced.advance(), *checked.advance(active), *reduced.advance()]
+        if not reduced.is_whole or self.failure:
+            return actions
+        outputs = reduced.hashes()
+        if outputs not in self._roots:
+            self._roots[outputs] = None
+            actions.append(Finalize(table.roster.bounds, outputs))
+        actions += checked.check(active)
+        root = self._roots[outputs]
+        if root is not None and checked.is_checked(outputs):
+            self.value = encode(self._made_value(outputs, root, judge))
+        return actions
+
+    def _made_value(self, outputs: tuple[bytes, ...], next_root: bytes, judge: JudgePhase) -> wire.Value:
+        slot, roster, credit = self.table.slot, self.table.roster, judge.credit()
+        return wire.Value(
+            slot.run,
+            slot.round,
+            slot.previous,
+            roster.base_root,
+            roster.members,
+            roster.bounds,
+            roster.seats,
+            self.cut,
+            judge.order,
+            outputs,
+            next_root,
+            min(self._setup.tokens_before + sum(credit), wire.MAX_COUNT),
+            judge.flagged,
+            roster.revision,
+            credit,
+        )

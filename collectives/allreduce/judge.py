@@ -1,0 +1,230 @@
+"""JUDGE: the sketches after the first cut, the holders' words on them, and the weights that follow. Pure.
+
+Every contributor signs sketches of its parts under a seed that nobody knew before (`wire.Sketch`, `robust.checks`). The
+holder of a part compares them with the bytes; a false sketch is evidence. Each holder says whose sketches are of the bytes
+that it holds, and the proposer names the words that count, as in COLLECT (`stage`). Who is not in by these words, since its
+sketches are missing, false or late, weighs nothing; where the holder of a part does not vouch for a sketch, that part of
+the contribution counts as zeros. The run's rule weighs the others by their sketches. A rule that is blind to
+contributions needs no sketches.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..accountability.trust import credit_of, weigh
+from ..agreement.actions import Note
+from ..robust.checks import masked, num_bytes, seed_of, width_of
+from .actions import Action, CompareSketch, Judge, Send, Setup, SketchParts
+from .collect import CollectPhase
+from .facts import MessageLog
+from .roster import RosterView
+from .stage import Stage
+from .words import Standing
+
+
+class SketchExchange:
+    """One exchange of sketches under one seed: mine, those received, and which of them I have compared with the bytes."""
+
+    def __init__(
+        self,
+        facts: MessageLog,
+        table: RosterView,
+        contributors: Collection[int],
+        cut: bytes,
+        outputs: tuple[bytes, ...] = (),
+    ) -> None:
+        self.seed = seed_of(cut, outputs)
+        self.columns = width_of(outputs, len(table.members))
+        self._cut = cut
+        self._outputs = outputs
+        self._facts = facts
+        self._table = table
+        self._contributors = frozenset(contributors)
+        self._size = num_bytes(len(table.members), self.columns)
+        self._received: dict[int, tuple[wire.Signed, wire.Sketch]] = {}
+        self._asked = False
+        self._comparing: set[tuple[int, int]] = set()
+        self.true: set[tuple[int, int]] = set()
+        """The sketches that are of the bytes that I hold: (part, contributor)."""
+        self._read = 0
+
+    def advance(self, pairs: Collection[tuple[int, int]]) -> list[Action]:
+        """Make my sketches, and compare those of others on the `pairs` of part and contributor that I hold."""
+        table, actions = self._table, list[Action]()
+        if not self._asked and table.me in self._contributors:
+            self._asked = True
+            actions.append(SketchParts(self.seed, self.columns))
+        news = self._facts.since(wire.Sketch, self._read)
+        self._read += len(news)
+        for signed, sketch in news:
+            index = table.places[signed.sender]
+            about = sketch.slot, sketch.cut, sketch.outputs
+            if about != (table.slot, self._cut, self._outputs) or index not in self._contributors:
+                continue
+            if len(sketch.tables) != self._size:
+                actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
+                continue
+            self._received[index] = signed, sketch
+        for part, index in pairs:
+            if index in self._received and (part, index) not in self._comparing:
+                self._comparing.add((part, index))
+                actions.append(CompareSketch(self.seed, part, index))
+        return actions
+
+    def sketched(self, tables: bytes) -> list[Action]:
+        """Send my finished sketches."""
+        return [Send(self._table.members, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
+
+    def signed(self, contributor: int) -> wire.Signed | None:
+        """Return a contributor's signed sketches; None if they have not arrived."""
+        return self._received.get(contributor, (None, None))[0]
+
+    def tables_named(self, contributor: int, name: bytes) -> bytes | None:
+        """Return a contributor's sketches by their name; None if these are not here."""
+        _, sketch = self._facts.named(wire.Sketch, self._table.members[contributor], name) or (None, None)
+        return sketch.tables if sketch is not None and len(sketch.tables) == self._size else None
+
+    def tables(self, contributor: int) -> bytes:
+        """Return a contributor's sketches, which have arrived."""
+        return self._received[contributor][1].tables
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The contributors whose sketches have not arrived."""
+        return self._contributors - self._received.keys()
+
+
+class JudgePhase:
+    """One member's evaluation of the first cut."""
+
+    def __init__(
+        self, setup: Setup, facts: MessageLog, table: RosterView, collect_phase: CollectPhase, first: Stage
+    ) -> None:
+        assert first.standing is not None
+        self.order: tuple[int, ...] = ()
+        """The contributors that count, once the weights are here."""
+        self.counted: Mapping[int, frozenset[int]] = {}
+        """By part those of them that count in it."""
+        self.weights: tuple[tuple[float, ...], ...] = ()
+        """The weights of each part, in that order; empty before the rule's result."""
+        self.first: tuple[bytes, ...] = ()
+        """Their sketches after the cut, with zeros where they do not count."""
+        self.flagged: tuple[int, ...] = ()
+        self.failure = ""
+        self._setup = setup
+        self._table = table
+        self._collect_phase = collect_phase
+        self.sketches = SketchExchange(facts, table, first.standing.names, first.hash)
+        self._among = frozenset(first.standing.names)
+        self.stage = first if setup.rule.blind else Stage(facts, table, self._among, setup.nonce, first.hash)
+        self._is_judging = False
+        self._has_closed = False
+        """True if I have said at the deadline whose sketches are true: after it I wait until others are compared."""
+        if setup.rule.blind:
+            self._settle(first.standing)
+            if not self.failure:
+                self.weights = self._masked((self._masses(),) * len(table.members))
+
+    def advance(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow, up to the weights."""
+        if self.weights or self.failure:
+            return []
+        actions = self.sketches.advance(self._collect_phase.pairs(self._among))
+        if self.stage.standing is None:
+            for part in self._table.deputized - self._collect_phase.duties:
+                if self.stage.is_denied(part, self._among):
+                    self._collect_phase.stand_in(part)
+            actions += self._report(active)
+            actions += [*self.stage.propose(active), *self.stage.take()]
+            self.failure = self.failure or self.stage.failure
+        found = self.stage.standing
+        if found is None or self._is_judging or self.failure:
+            return actions
+        tables = {index: self.sketches.tables_named(index, name) for index, name in found.names.items()}
+        here = {index: table for index, table in tables.items() if table is not None}
+        if len(here) < len(tables):
+            return actions  # On their way, or others have them.
+        self._settle(found)
+        if self.failure:
+            return actions
+        self._is_judging = True
+        self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
+        return [*actions, Judge(self.stage.hash, self._masses(), self.first)]
+
+    def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
+        """Take the rule's result: the weights of each part, and the flagged contributors, both in order."""
+        flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
+        self.weights = self._masked(weights)
+        self.flagged = tuple(self.order[place] for place in sorted(flagged))
+        if not any(any(row) for row in self.weights):
+            self.failure = "the rule leaves nothing of the contributions"
+        peers = [self._table.members[index] for index in self.order]
+        return [Note("peer.flagged", peers[place], "judge", reason) for place, reason in sorted(flagged.items())]
+
+    def credit(self) -> tuple[int, ...]:
+        """Return the tokens of each contributor that count, in order, once it is judged."""
+        tokens = [commit.tokens for commit in self._commits()]
+        seats = self._table.seats(self.order, self._setup.charter)
+        weighs = [any(row[place] for row in self.weights) for place in range(len(self.order))]
+        counts = [each and index not in self.flagged for each, index in zip(weighs, self.order, strict=True)]
+        return credit_of(tokens, seats, counts, earned=self._setup.charter.earned)
+
+    def missing(self) -> list[int]:
+        """Return whose sketches I lack: those that a cut names, or before it all."""
+        found = self.stage.standing
+        if found is None:
+            return sorted(self.sketches.missing)
+        named = found.names.items() if self.stage.signed is not None and not self._setup.rule.blind else ()
+        return [index for index, name in named if self.sketches.tables_named(index, name) is None]
+
+    def _report(self, active: Collection[PeerId]) -> list[Action]:
+        """Say whose sketches are of the bytes that I hold, once all are here that I can expect."""
+        members, sketches = self._table.members, self.sketches
+        expected = self._collect_phase.expected(self._among)
+        open_ = [(part, index) for part, index in expected if (part, index) not in sketches.true]
+        here = {index for index, peer in enumerate(members) if peer in active and not self._setup.is_banned(peer)}
+        awaited = [index for _, index in open_ if index in here and self._setup.awaits(members[index])]
+        known = {index for index in self._among if sketches.signed(index) is not None}
+        is_comparing = any(index in known and index in here for _, index in open_)
+        if not expected or (awaited and not (self.stage.is_late and (not is_comparing or not self._has_closed))):
+            return []
+        self._has_closed = self.stage.is_late
+        mine: dict[int, dict[int, bytes]] = {part: {} for part, _ in expected}
+        for part, index in sketches.true:
+            signed = sketches.signed(index)
+            if part in mine and signed is not None:
+                mine[part][index] = signed.name
+        return self.stage.say(mine)
+
+    def _settle(self, found: Standing) -> None:
+        self.order = tuple(sorted(found.names))
+        self.counted = {part: frozenset(counted) for part, counted in found.parts.items()}
+        if not any(self._masses()):
+            self.failure = "no contribution of the cut counts for anything"
+
+    def _parts_of(self, index: int) -> list[bool]:
+        return [index in self.counted.get(part, ()) for part in range(len(self._table.members))]
+
+    def _masked(self, weights: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+        rows = enumerate(weights)
+        return tuple(
+            tuple(
+                weight if index in self.counted.get(part, ()) else 0.0
+                for index, weight in zip(self.order, row, strict=True)
+            )
+            for part, row in rows
+        )
+
+    def _masses(self) -> tuple[float, ...]:
+        seats = self._table.seats(self.order, self._setup.charter)
+        commits = self._commits()
+        tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
+        return weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
+
+    def _commits(self) -> list[wire.Commit]:
+        standing = self._collect_phase.stage.standing
+        assert standing is not None
+        found = [self._table.commit_named(index, standing.names[index]) for index in self.order]
+        assert None not in found, "the weights of members whose commits are not here"
+        return [commit for commit in found if commit is not None]

@@ -1,0 +1,207 @@
+"""REDUCE: the outputs of all parts, their providers, retries, and false ones. Pure.
+
+The output of a part is a function of the last cut alone (the same bytes, weights and order). So its holder and the others of
+its three make the same one, and a peer fetches it from whichever of them it can reach. The proposer names one for each part.
+"""
+
+from collections.abc import Collection
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..agreement.actions import Note
+from ..chain.certificate import open_value, value_hash
+from ..codec import EMPTY
+from .actions import Action, FetchOutput, Forward, Setup
+from .collect import CollectPhase
+from .facts import MessageLog
+from .roster import RosterView
+from .words import Standing
+
+
+class ReducePhase:
+    """One member's view of the outputs of one cut."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        facts: MessageLog,
+        table: RosterView,
+        collect_phase: CollectPhase,
+        cut: bytes,
+        standing: Standing,
+    ) -> None:
+        self.outputs: dict[int, bytes] = {}
+        self.withheld: set[int] = set()
+        """Parts whose output a member offered but did not provide, that timed out, or that failed the check."""
+        self._setup = setup
+        self._facts = facts
+        self._table = table
+        self._collect_phase = collect_phase
+        self._cut = cut
+        self._standing = standing
+        self._named: tuple[bytes, ...] = ()
+        self._fetching: dict[int, tuple[PeerId, bytes]] = {}
+        self._tried: set[tuple[int, PeerId, bytes]] = set()
+        self._offers: dict[int, dict[int, bytes]] = {}
+        """By part, and by the index of the member that made it."""
+        self._false: set[bytes] = set()
+        self._late: set[int] = set()
+        """Parts whose output was not here at the deadline."""
+        self._open = set(table.owners)
+        """Parts with a new offer, a failed fetch, or another output that is named."""
+        self._results_read = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all outputs are here: those that the proposer has named, where it has."""
+        return self.outputs.keys() == self._table.owners and self._named in ((), self.hashes())
+
+    def hashes(self) -> tuple[bytes, ...]:
+        """Return one output hash per member; that of an empty part is the hash of no bytes."""
+        return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
+
+    def fetched(self, part: int, hash_: bytes) -> bool:
+        """Record a well-formed output. Return True if all outputs are here: only then does anything follow."""
+        if self._fetching.get(part, ("", b""))[1] == hash_:
+            del self._fetching[part]
+        if not self._named or self._named[part] == hash_:
+            self.outputs[part] = hash_
+        return self.is_whole or part not in self.outputs
+
+    def not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+        """Record a failed fetch of an output; it fails over to the next member that offers it."""
+        if part not in self._fetching or self._fetching[part][1] != hash_:
+            return []
+        source, _ = self._fetching.pop(part)
+        self._open.add(part)
+        self.do_without(part)
+        result = self.result(part, source)  # If it sent others a different one, this exposes the equivocation.
+        shown = [Forward(self._table.members, result)] if result is not None else []
+        return [*shown, Note("round.output_missing", source, "reduce", reason)]
+
+    def close(self) -> None:
+        """Fail over at the deadline: deputies make the missing outputs."""
+        late = self._table.owners - self.outputs.keys() - self.withheld
+        for part in late:
+            self._fetching.pop(part, None)
+            self.do_without(part)
+        self._late |= late
+        self._open |= late
+
+    def do_without(self, part: int) -> None:
+        """Make the output of a part as a deputy of its owner, if I am one."""
+        self.withheld.add(part)
+        self._collect_phase.stand_in(part)
+
+    def offers(self, part: int) -> list[tuple[int, bytes]]:
+        """Return who has made which output of a part: its holder first, then its owner and the owner's deputies."""
+        order = {
+            index: place for place, index in enumerate((self._standing.holders[part], *self._table.seating.three(part)))
+        }
+        return sorted(self._offers.get(part, {}).items(), key=lambda item: order[item[0]])
+
+    def best(self, part: int, without: Collection[bytes] = ()) -> bytes | None:
+        """Return the first output of a part that is offered, without those; None if there is none."""
+        return next((it for _, it in self.offers(part) if it not in without), None)
+
+    def first(self, part: int, active: Collection[PeerId]) -> bytes | None:
+        """Return the output of a part's holder, or of another one where that is lost or late; None if it is not here."""
+        holder = self._standing.holders[part]
+        if part in self.withheld or self._table.members[holder] not in active:
+            return self.best(part)
+        return self._offers.get(part, {}).get(holder)
+
+    def follow(self, outputs: tuple[bytes, ...]) -> list[Action]:
+        """Take the outputs that the proposer names; show all members who has offered me other ones.
+
+        A member that offered one output to the proposer and another one to me is thereby exposed (equivocation).
+        """
+        self._named = outputs
+        self._open |= self._table.owners
+        for part in self._table.owners:
+            if self.outputs.get(part, outputs[part]) != outputs[part]:
+                del self.outputs[part]
+            if part in self._fetching and self._fetching[part][1] != outputs[part]:
+                del self._fetching[part]
+        members = self._table.members
+        parts = sorted(self._table.owners)
+        others = ((part, index) for part in parts for index, made in self.offers(part) if made != outputs[part])
+        shown = (self.result(part, members[index]) for part, index in others)
+        return [Forward(members, result) for result in shown if result is not None]
+
+    def refuse(self, part: int, output: bytes) -> list[Action]:
+        """Reject a false output that another one of the part's three has made otherwise."""
+        if output in self._false:
+            return []
+        self._false.add(output)
+        reason = f"its output of part {part} is not the sum of the contributions"
+        liars = [self._table.members[index] for index, made in self.offers(part) if made == output]
+        return [Note("round.output_false", liar, "check", reason) for liar in liars]
+
+    def liars(self) -> tuple[PeerId, ...]:
+        """Return the members whose outputs were false."""
+        made = (offer for offers in self._offers.values() for offer in offers.items())
+        return tuple(sorted({self._table.members[index] for index, output in made if output in self._false}))
+
+    def late(self) -> tuple[PeerId, ...]:
+        """Return the holders whose output did not come, or not in time, and was made by another: not for my line alone.
+
+        Who has the earliest deadline makes it, so that most others are never late themselves.
+        """
+        found = set[int]()
+        for part, holder in self._standing.holders.items():
+            makers = self._offers.get(part, {}).keys()
+            if makers - {holder} and (part in self._late or holder not in makers):
+                found.add(holder)
+        return tuple(self._table.members[holder] for holder in sorted(found))
+
+    def advance(self) -> list[Action]:
+        """Fetch each output from the members that offer it, one after the other."""
+        table = self._table
+        news = self._facts.since(wire.Result, self._results_read)
+        self._results_read += len(news)
+        for signed, result in news:
+            part, index = result.part, table.places[signed.sender]
+            is_of = result.slot == table.slot and result.cut == self._cut
+            if is_of and part in table.owners and index in table.seating.three(part):
+                self._offers.setdefault(part, {})[index] = result.output
+                self._open.add(part)
+        actions: list[Action] = []
+        open_, self._open = self._open, set(self.withheld)  # Who accepts a value may provide it later.
+        for part in sorted(open_ - self.outputs.keys() - self._fetching.keys()):
+            for peer, output in self._sources(part):
+                if (part, peer, output) not in self._tried and output not in self._false:
+                    actions.append(self._fetch(part, peer, output))
+                    break
+        return actions
+
+    def _sources(self, part: int) -> list[tuple[PeerId, bytes]]:
+        """Return who may provide an output of a part, and which: those that offer it, the proposer, who accepts its value."""
+        found = [(self._table.members[index], output) for index, output in self.offers(part)]
+        if not self._named:
+            return found
+        named = self._named[part]
+        holders = [self._table.members[0], *(peer for peer, value in self._accepted() if named in value.outputs)]
+        me = self._table.members[self._table.me]
+        return [*((peer, it) for peer, it in found if it == named), *((peer, named) for peer in holders if peer != me)]
+
+    def _accepted(self) -> list[tuple[PeerId, wire.Value]]:
+        """Return the members that hold all outputs of a proposed value: its proposer, and those that accepted it."""
+        slot = self._table.slot
+        proposed = {value_hash(message.value): message.value for message in self._facts.of(wire.Propose, slot).values()}
+        accepted = {peer: message.value for peer, message in self._facts.of(wire.Prevote, slot).items()}
+        return [(peer, open_value(proposed[hash_])) for peer, hash_ in accepted.items() if hash_ in proposed]
+
+    def result(self, part: int, peer: PeerId) -> wire.Signed | None:
+        """Return a peer's signed Result of a part under this cut; None if it has sent none."""
+        for signed, result in self._facts.every(wire.Result, self._table.slot):
+            if (signed.sender, result.cut, result.part) == (peer, self._cut, part):
+                return signed
+        return None
+
+    def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
+        self._tried.add((part, peer, output))
+        self._fetching[part] = (peer, output)
+        cells = self._table.cells(part)
+        others = self._table.others_with(part, {self._table.me, self._table.places[peer]})
+        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells), others)

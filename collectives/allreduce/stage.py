@@ -1,0 +1,179 @@
+"""One exchange of words under a roster: holders say what they have, the proposer names the words that count. Pure.
+
+A round has two: about contributions (COLLECT), and about the sketches of those that are in (JUDGE). The cut of each is valid
+by the words that it names alone (`words`), whoever has heard what: a peer that lacks one of them waits for it, or asks.
+"""
+
+from collections.abc import Collection, Mapping
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..agreement.actions import Note
+from .actions import Action, Forward, Send
+from .facts import MessageLog
+from .roster import RosterView
+from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, names_in, standing
+
+
+class Stage:
+    """One member's view of one exchange of words."""
+
+    def __init__(
+        self, facts: MessageLog, table: RosterView, among: Collection[int], nonce: bytes, before: bytes = b""
+    ) -> None:
+        """`among` are the members that may be in, `before` is the hash of the first cut in the second exchange."""
+        self.standing: Standing | None = None
+        """What follows from the proposer's cut, once it is here and valid."""
+        self.signed: wire.Signed | None = None
+        """That cut."""
+        self.failure = ""
+        self.is_late = False
+        """True once nobody waits for contributors any more."""
+        self.takes_best = False
+        """True once nobody waits for others of a part's three any more, where nobody's word is fit."""
+        self._facts = facts
+        self._table = table
+        self._among = among
+        self._nonce = nonce
+        self._before = before
+        self._sent: wire.Have | None = None
+        self._has_proposed = False
+        self._seen: tuple[int, int] = -1, -1
+
+    @property
+    def hash(self) -> bytes:
+        """The hash of the cut; empty before."""
+        return b"" if self.signed is None else self.signed.hash
+
+    @property
+    def words(self) -> Mapping[int, Claims]:
+        """The newest word of each holder."""
+        return {index: word.claims for index, word in self._table.words(self._before).items()}
+
+    def say(self, held: Mapping[int, Mapping[int, bytes]]) -> list[Action]:
+        """Send my word on what I hold, if it is another one than before: by part, members and names of their statements."""
+        parts = tuple((part, tuple(sorted(held[part]))) for part in sorted(held))
+        names = {index: name for each in held.values() for index, name in each.items()}
+        packed = b"".join(names[index] for index in sorted(names))
+        have = wire.Have(self._table.slot, self._table.hash, self._before, parts, packed, self._nonce)
+        if have == self._sent:
+            return []
+        self._sent = have
+        return [Send(self._table.members, have)]
+
+    def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
+        """Return by part which of its holders' words have not come: the first that is not lost, and for it the next one."""
+        table, words, missing = self._table, self.words, dict[int, frozenset[int]]()
+        for part in table.owners:
+            living = table.living(part, active)
+            needs_others = table.seating.needs_others and living[:1] and living[0] in self._among
+            silent = frozenset(it for it in living[: 2 if needs_others else 1] if part not in words.get(it, ()))
+            if silent:
+                missing[part] = silent
+        return missing
+
+    def open_parts(self) -> set[int]:
+        """Return the parts of which nobody's word is fit to count: a deputy may have said a part of it only so far."""
+        seating, claims = self._table.seating, self.words
+        names = names_in(seating, claims, self._among)
+        held = {part: holders_of(seating, claims, names, part) for part in self._table.owners}
+        return {
+            part for part, found in held.items() if not any(is_fit(seating, names, each) for each in found.values())
+        }
+
+    def is_denied(self, part: int, among: Collection[int]) -> bool:
+        """Return True if the word of a part's owner on these members is not fit to count in it."""
+        seating, words = self._table.seating, self.words
+        stated = words.get(part, {}).get(part)
+        if stated is None or self.standing is not None or len(stated) >= len(among):
+            return False
+        names = names_in(seating, words, among)
+        # Of what it contributes itself another one may still speak.
+        return not is_fit(seating, names, counted_in(seating, words, names, part, part) | ({part} & names.keys()))
+
+    def propose(self, active: Collection[PeerId]) -> list[Action]:
+        """Name the words that count, as the proposer: once all are here that I wait for."""
+        table = self._table
+        if table.me != 0 or self._has_proposed or (not self.is_late and self.unheard(active)):
+            return []
+        claims = self.words
+        names = names_in(table.seating, claims, self._among)
+        chosen: list[int] = []
+        for part in sorted(table.owners):
+            found = holders_of(table.seating, claims, names, part)
+            holder = next(iter(found), None)
+            if holder is None or not (self.takes_best or is_fit(table.seating, names, found[holder])):
+                return []  # Others of its three may still come to hold it; if not, the deadline ends the wait.
+            chosen.append(holder)
+        newest = table.words(self._before)
+        if not table.are_enough_nonces(newest.keys()):
+            return []
+        if isinstance(standing(table.seating, claims, chosen, self._among), str):
+            return []
+        if not self._before and not is_enough(table.seating, names):
+            if not self.unheard(active):
+                self.failure = f"only {len(names)} of {len(table.training)} contributions are held by the owners"
+            return []
+        self._has_proposed = True
+        named = tuple((index, newest[index].name) for index in sorted(newest))
+        return [Send(table.members, wire.Cut(table.slot, table.hash, self._before, tuple(chosen), named))]
+
+    def take(self) -> list[Action]:
+        """Take the proposer's cut, once all words that it names are here."""
+        found = self._found()
+        if self.standing is not None or self.failure or found is None:
+            return []
+        signed, cut = found
+        state = self._facts.num_ever(wire.Cut), self._facts.num_ever(wire.Have)
+        if state == self._seen:
+            return []
+        self._seen = state
+        self._table.words(self._before)
+        words = {index: self._table.word(self._before, index, name) for index, name in cut.words}
+        claims = {index: word.claims for index, word in words.items() if word is not None}
+        is_sorted = list(words) == sorted(words) and len(words) == len(cut.words)
+        fits = cut.roster == self._table.hash and is_sorted and max(words) < len(self._table.members)
+        if fits and len(claims) < len(words):
+            return []  # They are on their way, or others have them.
+        flaw = self._flaw(cut, claims) if fits else "it does not fit its roster"
+        if isinstance(flaw, Standing):
+            self.signed, self.standing = signed, flaw
+            return []
+        self.failure = f"the cut of {signed.sender}: {flaw}"
+        return [Note("peer.charged", signed.sender, "Cut", flaw), Forward(self._table.members, signed)]
+
+    @property
+    def is_named(self) -> bool:
+        """True if the proposer's cut is here, be it that words which it names are not."""
+        return self._found() is not None
+
+    def has_named(self, index: int, signed: wire.Signed) -> bool:
+        """Return True if the proposer's cut names this word of a member."""
+        found = self._found()
+        return found is not None and (index, signed.name) in found[1].words
+
+    def awaits(self, before: bytes) -> bool:
+        """Return True if a word of this exchange may complete a cut that is here."""
+        return before == self._before and self.standing is None and self.is_named
+
+    def missing(self) -> list[int]:
+        """Return whose words the proposer's cut names and are not here."""
+        found = self._found()
+        if self.standing is not None or found is None:
+            return []
+        named = [(index, name) for index, name in found[1].words if index < len(self._table.members)]
+        return [index for index, name in named if self._table.word(self._before, index, name) is None]
+
+    def _found(self) -> tuple[wire.Signed, wire.Cut] | None:
+        proposer, is_second = self._table.members[0], bool(self._before)
+        cuts = [it for it in self._facts.every(wire.Cut, self._table.slot) if it[0].sender == proposer]
+        return next((it for it in cuts if bool(it[1].before) == is_second and it[1].before == self._before), None)
+
+    def _flaw(self, cut: wire.Cut, claims: Mapping[int, Claims]) -> Standing | str:
+        table = self._table
+        if not table.are_enough_nonces(claims.keys()):
+            return "it opens the nonces of a third of the owners, or fewer"
+        found = standing(table.seating, claims, cut.holders, self._among)
+        if isinstance(found, Standing) and not self._before and not is_enough(table.seating, found.names):
+            return f"{len(found.names)} contributions are in, too few of the voters that train"
+        return found
