@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import repeat
 from operator import add
-from typing import TypeVar
 
 import numpy as np
 
@@ -125,21 +124,6 @@ def weigh(
     if not earned or not any(shares):
         return tuple(shares)
     return tuple(_earned([share if share >= LEAST_SHARE else 0.0 for share in shares], seats))
-
-
-_K = TypeVar("_K", int, PeerId)
-
-
-def are_most(chosen: Collection[_K], all_of: Mapping[_K, tuple[int, wire.Seat]], *, earned: bool) -> bool:
-    """Return True if the chosen contributors have more than half of the weight of all, by their tokens and seats.
-
-    Only those count that were in a certified cut before: fresh keys are free, and may be shown to some members only.
-    """
-    known = {key: (tokens, seat) for key, (tokens, seat) in sorted(all_of.items()) if seat.rounds}
-    tokens, seats = [it for it, _ in known.values()], [it for _, it in known.values()]
-    weights = dict(zip(known, weigh(tokens, [1.0] * len(seats), seats, earned=earned) if known else (), strict=True))
-    inside = _total(weights[key] for key in weights if key in chosen)
-    return not any(weights.values()) or 2 * inside > _total(weights.values())
 
 
 def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:

@@ -5,7 +5,7 @@ and who signed it (`check_certificate`), and whether the signers may decide (`ch
 the certificate before it determines (`voters`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ...dht.run.admission import OPEN, Charter
@@ -19,11 +19,6 @@ from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..agreement.electorate import Electorate
 from .voters import appointed, is_owner, open_appointment
-
-
-def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
-    """Return the hash that a `Cut` binds: of the contributors' signed commits, in the order of the cut."""
-    return keyed("commits of a cut", *(commit.hash for commit in commits))
 
 
 def genesis(run: str) -> bytes:

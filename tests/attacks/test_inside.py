@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.collectives.allreduce.roster import RosterView
 from flockstep.collectives.chain.certificate import value_hash, value_of
 from flockstep.collectives.round import gather
 from flockstep.peer import wire
@@ -247,3 +249,55 @@ def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused() -> None:
     charged = events_of(others, "peer.charged")
     assert {it["step"] for it in charged} == {"Cut"}
     assert all("it opens the nonces of a third" in str(it["reason"]) for it in charged)
+
+
+def serves(liar: SimPeer, whom: Callable[[RosterView, int, str], bool]) -> None:
+    """Serve a part of its contribution to these readers only: `whom` (roster, part, reader)."""
+    find = liar.node.blobs.find
+
+    def hide(key: bytes, reader: str) -> Any:
+        attempt, found = liar.averager._attempt, find(key, reader)
+        if reader == liar.peer or attempt is None or not any(found is part for part in attempt.work.mine):
+            return found
+        table = attempt.machine.exchange.table
+        mine = table.commits().get(table.me)
+        parts = [part for part in table.owners if mine is not None and mine.parts[part] == key]
+        return found if any(whom(table, part, reader) for part in parts) else None
+
+    liar.node.blobs.find = hide  # type: ignore[method-assign]
+
+
+def to_deputies_that_know_of_the_owners_word(table: RosterView, part: int, reader: str) -> bool:
+    """The owners then deny what both of their deputies hold."""
+    has_spoken = part in table.words(b"")
+    return has_spoken and reader in {table.members[index] for index in table.deputies(part)}
+
+
+@pytest.mark.parametrize("voters", [3, 4])
+@pytest.mark.parametrize(
+    "whom",
+    [
+        to_deputies_that_know_of_the_owners_word,
+        lambda table, part, reader: table.places[reader] % 2 == 0,
+        lambda table, part, reader: part % 3 > 0,
+        lambda table, part, reader: False,
+    ],
+    ids=["deputies", "every other owner", "some parts", "nobody"],
+)
+def test_who_serves_its_parts_to_some_only_moves_nobody_elses(
+    whom: Callable[[RosterView, int, str], bool], voters: int
+) -> None:
+    """Each such key took the parts of all honest owners from them, and left most of their contributions out."""
+
+    def prepare(order: list[SimPeer], strangers: list[SimPeer]) -> Sequence[SimPeer]:
+        for liar in strangers[-2:]:
+            serves(liar, whom)
+        return strangers[-2:]
+
+    others = run(prepare, voters=voters, free=7, keepers_train=False)
+    honest = {sim.peer for sim in others[voters:]}
+    for sim in others:
+        for outcome in (it for it in sim.outcomes if it.kind is OutcomeKind.DONE):
+            members = outcome.value.members
+            assert honest <= {*outcome.cut}
+            assert all(honest <= {members[index] for index in counted} for counted in outcome.counted.values())
