@@ -10,6 +10,7 @@ a checkpoint that is half moved on is completed (`state.move`). If the disk fail
 
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -119,7 +120,8 @@ class Outputs:
             folder.mkdir(parents=True, exist_ok=True)
             for old in self.folder.iterdir():
                 if not (old.name.isdecimal() and int(old.name) >= first):
-                    shutil.rmtree(old)
+                    with suppress(FileNotFoundError):  # The write of the next round, in another thread, removes it, too.
+                        shutil.rmtree(old)
             if not all(blob.is_sound(key) for key, blob in blobs.items()):
                 with draft_of(path) as draft, draft.open("wb") as file:
                     file.writelines(_packed(index, filled))

@@ -148,6 +148,32 @@ def test_however_many_outputs_a_round_has_two_syncs_keep_them(tmp_path: Path, mo
     run_virtual(lambda: with_swarm(1, main))
 
 
+def test_outputs_are_written_where_the_write_of_another_round_removes_the_same_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def after_another(path: Path) -> None:
+        real(path)  # What the other thread does between the listing and the removal of this one.
+        real(path)
+
+    async def main(swarm: SimSwarm) -> None:
+        sim = swarm.sims[0]
+        kept = Outputs(sim.node, tmp_path)
+        kept.needed = 0
+        last = 2 * IN_MEMORY + 1
+        for round_ in (1, last):
+            monkeypatch.setattr(shutil, "rmtree", after_another if round_ == last else real)
+            await kept.keep(round_, {digest(bytes([round_])): bytes([round_])})
+        assert not (tmp_path / "1").exists()
+        again = Outputs(sim.node, tmp_path)
+        await again.load()
+        assert digest(bytes([last])) in again
+        assert not [event for event in sim.events if event["event"] == "outputs.unwritten"]
+
+    run_virtual(lambda: with_swarm(1, main))
+
+
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\xff" * 40, b"\x00\x00\x00\x02\x92", b"\x00\x00\x00\x03\x92\x90\x90\x90"])
 def test_a_file_that_holds_no_outputs_is_told_and_the_others_are_served(tmp_path: Path, data: bytes) -> None:
     async def main(swarm: SimSwarm) -> None:
