@@ -19,7 +19,7 @@ import trio
 
 from .. import wire
 from ..config import PeerConfig
-from ..errors import LaterVersion, MalformedMessage, NetworkError, RemoteError, StreamClosed, is_charged
+from ..errors import LaterVersion, MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
 from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import NOWHERE, UNKNOWN, Origin, Origins
@@ -276,11 +276,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk.pace_round(rate)
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
-        """Count a breach of the rules against `peer`; what another version explains is dropped, and counts against nobody."""
-        if is_charged(error):
-            self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
-        else:
-            self.refuse(peer, step, str(error))
+        """Count a breach of the rules against `peer`."""
+        self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
 
     def refuse(self, peer: PeerId, step: str, reason: str) -> None:
         """Say that something of `peer` was dropped; of a flood there is one event now and then, with their number."""
@@ -399,17 +396,14 @@ class Node(AbstractAsyncContextManager["Node"]):
         if num_bytes:
             self._note_arrival(peer)
         self._take(peer, origin, Cost(1, num_bytes, isinstance(message, wire.Signed)))
-        if (handler := self._message_handlers.get(type(message))) is not None:
-            try:
-                handler(peer, message)
-            except LaterVersion as error:
-                self.refuse(peer, "message", str(error))
-        elif type(message) in self._ask_handlers:
-            raise MalformedMessage(f"{type(message).__name__}, a question, sent as a message")
-        elif isinstance(message, wire.Unknown):
-            self.refuse(peer, "message", f"message number {message.code} is of a version that I do not know")
-        else:  # A member that comes back serves before all of it has started, and others send as soon as it listens.
-            self.refuse(peer, "message", f"this peer does not take {type(message).__name__} now")
+        try:
+            if (handler := self._message_handlers.get(type(message))) is None:
+                if isinstance(message, wire.Unknown):
+                    raise LaterVersion(f"message number {message.code} is of a version that I do not know")
+                raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
+            handler(peer, message)
+        except LaterVersion as error:
+            self.refuse(peer, "message", str(error))
 
     async def _asked(self, origin: Origin, peer: PeerId, question: object) -> object:
         self._check_here()
