@@ -153,6 +153,19 @@ class CheckPhase:
             return frozenset()
         return self._exchanges[self.named.outputs].missing - {*self.named.silent}
 
+    def unseconded(self, active: Collection[PeerId]) -> dict[int, list[PeerId]]:
+        """Return whose Second counts first and has not come, and the contributors that it is about, who may have it."""
+        members, found = self._table.members, dict[int, list[PeerId]]()
+        if self.named is None or not self._is_sketched:
+            return found
+        seed = self._exchanges[self.named.outputs].seed
+        for pair in self._required():
+            said = self._seconds.get((seed, pair), {})
+            first = next((index for index in self._givers(pair) if members[index] in active), None)
+            if first is not None and first not in said:
+                found.setdefault(first, []).append(members[pair[1]])
+        return found
+
     def waits_for(self) -> str:
         """Return what this waits for, in one line for a person."""
         members = self._table.members

@@ -210,6 +210,9 @@ class RosterRound:
         """
         table, voters = self.table, self._voters(active)
         missing = dict.fromkeys(self._withheld(active), (table.members[0], *voters))
+        if self._outputs is not None:
+            seconds = self._outputs[1].unseconded(active)
+            missing |= {index: (*of, table.members[0], *voters) for index, of in seconds.items()}
         if (
             self.phase is Phase.REDUCE and self._outputs is not None
         ):  # Its deputies have the output of an owner, or make it.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
@@ -118,6 +119,29 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
         assert {sim.averager.certificate.slot.attempt for sim in others if sim.averager.certificate} == {0}
 
     run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("change", [None, {"table": bytes(TABLE_BYTES)}, {"seed": JUNK}])
+def test_a_second_that_is_withheld_or_false_to_some_voids_no_attempt(
+    change: dict[str, Any] | None, is_told: bool
+) -> None:
+    """To the proposer alone, or to all but the proposer. What others have they show, and a false one convicts its author."""
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, liar = in_turn(swarm.sims)
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if not isinstance(message, wire.Second) or (peer == others[0].peer) is is_told:
+                return message
+            return None if change is None else replace(message, **change)
+
+        lies(liar, lie)
+        await until_done(others, 1, liar, within=60.0)
+        assert {it.averager.certificate.slot.attempt for it in others if it.averager.certificate} == {0}
+        assert all(found <= {liar.peer} for found in banned(others))
+
+    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
 
 
 def test_a_false_output_that_nobody_offers_and_the_proposer_names_costs_its_own_attempt() -> None:
