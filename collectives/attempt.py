@@ -94,7 +94,7 @@ class Attempt:
         self._incoming = Incoming()
         self._foreign_bytes = 0
         """Bytes kept of members that the machine does not know as its own."""
-        self._phase = (machine.phase, self._now())
+        self._phase: tuple[Phase | None, float] = (machine.timed, self._now())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
 
@@ -159,9 +159,10 @@ class Attempt:
         finally:
             self._pumping = False
         machine, (phase, began) = self.machine, self._phase
-        if (present := machine.phase) is not phase:
+        if (present := machine.timed) is not phase:
             now = self._now()
-            self.durations[phase] = now - began
+            if phase is not None:
+                self.durations[phase] = now - began
             self._phase = (present, now)
         self._conduct.enter(machine.slot)
         if machine.outcome is not None:

@@ -87,6 +87,11 @@ class Round:
         return self._phase
 
     @property
+    def timed(self) -> Phase | None:
+        """The phase whose duration counts; None while I hold a value that is not proposed yet: its proposer has longer."""
+        return None if self.phase is Phase.CONFIRM and self.vote.proposal is None else self.phase
+
+    @property
     def _table(self) -> RosterView | None:
         return None if self._exchange is None else self._exchange.table
 

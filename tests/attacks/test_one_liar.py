@@ -144,6 +144,26 @@ def test_a_second_that_is_withheld_or_false_to_some_voids_no_attempt(
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
 
 
+def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_wait_longer() -> None:
+    """The others hold a value meanwhile, and would learn the proposer's wait as the time of an exchange; it does not."""
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, liar = in_turn(swarm.sims)
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            proposer = liar.averager.electorate.proposer(message.slot.round, 0)
+            return None if isinstance(message, wire.Second) and peer == proposer else message
+
+        lies(liar, lie)
+        for round_ in (1, 2, 3):
+            await until_done(others, round_, liar, within=60.0)
+            assert {it.averager.certificate.slot.attempt for it in others if it.averager.certificate} == {0}
+            timings = [it.averager._deadlines.timing(grace=0.0, transfer=0.0) for it in others]
+            assert {timing.control for timing in timings} == {2.0}  # The floor.
+
+    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
+
+
 def test_a_false_output_that_nobody_offers_and_the_proposer_names_costs_its_own_attempt() -> None:
     """The others fetch it from the proposer, and the deputies of its part make another one, which it does not name."""
     liar, false = order_of(PEERS[:4])[0], b"f" * 32
