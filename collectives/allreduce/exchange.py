@@ -345,7 +345,8 @@ class RosterRound:
         """Return True if a new message can change anything now; if not, it counts with the next one that can."""
         match message:
             case wire.Have(cut=cut):
-                return self.table.me == 0 or (not cut and not self.is_cut) or self._awaits_word(cut)
+                is_open = self.table.me == 0 or (not cut and not self.is_cut)
+                return is_open or self._awaits_word(cut) or self._is_unsketched(cut)
             case wire.Prevote():
                 return self._outputs is not None and bool(self._outputs[0].withheld)
         return isinstance(message, (wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Second))
@@ -391,7 +392,7 @@ class RosterRound:
     def _spoken_of(self) -> dict[int, list[PeerId]]:
         """Return the members whose Commit or Sketch others have and I lack, and who says in its word that it has it.
 
-        So too whose word the proposer's cut names and I have not taken, since I have banned its author.
+        So too whose word the proposer's cut names: its author may have sent it to the proposer alone, or be banned here.
         Where a cut is here the one that counts: with two different ones, or one that was sent to some, I may have another.
         """
         table, judge, missing = self.table, self._judge_phase, list[int]()
@@ -411,13 +412,17 @@ class RosterRound:
                 if any(index in held and name in (None, held[index]) for held in it.values())
             )
             found[index] = [table.members[by] for by in sorted(has)]
-        open_, is_banned = self._stage, self._setup.is_banned
-        gone = [index for index in open_.missing() if is_banned(table.members[index])] if open_ is not None else []
-        return {index: by for index, by in found.items() if by or names} | {index: [] for index in gone}
+        named = self._stage.missing() if self._stage is not None else []
+        return {index: by for index, by in found.items() if by or names} | {index: [] for index in named}
 
     def _awaits_word(self, cut: bytes) -> bool:
         stage = self._stage
         return stage is not None and stage.awaits(cut)
+
+    def _is_unsketched(self, cut: bytes) -> bool:
+        """Return True if a word on the sketches after this cut may name one that is not here."""
+        judge = self._judge_phase
+        return judge is not None and judge.stage is self._stage and cut == self.cut and bool(judge.missing())
 
     def _awaits_proposer(self) -> bool:
         """Return True if nothing is missing but what the proposer says."""

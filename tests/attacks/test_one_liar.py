@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.allreduce.check import TABLE_BYTES
@@ -162,6 +163,27 @@ def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_
             assert {timing.control for timing in timings} == {2.0}  # The floor.
 
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
+
+
+@pytest.mark.parametrize("kind", [wire.Have, wire.Sketch])
+def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_deadline(kind: type) -> None:
+    """The cut names its word, and the words of others its sketches: who lacks these asks for them at once."""
+    keepers = frozenset(identity.peer_id for identity in identities(4))
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, liar = swarm.sims
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            proposer = liar.averager.electorate.proposer(message.slot.round, 0)
+            return None if isinstance(message, kind) and peer != proposer else message
+
+        lies(liar, lie)
+        for round_ in (1, 2):
+            began = trio.current_time()
+            await until_done(others, round_, liar, within=60.0)
+            assert trio.current_time() - began < 2.0  # The shortest deadline, of a virtual clock.
+
+    run_virtual(partial(with_swarm, 7, body, cells=12, charter=founded(4, keepers=keepers), rule="gramguard"))
 
 
 def test_a_false_output_that_nobody_offers_and_the_proposer_names_costs_its_own_attempt() -> None:
