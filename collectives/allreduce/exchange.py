@@ -363,6 +363,10 @@ class RosterRound:
             others = self.table.members[0], *self._voters(active)
             moment = self.step, self.phase in self._closed
             actions += self._ask({index: (*by, *others) for index, by in spoken_of.items()}, moment)
+        if self._outputs is not None and self._facts.of(wire.Propose, self.table.slot):
+            missing = {*self._outputs[1].missing(), *self._outputs[1].unseconded(active)}  # Its proposer has them.
+            others = self.table.members[0], *self._voters(active)
+            actions += self._ask(dict.fromkeys(missing, others), wire.Propose)
         if stage.standing is not None and self._judge_phase is None and not self._lacking():
             self._judge_phase = JudgePhase(self._setup, self._facts, self.table, self.collect_phase, stage)
         judge = self._judge_phase

@@ -165,9 +165,18 @@ def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
 
 
-@pytest.mark.parametrize("kind", [wire.Have, wire.Sketch])
-def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_deadline(kind: type) -> None:
-    """The cut names its word, and the words of others its sketches: who lacks these asks for them at once."""
+@pytest.mark.parametrize(
+    "is_kept",
+    [
+        lambda it: isinstance(it, wire.Have),
+        lambda it: isinstance(it, wire.Sketch) and not it.outputs,
+        lambda it: isinstance(it, wire.Sketch) and bool(it.outputs),
+    ],
+)
+def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_deadline(
+    is_kept: Callable[[wire.RoundMessage], bool],
+) -> None:
+    """The cut names its word, the words of others its first sketches, and a proposal needs the second: they ask at once."""
     keepers = frozenset(identity.peer_id for identity in identities(4))
 
     async def body(swarm: SimSwarm) -> None:
@@ -175,7 +184,7 @@ def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
             proposer = liar.averager.electorate.proposer(message.slot.round, 0)
-            return None if isinstance(message, kind) and peer != proposer else message
+            return None if is_kept(message) and peer != proposer else message
 
         lies(liar, lie)
         for round_ in (1, 2):
