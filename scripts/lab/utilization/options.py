@@ -60,7 +60,8 @@ class UtilizationCase:
             outer |= {"fragments": str(self.fragments)} if self.fragments is not None else {}
             outer |= {"delay": str(self.delay_steps)} if self.delay_steps is not None else {}
         lines = [f"{key} = {value}" for key, value in outer.items()]
-        # Members vote, since an owner that keeps the run would be one more process with the whole state.
+        # Members vote, since an owner that keeps the run would be one more process with the whole state. All of them take
+        # part in each round: on a thin line the first one could else train alone before the others hold the start state.
         return "\n".join(
             [
                 f'name = "{UTILIZATION_RUN}"',
@@ -68,7 +69,7 @@ class UtilizationCase:
                 *('[inner]', 'optimizer = "adamw"', f"steps = {self.steps}", "clip = 0.0", f"seconds = {self.phase_seconds}"),
                 *('[outer]', *lines),
                 *('[codec]', f'contribution = "{contribution}"', f'result = "{result or contribution}"'),
-                *('[admission]', 'voters = "members"'),
+                *('[admission]', 'voters = "members"', f"min_peers = {self.peers}"),
                 "",
             ]
         )  # fmt: skip

@@ -102,6 +102,7 @@ def test_the_run_has_what_was_asked_for() -> None:
     assert table["outer"].pop("mode", "blocking") == "blocking"
     assert table["outer"] == {"rounds": 6}  # The first one is not measured; a blocking run has no fragments.
     assert table["codec"] == {"contribution": "int8", "result": "int4"}
+    assert table["admission"]["min_peers"] == 4  # Else the first one may train alone.
     streaming = replace(case, mode="streaming", fragments=4, delay_steps=3)
     outer = tomllib.loads(streaming.run_toml())["outer"]
     assert outer == {"rounds": 6, "mode": "streaming", "fragments": 4, "delay": 3}
