@@ -90,24 +90,36 @@ async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[w
 
 
 async def fetch_trail(
-    node: Node, provider: PeerId, run: str, joins: Callable[[wire.Certificate], bool], certificate: wire.Certificate
+    node: Node,
+    provider: PeerId,
+    run: str,
+    joins: Callable[[wire.Certificate], bool],
+    certificate: wire.Certificate,
+    *,
+    is_proof: bool = False,
 ) -> list[wire.Certificate]:
     """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that `joins` mine.
 
-    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them.
+    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them, or does not answer. Raises
+    `NetworkError` or `RemoteError` instead of the latter where the trail `is_proof`, whose length decides.
     """
     trail = [certificate]
     while not await node.compute(joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
         end = trail[0].slot.round
         begin = max(1, end - wire.MAX_PAGE, certificate.slot.round + 1 - MAX_TRAIL)
+        why_ended = ""
         try:
             page = await ask_certificates(node, provider, wire.LedgerAsk(run, begin, end - begin))
             if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
-                raise NetworkError(f"its ledger lacks some of rounds {begin} to {end - 1}")
+                why_ended = f"its ledger lacks some of rounds {begin} to {end - 1}"
         except (NetworkError, RemoteError) as error:
+            if is_proof:
+                raise
             if isinstance(error, RemoteError):
                 node.charge(provider, "fetch certificates", error)
-            node.telemetry.emit("ledger.trail_ends", peer=provider, step="fetch certificates", reason=str(error))
+            why_ended = str(error)
+        if why_ended:
+            node.telemetry.emit("ledger.trail_ends", peer=provider, step="fetch certificates", reason=why_ended)
             break
         trail = page + trail
     return trail

@@ -240,10 +240,15 @@ class Proofs:
         return await self._node.compute(position_after, page[0], self._spec.run, self._spec.charter)
 
     async def _from_first_round(self, claim: Member, proven: ChainPosition) -> Branch:
-        """Check what leads to a newcomer's first head. Returns all its steps, or none if there are too many to fetch."""
+        """Check what leads to a newcomer's first head. Returns all its steps, or none if there are too many to fetch.
+
+        Raises `NetworkError` where they do not arrive: such a head is asked for again. If it counted as one with too many
+        steps, newcomers that are more than the members on it would never follow it.
+        """
         node, spec, last = self._node, self._spec, proven.certificate
         assert last is not None
-        trail = await fetch_trail(node, claim.peer, spec.run, lambda first: first.slot.round == 1, last)
+        peer, run = claim.peer, spec.run
+        trail = await fetch_trail(node, peer, run, lambda first: first.slot.round == 1, last, is_proof=True)
         await node.compute(checked, trail, spec.run, verify_signed, spec.charter)
         return tuple(steps_of(trail, None, spec.charter)) if trail[0].slot.round == 1 else ()
 

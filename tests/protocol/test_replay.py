@@ -16,15 +16,17 @@ from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.codec import codec_named
 from flockstep.collectives.state import head_proofs
+from flockstep.dht.run.admission import OPEN
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import certify, decided, grow
 from support.restoring_peer import CELLS, RestoringPeer, all_of, catch_up, run_rounds
-from support.swarm import RUN, SimSwarm, identities
+from support.swarm import RUN, SimSwarm, identities, with_swarm
 
 WORTH_REPLAYING = 15
 """Rounds: more outputs of 4.25 bits a parameter have more bytes than its state of 64."""
@@ -535,3 +537,34 @@ def test_who_could_not_be_asked_for_a_head_is_asked_after_the_others_the_next_ti
         assert sorted(asked) == sorted(other.sim.peer for other in others)
 
     run_rounds(5, 1, body, tmp_path)
+
+
+def test_newcomers_follow_a_chain_whose_certificates_did_not_arrive_at_first(tmp_path: Path) -> None:
+    """They are more than the member on it, which has ended all rounds and will never state another head."""
+    ahead = identities(1)[0].peer_id
+
+    async def body(swarm: SimSwarm) -> None:
+        first, *newcomers = map(RestoringPeer, swarm.sims)
+        del swarm.sims[1:]
+        await first.rounds(3)
+        for newcomer in newcomers:
+            await newcomer.catch_up.hash_state()
+        late, members = newcomers[0], [peer.member() for peer in (first, *newcomers)]
+        failures = [NetworkError("the line is full")]
+
+        async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            if question.from_round == 1 and failures:
+                raise failures.pop()
+            found = first.ledger.since(question.from_round, question.limit, max_bytes=replay.PAGE_BYTES)
+            return wire.LedgerPage(found)
+
+        first.sim.node.on_ask(wire.LedgerAsk, answer)
+        assert not await late.catch_up.examine(members)
+        assert not failures
+        assert await late.catch_up.examine(members)
+        assert late.catch_up.provider(members) == members[0]
+        await late.catch_up.take_from(members[0], members)
+        assert late.place == first.place
+
+    charter = replace(OPEN, founders=frozenset({ahead}))
+    run_virtual(lambda: with_swarm(8, body, cells=CELLS, home=(tmp_path, 100), charter=charter))
