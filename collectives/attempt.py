@@ -475,7 +475,7 @@ class Attempt:
         rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
         weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.masses, members)
         weights = tuple(tuple(row) for row in weighting.weights.tolist())
-        self._done(lambda exchange: exchange.judged(weights, weighting.flagged))
+        self._done(lambda exchange: exchange.judged(weights, weighting.flagged, weighting.short))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
         codec, bounds, rule = self._output_codec, self.machine.exchange.bounds, self.machine.setup.rule

@@ -26,6 +26,7 @@ from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.transport import PeerId
 from ..chain.certificate import certificate_hash, value_of
+from ..robust.gramguard import SHORTEST
 from ..robust.rule import middle, quantile
 
 FIRST_TRUST = 0.2
@@ -185,13 +186,29 @@ def credit_of(
 ) -> tuple[int, ...]:
     """Return the tokens of each contributor to a cut that count: as many as it states, under the cap of the weights.
 
-    `counts` is False for one that was flagged or has no weight. Of an even number the lower median holds, so that of two
+    `counts` is False for one that was flagged or does not count. Of an even number the lower median holds, so that of two
     contributors none lifts its own cap. The round's credit is what it adds to the run's total.
     """
-    standing = np.asarray(_standing(seats, earned=earned), np.float64)
-    median = float(quantile(np.asarray(tokens, np.float64), standing, low=True)[0])
-    cap = min(int(MAX_TOKENS_OF_MEDIAN * median), MAX_PEER_TOKENS)
+    cap = min(int(MAX_TOKENS_OF_MEDIAN * _median(tokens, seats, earned=earned)), MAX_PEER_TOKENS)
     return tuple(min(count, cap) if is_in else 0 for count, is_in in zip(tokens, counts, strict=True))
+
+
+def idle_of(
+    tokens: Sequence[int], seats: Sequence[wire.Seat], short: Mapping[int, float], *, earned: bool
+) -> tuple[int, ...]:
+    """Return which of the `short` contributions, by their norms relative to the median, are too short for their tokens.
+
+    A phase of few steps is short, and states few tokens: it moves at least by its share of the median's tokens, since
+    steps that do not point the same way move less the more there are. Below `SHORTEST` of that it is no work.
+    """
+    median = _median(tokens, seats, earned=earned)
+    shares = {place: min(1.0, tokens[place] / median) if median else 1.0 for place in short}
+    return tuple(place for place, norm in sorted(short.items()) if norm <= SHORTEST * shares[place])
+
+
+def _median(tokens: Sequence[int], seats: Sequence[wire.Seat], *, earned: bool) -> float:
+    standing = np.asarray(_standing(seats, earned=earned), np.float64)
+    return float(quantile(np.asarray(tokens, np.float64), standing, low=True)[0])
 
 
 def token_weights(

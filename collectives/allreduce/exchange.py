@@ -160,9 +160,11 @@ class RosterRound:
         """Send the sketch that I made of what another one contributes."""
         return self._outputs[1].seconded(action, table) if self._outputs is not None else []
 
-    def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
-        """Take the rule's result: the weights of each part, and the flagged contributors, both in the order of the cut."""
-        return self._judge_phase.judged(weights, flagged) if self._judge_phase is not None else []
+    def judged(
+        self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
+    ) -> list[Action]:
+        """Take the rule's result: the weights of each part, and who is flagged and who is short, in the order of the cut."""
+        return self._judge_phase.judged(weights, flagged, short) if self._judge_phase is not None else []
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
         """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""

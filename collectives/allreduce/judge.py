@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
-from ..accountability.trust import credit_of, weigh
+from ..accountability.trust import credit_of, idle_of, weigh
 from ..agreement.actions import Note
 from ..robust.checks import masked, num_bytes, seed_of, width_of
 from .actions import Action, CompareSketch, Judge, Send, Setup, SketchParts
@@ -111,6 +111,8 @@ class JudgePhase:
         self.first: tuple[bytes, ...] = ()
         """Their sketches after the cut, with zeros where they do not count."""
         self.flagged: tuple[int, ...] = ()
+        self._short: frozenset[int] = frozenset()
+        """The places of those that are too short to weigh."""
         self.failure = ""
         self._setup = setup
         self._table = table
@@ -152,8 +154,17 @@ class JudgePhase:
         self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
         return [*actions, Judge(self.stage.hash, self._masses(), self.first)]
 
-    def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
-        """Take the rule's result: the weights of each part, and the flagged contributors, both in order."""
+    def judged(
+        self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
+    ) -> list[Action]:
+        """Take the rule's result: the weights of each part, and who is flagged and who is short, all in order.
+
+        A short contribution counts by its tokens, unless it is too short for them: then it is flagged.
+        """
+        self._short = frozenset(short)
+        seats = self._table.seats(self.order, self._setup.charter)
+        idle = idle_of(self._tokens(), seats, short, earned=self._setup.charter.earned)
+        flagged = {**flagged, **dict.fromkeys(idle, "it is next to nothing for its tokens")}
         flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
         self.weights = self._masked(weights)
         self.flagged = tuple(self.order[place] for place in sorted(flagged))
@@ -164,11 +175,10 @@ class JudgePhase:
 
     def credit(self) -> tuple[int, ...]:
         """Return the tokens of each contributor that count, in order, once it is judged."""
-        tokens = [commit.tokens for commit in self._commits()]
         seats = self._table.seats(self.order, self._setup.charter)
-        weighs = [any(row[place] for row in self.weights) for place in range(len(self.order))]
-        counts = [each and index not in self.flagged for each, index in zip(weighs, self.order, strict=True)]
-        return credit_of(tokens, seats, counts, earned=self._setup.charter.earned)
+        works = [place in self._short or any(row[place] for row in self.weights) for place in range(len(self.order))]
+        counts = [each and index not in self.flagged for each, index in zip(works, self.order, strict=True)]
+        return credit_of(self._tokens(), seats, counts, earned=self._setup.charter.earned)
 
     def missing(self) -> list[int]:
         """Return whose sketches I lack: those that a cut names, or before it all."""
@@ -218,9 +228,11 @@ class JudgePhase:
 
     def _masses(self) -> tuple[float, ...]:
         seats = self._table.seats(self.order, self._setup.charter)
-        commits = self._commits()
-        tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
-        return weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
+        ramps = [commit.ramp for commit in self._commits()]
+        return weigh(self._tokens(), ramps, seats, earned=self._setup.charter.earned)
+
+    def _tokens(self) -> list[int]:
+        return [commit.tokens for commit in self._commits()]
 
     def _commits(self) -> list[wire.Commit]:
         standing = self._collect_phase.stage.standing

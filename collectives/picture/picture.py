@@ -20,7 +20,7 @@ class RunState(StrEnum):
     EMPTY = "nobody here"
 
 
-NOT_COUNTED = "its work did not count: too small beside the others', or unlike theirs"
+NOT_COUNTED = "its work did not count: next to nothing for its tokens, or unlike the others'"
 """What a certificate tells of a contribution that the run's rule flagged: not why."""
 
 
@@ -28,7 +28,7 @@ class TroubleKind(StrEnum):
     """What went wrong, or was decided out of turn."""
 
     FLAG = "flag"
-    """A contribution did not count (`NOT_COUNTED`): no accusation, since few steps are enough."""
+    """A contribution did not count (`NOT_COUNTED`). One of few steps does, by its tokens."""
     VOID = "void"
     """Attempts of a round ended without effect."""
     TERM = "term"

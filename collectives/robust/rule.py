@@ -12,7 +12,7 @@ adds one after the other, as `add.accumulate` does by its definition. Nor are ex
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class Weighting:
     other sums, since it changes lengths."""
     flagged: Mapping[int, str]
     """The reason for each peer that was dropped or clipped, by its index in the roster."""
+    short: Mapping[int, float] = field(default_factory=dict)
+    """The norm, relative to the median, of each contribution that is too short to weigh; none of them is flagged."""
 
 
 class Rule(ABC):

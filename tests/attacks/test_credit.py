@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pytest
 import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability.credit import Credits
@@ -66,6 +68,37 @@ def test_a_flagged_contribution_brings_no_credit() -> None:
         credit = dict(zip((value.members[index] for index in value.contributors), value.credit, strict=True))
         assert credit == {sim.peer: 0 if sim is liar else 100 for sim in swarm.sims}
         assert value.tokens == 400
+
+    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5), rule="gramguard"))
+
+
+@pytest.mark.parametrize(("tokens", "length", "credit"), [(5, 0.05, 5), (100, 0.05, 0), (5, 0.004, 0), (5, 0.0, 0)])
+def test_few_steps_bring_their_tokens_and_next_to_nothing_for_its_tokens_a_flag(
+    tokens: int, length: float, credit: int
+) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        *others, slow = swarm.sims
+        delta = slow.delta
+        slow.delta = lambda round_: np.float32(length) * delta(round_)  # type: ignore[method-assign]
+
+        async def a_round(sim: SimPeer) -> None:
+            while sim.averager.round <= 1:
+                await sim.round(tokens=tokens if sim is slow else 100)
+
+        async with trio.open_nursery() as nursery:
+            for sim in swarm.sims:
+                sim.common = 1.0
+                nursery.start_soon(a_round, sim)
+        certificate = others[0].averager.certificate
+        assert certificate is not None
+        value = value_of(certificate)
+        assert [value.members[index] for index in value.flagged] == ([] if credit else [slow.peer])
+        found = dict(zip((value.members[index] for index in value.contributors), value.credit, strict=True))
+        assert found == {sim.peer: credit if sim is slow else 100 for sim in swarm.sims}
+        assert value.tokens == 400 + credit
+        record = others[0].averager._conduct.trust_of(slow.peer)
+        assert record is not None
+        assert record.trust == (1.0 if credit else 0.5)
 
     run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5), rule="gramguard"))
 

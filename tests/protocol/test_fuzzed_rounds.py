@@ -509,7 +509,7 @@ def seconded(action: SecondPart, table: bytes) -> Callable[[RosterRound], Any]:
 
 
 def judged(rows: tuple[tuple[float, ...], ...]) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.judged(rows, {})
+    return lambda exchange: exchange.judged(rows, {}, {})
 
 
 def checked(action: CheckOutputs, false: list[int]) -> Callable[[RosterRound], Any]:

@@ -257,7 +257,7 @@ class Rounds:
                             self.post([peer], mail, other)
             case actions.Judge(_, masses, _):
                 rows = (masses,) * len(machine.exchange.members)
-                report(lambda exchange: exchange.judged(rows, {}))
+                report(lambda exchange: exchange.judged(rows, {}, {}))
             case actions.CheckOutputs():
                 false = [part for part, output in action.outputs.items() if output in self.false]
                 report(lambda exchange: exchange.checked(action, false, ()))

@@ -17,6 +17,7 @@ from flockstep.collectives.accountability.trust import (
     TrustRecord,
     after,
     credit_of,
+    idle_of,
     misstated,
     newcomer_record,
     token_weights,
@@ -232,6 +233,18 @@ def test_who_is_flagged_or_left_without_weight_gets_no_credit() -> None:
     assert credit_of([100, 80, 120], seats, [True, False, True], earned=False) == (100, 0, 120)
     assert credit_of([0, 0, 0], seats, [True] * 3, earned=False) == (0, 0, 0)
     assert credit_of([7], (wire.Seat(0.0, 0),), [True], earned=True) == (7,)
+
+
+def test_what_is_short_is_work_if_its_tokens_explain_it() -> None:
+    tokens, seats = [100, 100, 100, 5, 100, 5, 1000], [wire.Seat(1.0, 20)] * 7
+    short = {3: 0.05, 4: 0.05, 5: 0.004, 6: 0.099}
+    assert idle_of(tokens, seats, short, earned=False) == (4, 5, 6)
+    assert idle_of(tokens, seats, {3: 0.0}, earned=False) == (3,)
+    assert idle_of([0, 0, 1], seats[:3], {2: 0.09}, earned=False) == (2,)
+    # Newcomers that state few tokens do not excuse what one of tenure states.
+    many = [100] * 4 + [1] * 20
+    young = [wire.Seat(1.0, 20)] * 4 + [wire.Seat(0.2, 0)] * 20
+    assert idle_of(many, young, {0: 0.05, 23: 0.05}, earned=True) == (0,)
 
 
 @pytest.mark.parametrize("lie", [{"trust": 0.51}, {"rounds": 4}])

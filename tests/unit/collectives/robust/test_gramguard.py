@@ -199,7 +199,7 @@ def test_never_more_than_a_minority_is_dropped() -> None:
         for _ in range(4):
             x = random.standard_normal((n, 40)) * np.exp(random.standard_normal((n, 1)))
             weighting = judge(x)
-            dropped = sum("part" not in reason and "norm" not in reason for reason in weighting.flagged.values())
+            dropped = sum("part" not in reason for reason in weighting.flagged.values())
             assert dropped <= (n - 1) // 2
             assert weighting.weights.min() >= 0
             assert weighting.weights.sum(axis=1).min() > 0
@@ -211,6 +211,17 @@ def test_a_part_without_elements_has_weights_too() -> None:
     weighting = RULE.weights(x @ x.T, np.concatenate([parts, np.zeros((1, N, N))]), np.ones(N))
     assert not weighting.flagged
     assert 0.97 < weighting.weights[-1].sum() < 1.02
+
+
+def test_what_is_short_has_no_weight_shifts_no_other_and_is_not_flagged() -> None:
+    x = contributions(n=N + 1)
+    x[-1] *= 0.05
+    weighting = judge(x)
+    assert not weighting.flagged
+    assert list(weighting.short) == [N]
+    assert 0.04 < weighting.short[N] < 0.06
+    assert not weighting.weights[:, N].any()
+    assert np.array_equal(weighting.weights[:, :N], judge(x[:N]).weights)
 
 
 def test_masses_count() -> None:
