@@ -1,8 +1,9 @@
 """`flockstep export`: writes the newest checkpoint of a run as a model for other programs.
 
-A transformers model becomes a folder for `from_pretrained`, an adapter a folder for peft (or the merged model), and any
-other model one safetensors file with its parameters by name. What was written is compared with what was
-trained. The folder may be uploaded to a bucket of S3 or of a compatible service, or to a repository of the Hugging Face hub.
+A transformers model becomes a folder for `from_pretrained`, an adapter a folder for peft (or the merged model), a `gpt`
+a folder for `GPT.load`, and any other model one safetensors file with its parameters by name. What was written is
+compared with what was trained. The folder may be uploaded to a bucket of S3 or of a compatible service, or to a repository
+of the Hugging Face hub.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from ..optim.models.kept import (
     ADAPTER_REST,
     CONFIG,
     FOLDER,
+    GPT_CONFIG,
     MODEL,
     beside,
     keep_buffers,
@@ -98,9 +100,10 @@ def export(
             why = save_hf(kept, whole, out) if (kept / CONFIG).exists() else ""
             if why or not (kept / CONFIG).exists():
                 save_tensors(whole, out / MODEL, **metadata)
+            for name in (CONFIG,) if why else (GPT_CONFIG,) if (kept / GPT_CONFIG).exists() else ():
+                with disk_errors(f"copy {kept / name} to {out}"):
+                    shutil.copyfile(kept / name, out / name)
             if why:
-                with disk_errors(f"copy {kept / CONFIG} to {out}"):
-                    shutil.copyfile(kept / CONFIG, out / CONFIG)
                 write_line(f"{why}: {out / MODEL} holds all by name, for from_pretrained of the class that was trained")
             is_hf = (kept / CONFIG).exists()
             check_written(out, tensors, partial(load_saved, out) if is_hf and not why else dict)

@@ -5,6 +5,8 @@ biases, tied embedding. Without gains and biases nearly every parameter is a hid
 """
 
 from math import sqrt
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .gpt_config import GPTConfig
+from ...peer.errors import UsageError
+from .gpt_config import GPTConfig, gpt_config
 from .head import head_loss
+from .kept import GPT_CONFIG, MODEL, load_json, load_tensors
 
 
 class Attention(nn.Module):
@@ -73,6 +77,16 @@ class GPT(nn.Module):
         angles = torch.outer(torch.arange(config.context), frequencies)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Open a folder that `flockstep export` has written. Raises `UsageError` where it is of another model."""
+        config, tensors = gpt_config(load_json(Path(folder, GPT_CONFIG))), load_tensors(Path(folder, MODEL))
+        if config.num_parameters != sum(tensor.numel() for tensor in tensors.values()):  # Before memory is taken.
+            raise UsageError(f"{folder} is not of a gpt as its {GPT_CONFIG} says", remedy="export it again")
+        model = cls(config)
+        model.load_state_dict(tensors)
+        return model
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return float32 logits (batch, time, vocab) of `tokens` (batch, time), or with `targets` the mean loss."""

@@ -3,12 +3,12 @@
 A checkpoint holds what the swarm agrees on: the trained parameters by name. In `<home>/runs/<run id>/model/` the trainer
 adds what is local to this peer, so that `flockstep export` can build the whole model: buffers such as the running
 statistics of BatchNorm, the frozen parameters (of an adapter only its description, since every peer has its base), the
-names of tied parameters, and the config of a transformers model.
+names of tied parameters, and the config of a transformers model or of a `gpt`.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ from ...peer.disk import draft_of, write_whole
 from ...peer.errors import LocalError, UsageError
 from ...peer.telemetry import Telemetry
 from ..flat import FlatLayout, state_of, storage_of, unwrapped, whole_tensors
+from .gpt_config import GPTConfig
 from .hf import AdapterFile, adapter_of
 
 FOLDER = "model"
 MODEL = "model.safetensors"
 BUFFERS, FROZEN = "buffers.safetensors", "frozen.safetensors"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+GPT_CONFIG = "gpt.json"
+"""Not `config.json`, by which other programs take a folder for one of transformers."""
 ADAPTER_NAMES, ADAPTER_REST = "adapter_names.json", "adapter_rest.safetensors"
 """Of an adapter: the name of each trained parameter in peft's file, and what else that file holds."""
 ALIASES = "aliases.json"
@@ -107,6 +110,8 @@ def keep_model(model: nn.Module, parts: Parts, run_folder: Path | None, telemetr
             fields = json.loads(config.to_json_string(use_diff=False))
             fields |= {"architectures": class_of(inner), "use_cache": True}
             write_whole(folder / CONFIG, json.dumps(fields, indent=1).encode())
+        elif isinstance(config, GPTConfig):
+            write_whole(folder / GPT_CONFIG, json.dumps(asdict(config), indent=1).encode())
         write_whole(folder / ALIASES, json.dumps(parts.aliases).encode())
         if tensors:
             save_tensors(tensors, folder / FROZEN)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.flat import FlatLayout
+from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.kept import parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import LocalError, UsageError
@@ -27,6 +28,7 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+README = Path(__file__).parents[3] / "README.md"
 TOKENS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -351,6 +353,23 @@ def test_a_keepers_checkpoint_is_exported_by_the_model_that_its_run_names(tmp_pa
     export(home_of(model, tmp_path, keeper=signed), tmp_path / "out", quiet)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(loaded), logits(model))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_gpt_comes_back_by_the_line_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    options = {"size": "0.2m", "vocab_size": 64}
+    model = build_model("gpt", options, seed=1)
+    spec = Model("gpt", tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
+    keeper = manifest_of("text:{stdlib}", model=spec, seed=9) if keeps else None
+    monkeypatch.chdir(tmp_path)
+    export(home_of(model, tmp_path, keeper=keeper), Path("my-model"), quiet)
+    (line,) = (line for line in README.read_text(encoding="utf-8").splitlines() if "GPT.load(" in line)
+    found: dict[str, Any] = {"GPT": GPT}
+    exec(line, found)
+    assert torch.equal(found["model"](TOKENS), model(TOKENS))
+    Path("my-model", "gpt.json").unlink()
+    with pytest.raises(UsageError, match=r"my-model is not of a gpt as its gpt\.json says"):
+        GPT.load("my-model")
 
 
 def test_a_keepers_checkpoint_of_custom_code_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
