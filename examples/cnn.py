@@ -1,7 +1,8 @@
 """Train a small convolutional network to classify shapes, alone or with others.
 
-    python examples/cnn.py          # publishes a run on this computer, and prints the link to it
-    python examples/cnn.py LINK     # in other terminals, as often as you like: joins that run
+    python examples/cnn.py          # publishes a run on this computer, trains it alone, and is done in seconds
+    python examples/cnn.py 2        # publishes a run that waits until two train, and prints the link to it
+    python examples/cnn.py LINK     # in another terminal: joins that run
 """
 
 import sys
@@ -77,7 +78,10 @@ def main() -> None:
     model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     config = PeerConfig(home=Path(tempfile.mkdtemp()), port=0)
-    with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(model)) as link:
+    argument = sys.argv[1] if len(sys.argv) > 1 else "1"
+    is_link = not argument.isdecimal()
+    admission = "" if is_link else f"[admission]\nmin_peers = {int(argument) + 1}\n"  # The run's keeper is one more.
+    with nullcontext(argument) if is_link else local_run(RUN + admission, Swarm.layout_of(model)) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
         with Swarm(link, model, inner, config=config) as swarm:
             for pictures, kinds in swarm.share_of(images(2000, seed=1), batch_size=32):

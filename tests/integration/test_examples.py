@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.run.layout import UNPINNED
-from support.bootstraps import kept
 from support.commands import Command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TOGETHER = "[admission]\nmin_peers = 3\n"  # Two that train, and the owner's keeper.
 
 
 def started(name: str, home: Path, *arguments: str) -> Command:
@@ -32,13 +30,14 @@ def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
     publish: Callable[..., str], tmp_path: Path
 ) -> None:
     run = runpy.run_path(str(EXAMPLES / "cnn.py"))["RUN"]
-    together = publish(run + TOGETHER, "owner")
-    processes = [started("cnn.py", tmp_path / str(number), together) for number in range(2)]
+    first = started("cnn.py", tmp_path / "0", "2")
+    assert first.stdout is not None
+    link = first.stdout.readline().split("'")[1]
+    second = started("cnn.py", tmp_path / "1", link)
     after = started("loop/after.py", tmp_path / "after", publish(run.replace('name = "shapes"', 'name = "loop"'), "after"))
     before = started("loop/before.py", tmp_path)
-    with kept(together, tmp_path / "owner"):
-        for process in processes:
-            assert "round 6: " in said(process)
+    for process in (first, second):
+        assert "round 6: " in said(process)
     told = said(after)
     assert "error 0.0" in told
     assert told.count(f"flockstep: {UNPINNED}\n") == 1
