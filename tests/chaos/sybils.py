@@ -67,7 +67,7 @@ class Besieged(World):
     """A simulation with a host of Sybils."""
 
     def __init__(self, options: SimulateOptions, folder: Path, pages: list[tuple[Identity, tuple[bytes, ...]]]) -> None:
-        super().__init__(options, None, folder)
+        super().__init__(options, None, folder, lambda progress: None)
         self.sybils = frozenset(identity.peer_id for identity, _ in pages)
         self._pages = pages
 

@@ -17,7 +17,7 @@ from flockstep.peer.errors import UsageError
 from flockstep.scripts.cli import main
 from flockstep.scripts.lab.simulate.options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.lab.simulate.report import Report
-from flockstep.scripts.lab.simulate.world import LOG, simulate
+from flockstep.scripts.lab.simulate.world import LOG, run_simulate, simulate
 from support.simulations import CALM
 
 
@@ -35,6 +35,22 @@ def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
         (number, "done", "5", "5", "equal on 5") for number in (1, 2, 3)
     ]
     assert [row["served"] for row in outcomes(report)] == [4, 4, 4]  # Each owner's output goes to the four others.
+
+
+def test_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    simulate(replace(CALM, rounds=2), told.append)
+    assert told[0].startswith("round 0 of 2 certified, 1 virtual")
+    assert told[-1].startswith("round 2 of 2 certified")
+    lines: list[str] = []
+    run_simulate(replace(CALM, rounds=1), lines.append, as_json=True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    run_simulate(replace(CALM, rounds=1), lines.append, as_json=True)
+    assert "round 1 of 1 certified" in capsys.readouterr().err
+    first, second = map(json.loads, lines)
+    assert first["trace"] == second["trace"]
 
 
 def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 import trio
+from rich.console import Console
 
 from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.contribution import Averaged, Contribution
@@ -48,15 +49,18 @@ GC_THRESHOLD = (5_000_000, 20, 20)
 LOG = "events.jsonl"
 
 
-def simulate(options: SimulateOptions) -> Report:
-    """Run a simulation. Raises `LocalError` if the folder cannot be written, and what a custom attack raises."""
+def simulate(options: SimulateOptions, tell: Callable[[str], object] = lambda progress: None) -> Report:
+    """Run a simulation, and tell after each virtual second how far it is.
+
+    Raises `LocalError` if the folder cannot be written, and what a custom attack raises.
+    """
     began = time.process_time()
     with ExitStack() as stack:
         log: IO[bytes] | None = None
         if options.out is not None:
             log = stack.enter_context(_open(options.out))
         folder = stack.enter_context(TemporaryDirectory(prefix="flockstep-simulate-"))
-        world = World(options, log, Path(folder))
+        world = World(options, log, Path(folder), tell)
         stack.callback(gc.set_threshold, *gc.get_threshold())
         gc.set_threshold(*GC_THRESHOLD)
         try:
@@ -87,9 +91,12 @@ def _open(folder: Path) -> IO[bytes]:
 class World:
     """All peers of a simulation and their network. Implements `chaos.SimulatedSwarm` and `peer.Watcher`."""
 
-    def __init__(self, options: SimulateOptions, log: IO[bytes] | None, folder: Path) -> None:
+    def __init__(
+        self, options: SimulateOptions, log: IO[bytes] | None, folder: Path, tell: Callable[[str], object]
+    ) -> None:
         self.living: dict[str, SimulatedPeer] = {}
         self._folder = folder
+        self._tell = tell
         self.trace = hashlib.blake2b()
         self._options = options
         self._log = log
@@ -128,6 +135,7 @@ class World:
         while not self._over():
             await trio.sleep(1.0)
             newest = max((row.number for row in self.checks.rows.values() if row.certified), default=0)
+            self._tell(f"round {newest} of {self._options.rounds} certified, {trio.current_time():.0f} virtual seconds")
             if newest > last:
                 last, since = newest, trio.current_time()
             if trio.current_time() - since > STANDSTILL + self._options.steps_time.high:
@@ -248,6 +256,7 @@ class World:
 
 def run_simulate(options: SimulateOptions, write_line: Callable[[str], None], *, as_json: bool) -> bool:
     """Simulate and report; return True if all invariants held."""
-    report = simulate(options)
+    with Console(stderr=True).status(f"{options.peers} peers start") as shown:  # Only a terminal shows it.
+        report = simulate(options, shown.update)
     report.show(write_line, as_json=as_json)
     return not report.violations

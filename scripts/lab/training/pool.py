@@ -3,7 +3,10 @@
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
+
+from rich.console import Console
 
 _Case = TypeVar("_Case")
 _Outcome = TypeVar("_Outcome")
@@ -12,10 +15,18 @@ _Outcome = TypeVar("_Outcome")
 def each_trained(
     train: Callable[[_Case], _Outcome], trainings: Sequence[_Case], jobs: int
 ) -> Iterator[tuple[_Case, _Outcome]]:
-    """Train each case and yield what it came to, in order. `train` is a function at the top of a module."""
-    if jobs == 1:
-        yield from ((training, train(training)) for training in trainings)
-        return
-    # Spawned: a forked child of a process with torch's threads may hang.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from zip(trainings, pool.map(train, trainings), strict=True)
+    """Train each case and yield what it came to, in order; a terminal shows which one is awaited.
+
+    `train` is a function at the top of a module.
+    """
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        if jobs == 1:
+            outcomes: Iterator[_Outcome] = map(train, trainings)
+        else:  # Spawned: a forked child of a process with torch's threads may hang.
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
+            outcomes = pool.map(train, trainings)
+        for number, training in enumerate(trainings, 1):
+            with console.status(f"training {number} of {len(trainings)}"):  # Not while a row is written: it takes stdout.
+                outcome = next(outcomes)
+            yield training, outcome
