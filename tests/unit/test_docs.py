@@ -1,16 +1,20 @@
 """Documents that can go stale, checked against the code."""
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import pytest
+import torch
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES, Manifest
 from flockstep.dht.run.settings import OneOf, Reserved, Rest
 from flockstep.optim.data.streams import STREAMS
+from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.metrics import EVENT_COUNTS, TRAFFIC_BYTES
@@ -184,6 +188,44 @@ def test_every_verb_is_documented() -> None:
     verbs = sorted(command.name or "" for command in get_command(app).commands.values())  # type: ignore[attr-defined]
     assert "join" in verbs
     assert [verb for verb in verbs if not any(f"`flockstep {verb}" in text for text in texts)] == []
+
+
+@pytest.mark.parametrize("kind", ["gpt", "hf", "lora", "model", "loop"])
+def test_the_page_of_a_kind_of_run_has_a_run_and_commands_that_exist(kind: str) -> None:
+    page = (ROOT / "docs" / f"run-{kind}.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    manifest = Manifest.from_toml(text, where=kind, owner=OWNER)
+    programs = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL)
+    modules: dict[str, dict[str, Any]] = {name: {} for name, _ in programs}
+    for name, source in programs:
+        exec(source, modules[name])
+    if kind == "hf":
+        pytest.importorskip("transformers")
+    if kind in ("gpt", "hf"):
+        assert build_model(manifest.model.name, manifest.model.options, seed=0) is not None
+    if kind == "model":
+        module, function = manifest.model.name.split(":")
+        tokens = torch.zeros(2, 4, dtype=torch.int64)
+        assert training_loss(modules[module][function](**manifest.model.options), tokens).shape == ()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) >= 4
+    for line in lines:
+        words = [word for word in shlex.split(line, comments=True) if not re.match("[A-Z_]+=", word)]
+        if words[0] == "flockstep":
+            _parse(words[1:])
+        else:
+            assert words[-2] in {f"{name}.py" for name in modules}, line
+        if "--model" in words:
+            module, function = words[words.index("--model") + 1].split(":")
+            assert callable(modules[module][function])
+
+
+def _parse(words: list[str]) -> None:
+    """Parse a command without running it. Raises `click.UsageError`."""
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words).close()
 
 
 def test_every_test_that_a_page_names_exists() -> None:
