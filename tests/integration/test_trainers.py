@@ -112,5 +112,6 @@ def test_a_trainer_that_ends_before_its_run_leaves_it_and_resumes(publish: Calla
     with kept(link, tmp_path / "owner"):
         (output,) = trained(tmp_path, example, link, code=RESUMED)
     assert "ended 15 1 left" in output
-    # The second one resumes at Trainer's step 15, its swarm in round 1, and the run's end stops it: 15 + 2 phases of 10.
-    assert "ended 35 3 finished" in output
+    # The second one resumes at Trainer's step 15, and the run's end stops it: after 2 phases of 10 more, or 3 where the
+    # first one was over before it had met the keeper, and so trained on alone.
+    assert "ended 35 3 finished" in output or "ended 45 3 finished" in output
