@@ -309,7 +309,8 @@ class Attempt:
         exchange = self.machine.exchange
         rate = exchange.my_rate * (len(exchange.members) - 1)  # All connections at a time share the line.
         seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
-        if reason := self._choice.choose(bounds[-1] - bounds[0] - self._own_cells(bounds), rate, seconds):
+        kept = 0 if exchange.table.seating.needs_others else self._own_cells(bounds)  # Else a deputy holds my own part, too.
+        if reason := self._choice.choose(bounds[-1] - bounds[0] - kept, rate, seconds):
             slot = self.machine.slot
             self.node.telemetry.emit(
                 "codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt

@@ -66,7 +66,7 @@ def test_a_slow_line_owns_less_whatever_it_claims_and_states_of_the_others() -> 
 
 
 def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
-    lines = [HOME / 4, *[HOME] * 5]
+    lines = [HOME / 4, *[1.6 * HOME] * 5]
     stated: dict[str, str] = {}
 
     async def body(swarm: SimSwarm) -> None:

@@ -114,7 +114,9 @@ def test_a_notebook_without_a_link_says_so(name: str, tmp_path: Path) -> None:
         Session(name, tmp_path, tmp_path / "home", "")
 
 
-STUB = f"""#!{sys.executable}
+STUB = f"""#!/bin/sh
+'''exec' '{sys.executable}' "$0" "$@"
+' '''
 import json, os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 name = pathlib.Path(sys.argv[0]).name

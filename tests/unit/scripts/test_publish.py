@@ -40,7 +40,7 @@ RUN = SignedManifest.sign(
 )
 LINK = JoinLink.parse(f"flockstep://{RUN.run_id}?via=/ip4/192.0.2.1/tcp/4001/p2p/{OWNER.peer_id}")
 TARGETS = {"s3": "s3://b/models/mine", "hf": "hf://org/name"}
-FILES = {"README.md", "flockstep.json", "model.safetensors", "manifest.flockstep"}
+FILES = {"README.md", "flockstep.json", "gpt.json", "model.safetensors", "manifest.flockstep"}
 
 
 @pytest.fixture(params=TARGETS)
