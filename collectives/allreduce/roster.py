@@ -96,10 +96,6 @@ class RosterView:
         """Return the owner and the deputies of a part, without some members."""
         return tuple(self.members[index] for index in (part, *self.deputies(part)) if index not in without)
 
-    def holder(self, part: int, active: Collection[PeerId]) -> int | None:
-        """Return the holder of a part: its owner, else its first living deputy (failover); None if all are lost."""
-        return next((index for index in (part, *self.deputies(part)) if self.members[index] in active), None)
-
     def readers(self) -> tuple[tuple[PeerId, ...], ...]:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
         return tuple(self.others_with(part, ()) for part in range(len(self.members)))
