@@ -2,7 +2,7 @@
 
 The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each. The
 founders, which the manifest names, vote on the first round, and after a roster in which nobody may vote. After a stall a
-round is decided in a later term (docs/trust.md).
+round is decided in a later term (docs/agreement.md).
 """
 
 from collections import Counter

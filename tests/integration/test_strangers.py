@@ -315,7 +315,7 @@ def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str) -> N
 
 
 def test_the_table_names_every_protocol_that_hosts_answer() -> None:
-    table = (Path(__file__).parents[2] / "docs" / "defence.md").read_text().partition("## What strangers may ask")[2]
+    table = (Path(__file__).parents[2] / "docs" / "strangers.md").read_text().partition("## Each protocol")[2]
     names = set(re.findall(r"`(/[a-z0-9./-]+)`", table.partition("\n## ")[0]))
 
     async def main() -> None:

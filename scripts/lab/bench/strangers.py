@@ -2,7 +2,7 @@
 
 Theory of operation. A bootstrap and a run's owner, which keeps it, are real processes on loopback, which is exempt from the
 limits of an address: so thousands of questions fit into seconds. A stranger asks each kind of question of the table in
-docs/defence.md ("What strangers may ask") a fixed number of times. Taken are
+docs/strangers.md a fixed number of times. Taken are
 
     CPU      nanoseconds that the kernel has run the host's process (`/proc/<pid>/task/*/schedstat`), less what it takes
              while nobody asks; until it rests again, so what it does after its answer counts, too
@@ -100,7 +100,7 @@ class Question:
     """One kind of question: how it is asked, and what bounds it."""
 
     name: str
-    """The first cell of its row in docs/defence.md."""
+    """The first cell of its row in docs/strangers.md."""
     host: str
     ask: Callable[["Lab", int], Awaitable[int]]
     """Asks so often, and returns how often it was answered or taken in."""

@@ -1,4 +1,4 @@
-"""Random schedules: weights, liars, crashes, lost disks, partitions and terms against the invariants of docs/trust.md.
+"""Random schedules: weights, liars, crashes, lost disks, partitions and terms against the invariants of docs/agreement.md.
 
 300 by default; 100,000 with `pytest --hypothesis-profile=long tests/unit/collectives/agreement`.
 """

@@ -1,4 +1,4 @@
-"""The bench of strangers' questions: its rows are those of the table in docs/defence.md."""
+"""The bench of strangers' questions: its rows are those of the table in docs/strangers.md."""
 
 import json
 import math
@@ -31,8 +31,8 @@ COST = Cost(
 
 
 def test_the_bench_has_a_row_for_every_row_of_the_table() -> None:
-    page = (Path(__file__).parents[5] / "docs" / "defence.md").read_text()
-    section = page.partition("## What strangers may ask")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[5] / "docs" / "strangers.md").read_text()
+    section = page.partition("## Each protocol")[2].partition("\n## ")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
     assert sorted(question.name for question in QUESTIONS) == sorted(rows[1:])
 
