@@ -6,20 +6,19 @@ is free, else the next one. The mapping is a lease of `LEASE` seconds, so that n
 and is renewed at half of it. A mapping is no proof (there may be a second NAT behind the first): the port enters my
 addresses only after a bootstrap's dialback, like any other (`bootstraps`).
 
-UPnP IGD v1 and v2 are miniupnpc's, which py-libp2p depends on; its calls block, so each one runs in a thread.
+What routers are asked, and how little of their answers is believed: `gateway`.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from ipaddress import IPv4Address
-from typing import Any
 
-import miniupnpc
 import trio
 
 from ..errors import NetworkError
+from ..plain import shortened
 from ..telemetry import Telemetry
 from ..transport import Address
+from .gateway import GROUP, MAX_TEXT, Gateway, find_gateway
 
 LEASE = 1800
 """Seconds. A router that lost the mapping in a restart is asked again within half of it."""
@@ -29,9 +28,6 @@ PERMANENT = 0
 
 RETRY = 600.0
 """Seconds between retries if the router refuses or none answers: somebody may enable UPnP."""
-
-ANSWER_MS = 2000
-"""The timeout of the search in ms; IGD v2 lets routers answer within 2 s (UPnP Device Architecture, 1.3.2)."""
 
 NUM_MAPPED_PORTS = 8
 """Outside ports that are tried: one for each computer of a home that runs several peers."""
@@ -43,12 +39,13 @@ MAPPING_DESCRIPTION = "flockstep"
 class PortMapping:
     """One peer's mapped port. `opened(port)` is called when it is open, and with 0 when it is not any more."""
 
-    def __init__(self, telemetry: Telemetry, opened: Callable[[int], None]) -> None:
+    def __init__(self, telemetry: Telemetry, opened: Callable[[int], None], group: tuple[str, int] = GROUP) -> None:
         self._telemetry = telemetry
         self._opened = opened
+        self._group = group
         self._wanted = trio.Event()
         self._seen = ""
-        self._gateway: Any = None
+        self._gateway: Gateway | None = None
         self._outside = 0
         self._outcome = ""
 
@@ -65,11 +62,12 @@ class PortMapping:
         while True:
             self._wanted = trio.Event()
             try:
-                found = await _in_thread(_open, port, self._outside)
-            except Exception as error:  # noqa: BLE001  A router's answer may be anything, to the library, too.
-                self._gateway, outside, outcome, pause = None, 0, str(error) or repr(error), RETRY
+                gateway = await find_gateway(self._group)
+                outside = await _open(gateway, port, self._outside)
+            except NetworkError as error:
+                self._gateway, outside, outcome, pause = None, 0, str(error), RETRY
             else:
-                (self._gateway, outside), outcome, pause = found, "", LEASE / 2
+                self._gateway, outcome, pause = gateway, "", LEASE / 2
             self._report(outside, outcome)
             with trio.move_on_after(pause):
                 await self._wanted.wait()
@@ -80,8 +78,8 @@ class PortMapping:
         if gateway is None:
             return
         try:
-            await _in_thread(gateway.deleteportmapping, port, "TCP")
-        except Exception as error:  # noqa: BLE001  The library raises nothing more particular.
+            await gateway.unmap(port)
+        except NetworkError as error:
             self._telemetry.emit("upnp.failed", step="close", reason=str(error), port=port)
         else:
             self._telemetry.emit("upnp.closed", step="close", port=port)
@@ -96,49 +94,30 @@ class PortMapping:
             self._opened(outside)
 
 
-async def find_router() -> IPv4Address:
+async def find_router(group: tuple[str, int] = GROUP) -> IPv4Address:
     """Return the outside IP of the router that answers, 0.0.0.0 if it has none; opens no port. Raises `NetworkError`."""
-    gateway = await _in_thread(_find)
+    gateway = await find_gateway(group)
     try:
-        return IPv4Address(await _in_thread(gateway.externalipaddress) or 0)
-    except Exception as error:  # As in `keep`.
-        raise NetworkError(f"the router answers, but gives no outside address: {error!r}") from error
+        return IPv4Address(await gateway.outside_ip() or 0)
+    except (NetworkError, ValueError) as error:
+        raise NetworkError(f"the router answers, but gives no outside address: {error}") from error
 
 
-async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a blocking call in a thread, abandoned on cancellation: leaving does not wait for a router."""
-    # The type stubs that py-libp2p brings are those of an older trio.
-    return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)  # type: ignore[call-arg]
-
-
-def _find() -> Any:
-    """Find the router. Raises `NetworkError`. Blocks for seconds."""
-    gateway = miniupnpc.UPnP()
-    gateway.discoverdelay = ANSWER_MS
-    with suppress(Exception):  # It also raises if it finds nothing, and on some systems it raises "Success".
-        gateway.discover()
-    try:
-        gateway.selectigd()
-    except Exception as error:
-        raise NetworkError("no router that speaks UPnP answers in this network") from error
-    return gateway
-
-
-def _open(port: int, held: int) -> tuple[Any, int]:
-    """Map a port; returns the router and its port, `held` if possible. Raises `NetworkError`. Blocks for seconds."""
-    gateway = _find()
+async def _open(gateway: Gateway, port: int, held: int) -> int:
+    """Map a port of the router, `held` if possible, and return it. Raises `NetworkError`."""
     refusal = ""
-    for outside in dict.fromkeys(filter(None, (held, *range(port, min(port + NUM_MAPPED_PORTS, 65536))))):
+    ports: list[int] = [held] * bool(held) + list(range(port, min(port + NUM_MAPPED_PORTS, 65536)))
+    for outside in dict.fromkeys(ports):
         # Some routers refuse a port that another computer holds, others take it away from it.
-        taken = gateway.getspecificportmapping(outside, "TCP")
-        if taken is not None and tuple(taken[:2]) != (gateway.lanaddr, port):
-            refusal = f"port {outside} leads to {taken[0]}"
+        taken = await gateway.mapped(outside)
+        if taken is not None and taken != (gateway.here, str(port)):
+            refusal = f"port {outside} leads to {shortened(taken[0], MAX_TEXT)}"
             continue
         for lease in (LEASE, PERMANENT):
             try:
-                gateway.addportmapping(outside, "TCP", gateway.lanaddr, port, MAPPING_DESCRIPTION, "", lease)
-            except Exception as error:  # noqa: BLE001  The library raises nothing more particular.
+                await gateway.map(outside, port, MAPPING_DESCRIPTION, lease)
+            except NetworkError as error:
                 refusal = str(error)
             else:
-                return gateway, outside
+                return outside
     raise NetworkError(f"the router opens no port: {refusal}")

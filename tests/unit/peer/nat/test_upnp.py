@@ -1,65 +1,22 @@
-"""UPnP: port mappings and the doctor's check, with fake routers in the place of the library."""
+"""UPnP: port mappings and the doctor's check, with a router on loopback, and hostile ones."""
 
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import miniupnpc
 import pytest
 import trio
 import trio.testing
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.nat.upnp import LEASE, NUM_MAPPED_PORTS, PERMANENT, PortMapping
+from flockstep.peer.errors import NetworkError
+from flockstep.peer.nat.gateway import MAX_ANSWER_BYTES, find_gateway
+from flockstep.peer.nat.upnp import LEASE, NUM_MAPPED_PORTS, PERMANENT, PortMapping, find_router
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.doctor import visit
 from flockstep.scripts.doctor.sheet import Sheet
-from flockstep.scripts.doctor.visit import check_upnp
+from support.router import ME, SOMEBODY, Router
 
-ME, SOMEBODY = "10.0.0.2", "10.0.0.9"
 SEEN = "/ip4/44.0.1.1/tcp/40001"
-
-
-class Router:
-    """What miniupnpc shows of a router: the ports that it has opened, and its moods."""
-
-    lanaddr = ME
-
-    def __init__(self) -> None:
-        self.ports: dict[int, tuple[str, int, int]] = {}
-        self.leases = True
-        self.answers = True
-        self.odd = False
-        self.outside = "44.0.1.1"
-        self.discoverdelay = 0
-
-    def discover(self) -> int:
-        raise Exception("Success")
-
-    def selectigd(self) -> str:
-        if not self.answers:
-            raise Exception("No UPnP device discovered")
-        return "http://10.0.0.1/control"
-
-    def externalipaddress(self) -> str:
-        return self.outside
-
-    def getspecificportmapping(self, outside: int, protocol: str) -> Any:
-        if self.odd:
-            return b"\xff".decode()
-        found = self.ports.get(outside)
-        return None if found is None else (found[0], found[1], "", True, 0)
-
-    def addportmapping(self, outside: int, protocol: str, host: str, port: int, *rest: Any) -> bool:
-        lease = int(rest[-1])
-        if lease and not self.leases:
-            raise Exception("OnlyPermanentLeasesSupported")
-        self.ports[outside] = (host, port, lease)
-        return True
-
-    def deleteportmapping(self, outside: int, protocol: str) -> bool:
-        if self.odd:
-            raise Exception("Action Not Authorized")
-        del self.ports[outside]
-        return True
 
 
 class Asked:
@@ -71,37 +28,42 @@ class Asked:
         self.events: list[Event] = []
         telemetry = Telemetry()
         telemetry.subscribe(self.events.append)
-        self.mapping = PortMapping(telemetry, self.opened.append)
+        self.mapping = PortMapping(telemetry, self.opened.append, router.group)
 
     async def until(self, holds: Callable[[], object]) -> None:
-        while not holds():
-            await trio.lowlevel.checkpoint()
+        while not holds():  # noqa: ASYNC110  In virtual time.
+            await trio.sleep(0.1)
 
     def told(self) -> list[tuple[Any, Any]]:
         return [(event["event"], event.get("port", event.get("reason"))) for event in self.events]
 
 
-def asking(router: Router, monkeypatch: pytest.MonkeyPatch, body: Callable[[Asked], Awaitable[None]]) -> Asked:
-    monkeypatch.setattr(miniupnpc, "UPnP", lambda: router)
-    asked = Asked(router)
+def in_virtual_time(main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run over real sockets on loopback, where the time jumps once nothing is on its way."""
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
-    async def main() -> None:
-        with trio.fail_after(30):  # A safety net against a hang.
+
+def asking(router: Router, body: Callable[[Asked], Awaitable[None]]) -> Asked:
+    async def main() -> Asked:
+        async with router.running():
+            asked = Asked(router)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(asked.mapping.keep, 4001)
-                await trio.testing.wait_all_tasks_blocked()
-                assert not asked.events  # Nobody asks before it is known that strangers do not get through.
+                await trio.sleep(10)
+                assert not router.asked  # Nobody asks before it is known that strangers do not get through.
                 asked.mapping.want(SEEN)
-                await body(asked)
+                with trio.fail_after(3600):
+                    await body(asked)
                 nursery.cancel_scope.cancel()
             await asked.mapping.close()
+            return asked
 
-    trio.run(main)
-    return asked
+    found: Asked = in_virtual_time(main)
+    return found
 
 
 @pytest.mark.parametrize(("leases", "lease"), [(True, LEASE), (False, PERMANENT)])
-def test_the_same_port_is_opened_and_given_back(monkeypatch: pytest.MonkeyPatch, leases: bool, lease: int) -> None:
+def test_the_same_port_is_opened_and_given_back(leases: bool, lease: int) -> None:
     router = Router()
     router.leases = leases
 
@@ -109,25 +71,25 @@ def test_the_same_port_is_opened_and_given_back(monkeypatch: pytest.MonkeyPatch,
         await asked.until(lambda: asked.opened)
         assert router.ports == {4001: (ME, 4001, lease)}
 
-    asked = asking(router, monkeypatch, body)
+    asked = asking(router, body)
     assert asked.opened == [4001]
     assert asked.told() == [("upnp.opened", 4001), ("upnp.closed", 4001)]
     assert router.ports == {}
 
 
-def test_a_port_that_somebody_has_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_somebody_has_is_left_to_them() -> None:
     router = Router()
     router.ports = {4001: (SOMEBODY, 4001, 0), 4002: (ME, 22, 0)}
 
     async def body(asked: Asked) -> None:
         await asked.until(lambda: asked.opened)
 
-    assert asking(router, monkeypatch, body).opened == [4003]
+    assert asking(router, body).opened == [4003]
     assert router.ports == {4001: (SOMEBODY, 4001, 0), 4002: (ME, 22, 0)}
 
 
 @pytest.mark.parametrize("mood", ["silent", "full", "odd"])
-def test_a_router_that_opens_none_is_told_once_for_each_network(monkeypatch: pytest.MonkeyPatch, mood: str) -> None:
+def test_a_router_that_opens_none_is_told_once_for_each_network(mood: str) -> None:
     router = Router()
     router.answers, router.odd = mood != "silent", mood == "odd"
     if mood == "full":
@@ -136,16 +98,16 @@ def test_a_router_that_opens_none_is_told_once_for_each_network(monkeypatch: pyt
     async def body(asked: Asked) -> None:
         await asked.until(lambda: asked.events)
         asked.mapping.want(SEEN)  # The second bootstrap says the same.
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(60)
         assert [event["event"] for event in asked.events] == ["upnp.failed"]
         router.answers, router.odd, router.ports = True, False, {}
         asked.mapping.want("/ip4/44.0.77.1/tcp/40001")
         await asked.until(lambda: asked.opened)
 
-    assert asking(router, monkeypatch, body).opened == [4001]
+    assert asking(router, body).opened == [4001]
 
 
-def test_a_router_that_has_forgotten_me_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_that_has_forgotten_me_is_told_of() -> None:
     router = Router()
 
     async def body(asked: Asked) -> None:
@@ -154,23 +116,29 @@ def test_a_router_that_has_forgotten_me_is_told_of(monkeypatch: pytest.MonkeyPat
         asked.mapping.want("/ip4/44.0.77.1/tcp/40001")
         await asked.until(lambda: len(asked.opened) == 2)
 
-    asked = asking(router, monkeypatch, body)
+    asked = asking(router, body)
     assert asked.opened == [4001, 0]
     assert [event["event"] for event in asked.events] == ["upnp.opened", "upnp.failed"]
 
 
-def test_a_port_that_cannot_be_given_back_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_cannot_be_given_back_is_told_of() -> None:
     async def body(asked: Asked) -> None:
         await asked.until(lambda: asked.opened)
         asked.router.odd = True
 
-    assert asking(Router(), monkeypatch, body).told()[-1] == ("upnp.failed", 4001)
+    assert asking(Router(), body).told()[-1] == ("upnp.failed", 4001)
 
 
-def examined(config: PeerConfig) -> dict[str, Any]:
+def examined(router: Router, config: PeerConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The doctor's row."""
     lines: list[str] = []
-    trio.run(check_upnp, config, Sheet(lines.append, as_json=True))
+
+    async def main() -> None:
+        async with router.running():
+            monkeypatch.setattr(visit, "find_router", lambda: find_router(router.group))
+            await visit.check_upnp(config, Sheet(lines.append, as_json=True))
+
+    in_virtual_time(main)
     (row,) = map(json.loads, lines)
     assert row["name"] == "UPnP"
     return dict(row)
@@ -190,13 +158,105 @@ def test_the_doctor_tells_what_a_router_is_good_for_and_opens_no_port(
 ) -> None:
     router = Router()
     router.outside = outside
-    monkeypatch.setattr(miniupnpc, "UPnP", lambda: router)
-    row = examined(PeerConfig())
+    row = examined(router, PeerConfig(), monkeypatch)
     assert (row["ok"], row["cause"].startswith(words)) == (ok, True)
     assert not router.ports
 
 
 def test_the_doctor_asks_no_router_where_none_will_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(miniupnpc, "UPnP", lambda: pytest.fail("a router is asked"))
-    assert "--no-upnp" in examined(PeerConfig(upnp=False))["cause"]
-    assert "127.0.0.1" in examined(PeerConfig(host="127.0.0.1"))["cause"]
+    router = Router()
+    assert "--no-upnp" in examined(router, PeerConfig(upnp=False), monkeypatch)["cause"]
+    assert "127.0.0.1" in examined(router, PeerConfig(host="127.0.0.1"), monkeypatch)["cause"]
+    assert not router.asked
+
+
+def failed(router: Router) -> str:
+    """Why no gateway is found."""
+
+    async def main() -> str:
+        async with router.running():
+            with pytest.raises(NetworkError) as raised:
+                await (await find_gateway(router.group)).outside_ip()
+            return str(raised.value)
+
+    return str(in_virtual_time(main))
+
+
+def test_no_other_computer_is_asked_than_the_one_that_has_answered() -> None:
+    bystander = Router()
+
+    async def main() -> None:
+        async with bystander.running(), router.running():
+            # Its search and its web server have other ports; another host is what matters.
+            for router.location in (
+                "http://127.0.0.2:1/x",
+                "http://metadata.internal/x",
+                "https://127.0.0.1/x",
+                "http://[::1/",
+            ):
+                with pytest.raises(NetworkError, match="no router"):
+                    await find_gateway(router.group)
+            router.location = ""
+            for router.control in (
+                "http://127.0.0.2:1/x",
+                "//127.0.0.2/x",
+                "gopher://127.0.0.1/x",
+                "/a b",
+                "http://[::1/",
+            ):
+                with pytest.raises(NetworkError, match="no router"):
+                    await find_gateway(router.group)
+            router.control = "x/control?a=1&amp;b=2"
+            assert (await find_gateway(router.group)).place.path == "/x/control?a=1&b=2"
+
+    router = Router()
+    in_virtual_time(main)
+    assert {line.partition(" ")[0] for line in router.asked[:-1]} == {"GET"}
+    assert not bystander.asked
+
+
+@pytest.mark.parametrize("head", ["", "Content-Length: 99999999999\r\n", "Transfer-Encoding: chunked\r\n"])
+def test_an_answer_without_end_is_read_to_its_bound(head: str) -> None:
+    router, sent = Router(), 0
+
+    async def endless(stream: trio.SocketStream) -> None:
+        nonlocal sent
+        await router.read(stream)
+        await stream.send_all(f"HTTP/1.1 200 OK\r\n{head}\r\n".encode())
+        piece = b"1000\r\n" + bytes(4096) + b"\r\n" if "chunked" in head else bytes(4096)
+        while True:
+            await stream.send_all(piece)
+            sent += len(piece)
+
+    router.serve = endless
+    assert failed(router).startswith("no router")
+    assert sent < 1000 * MAX_ANSWER_BYTES  # What the system's own buffers hold.
+
+
+@pytest.mark.parametrize("drop", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_an_answer_that_drips_costs_five_seconds(drop: bytes) -> None:
+    router = Router()
+
+    async def drip(stream: trio.SocketStream) -> None:
+        await router.read(stream)
+        await stream.send_all(drop)
+        while True:
+            await trio.sleep(0.5)
+            await stream.send_all(drop if drop.endswith(b"\n") else b"a")
+
+    router.serve = drip
+
+    async def main() -> float:
+        async with router.running():
+            begun = trio.current_time()
+            with pytest.raises(NetworkError, match="no router"):
+                await find_gateway(router.group)
+            return trio.current_time() - begun
+
+    assert in_virtual_time(main) < 10
+
+
+def test_a_routers_own_words_are_shown_as_plain_text() -> None:
+    router = Router()
+    router.odd = True
+    assert failed(router) == "Action\\x1b Not Authorized 606"
