@@ -5,10 +5,10 @@ only then parsed. Every document ends in a token that stands nowhere inside of o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
+
+_T = TypeVar("_T")
 
 
 class Tokenizer(ABC):
@@ -84,14 +86,11 @@ class FileTokenizer(Tokenizer):
             )
         import tokenizers
 
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # The package raises nothing more precise.
-            raise UsageError(f"{path} is no tokenizer: {error}", remedy="name a tokenizer.json") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self.name = path.name
         self.digest = digest(data)
+        self._tokenizer: Any = self._of_package(f"{path} is no tokenizer", tokenizers.Tokenizer.from_buffer, data)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         found = (self._tokenizer.token_to_id(end) for end in ENDS)
         end = next((token for token in found if token is not None), None)
@@ -100,17 +99,31 @@ class FileTokenizer(Tokenizer):
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""
-        encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        encoded = self._encoded(self._tokenizer.encode_batch_fast, documents)
         return [np.array(one.ids + self._end, np.uint32) for one in encoded]
 
     def encode_at(self, documents: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
         """The tokens of each document without an end, and the character at which each begins."""
-        encoded = self._tokenizer.encode_batch(list(documents), add_special_tokens=False)
+        encoded = self._encoded(self._tokenizer.encode_batch, documents)
         return [(np.array(one.ids, np.uint32), np.array([at for at, _ in one.offsets], np.int64)) for one in encoded]
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The text, special tokens left out."""
-        return str(self._tokenizer.decode([token for token in tokens.tolist() if token < self.vocab_size]))
+        known = [token for token in tokens.tolist() if token < self.vocab_size]
+        return str(self._of_package(f"the tokenizer {self.name} cannot read its own tokens", self._tokenizer.decode, known))
+
+    def _encoded(self, encode: Callable[..., Any], documents: Sequence[str]) -> Any:
+        what = f"the tokenizer {self.name} fails on a text"
+        return self._of_package(what, encode, list(documents), add_special_tokens=False)
+
+    def _of_package(self, failure: str, function: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
+        """Call the package, which raises bare exceptions, and panics on files that its parser took. Raises `UsageError`."""
+        try:
+            return function(*arguments, **named)
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Not one of the package.
+                raise
+            raise UsageError(f"{failure}: {error}", remedy="name another tokenizer.json") from error
 
 
 BYTES = ByteTokenizer()

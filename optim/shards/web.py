@@ -8,10 +8,12 @@ is read up to the length that was asked for. The standard library suffices for t
 would have to be told not to.
 """
 
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
@@ -63,14 +65,17 @@ class Web:
         connection = self._connection()
         try:
             headers = {"Accept-Encoding": "identity", "User-Agent": "flockstep"}
-            connection.request("GET", f"{self._path}/{file}", headers=headers | _range(start))
-            response = connection.getresponse()
+            with _hung_up_after(2 * TIMEOUT, connection.sock):
+                connection.request("GET", f"{self._path}/{file}", headers=headers | _range(start))
+                response = connection.getresponse()
             if 300 <= response.status < 400:
                 raise NotThere(f"{where} is redirected to {str(response.getheader('location'))[:200]}: name that instead")
             if 400 <= response.status < 500 and response.status not in (408, 429):
                 raise NotThere(f"{where}: {response.status} {response.reason[:100]}")
             if response.status not in (200, 206) or (response.status == 206 and not _begins_at(response, start)):
                 raise OSError(f"{where}: {response.status} {response.reason[:100]}")
+            if response.chunked:  # Its framing has no end of its own, and is read inside of the library.
+                raise NotThere(f"{where} is sent in chunks: serve it as a file, with its length")
         except http.client.HTTPException as error:
             connection.close()
             raise OSError(f"{where}: no answer of a web server: {type(error).__name__}") from error
@@ -110,6 +115,31 @@ class Web:
                 if not is_public_ip(address):
                     raise NotThere(f"{self._host} is {ipaddress.ip_address(address)}, no address of the public internet")
         return addresses
+
+
+@contextlib.contextmanager
+def _hung_up_after(seconds: float, connected: socket.socket) -> Iterator[None]:
+    """Shut a socket down after so many seconds: each byte of a head, and each `100 Continue`, begins its timeout anew.
+
+    Raises `OSError` then.
+    """
+    has_hung_up = False
+
+    def hang_up() -> None:
+        nonlocal has_hung_up
+        has_hung_up = True
+        with contextlib.suppress(OSError):  # It is closed.
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if has_hung_up:
+            raise TimeoutError(f"no whole answer of a web server within {seconds:g} s")
 
 
 def _range(start: int) -> dict[str, str]:

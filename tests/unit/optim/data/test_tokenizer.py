@@ -107,3 +107,23 @@ def test_the_end_of_a_document_is_left_out_where_the_tokenizer_has_none(path: Pa
     plain["model"]["vocab"]["<ended>"] = plain["model"]["vocab"].pop("<|endoftext|>")
     (tokens,) = FileTokenizer(path, json.dumps(plain).encode()).encode(["the swarm"])
     assert 0 not in tokens
+
+
+def test_a_file_on_which_the_package_panics_is_one_line(path: Path) -> None:
+    known = json.loads(path.read_text())
+    nested = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    on_text = FileTokenizer(path, json.dumps(known | {"pre_tokenizer": nested}).encode())
+    for fails in (on_text.encode, on_text.encode_at):
+        with pytest.raises(UsageError, match=r"own\.json fails on a text: .*retry-limit-in-match"):
+            fails(["a" * 64 + "b"])
+    cut = {"type": "Strip", "content": "z", "start": 9, "stop": 9}
+    on_tokens = FileTokenizer(path, json.dumps(known | {"decoder": cut}).encode())
+    with pytest.raises(UsageError, match=r"own\.json cannot read its own tokens: index out of bounds"):
+        on_tokens.decode(on_tokens.encode(["z"])[0])
+
+
+def test_a_text_for_which_a_file_has_no_token_is_one_line(path: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "[UNK]"}
+    known = json.loads(path.read_text()) | {"model": words, "added_tokens": []}
+    with pytest.raises(UsageError, match=r"fails on a text: .*UNK"):
+        FileTokenizer(path, json.dumps(known).encode()).encode(["the swarm"])

@@ -1,5 +1,6 @@
 """A web server that a stranger has named: from public addresses alone, over TLS, to the address that was checked."""
 
+import contextlib
 import datetime
 import ipaddress
 import socket
@@ -14,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flockstep.optim.shards import web as web_module
 from flockstep.optim.shards.web import NotThere, Web
 from flockstep.peer.address import is_public_ip
 from flockstep.peer.errors import UsageError
@@ -25,7 +27,16 @@ NAME = "data.example.org"
 @pytest.mark.parametrize(
     "address",
     [
-        *("127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "0.0.0.0"),
+        *(
+            "127.0.0.1",
+            "127.1.2.3",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+        ),
         *("0.1.2.3", "224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1"),
         *("fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "ff0e::1", "::ffff:127.0.0.1"),
         *("::ffff:10.0.0.1", "2002:7f00:1::", "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:db8::1"),
@@ -37,14 +48,16 @@ def test_no_address_of_anybodys_own_network_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::1"]
+    "address",
+    ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::1"],
 )
 def test_addresses_of_the_public_internet_are(address: str) -> None:
     assert is_public_ip(address)
 
 
 @pytest.mark.parametrize(
-    "found", [["127.0.0.1"], ["10.0.0.1"], ["::1"], ["1.1.1.1", "192.168.0.1"], ["169.254.169.254"], ["::ffff:10.0.0.1"]]
+    "found",
+    [["127.0.0.1"], ["10.0.0.1"], ["::1"], ["1.1.1.1", "192.168.0.1"], ["169.254.169.254"], ["::ffff:10.0.0.1"]],
 )
 def test_a_name_that_leads_into_this_network_is_not_asked(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", resolver(found))
@@ -160,3 +173,38 @@ def test_addresses_are_those_that_were_checked(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(OSError, match=f"{NAME} is not reached: not today"):
         Web(f"https://{NAME}/x", public=True).whole("x", 10)
     assert asked == [(str(ipaddress.ip_address(text)), 443) for text in ("1.1.1.1", "2606:4700:4700::1111")]
+
+
+@pytest.mark.parametrize(
+    ("begun", "drop", "reason"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "no whole answer of a web server"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a", "no whole answer of a web server"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n",
+            b"X: y\r\n",
+            "in chunks: serve it as",
+        ),
+    ],
+)
+def test_an_answer_whose_head_does_not_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, begun: bytes, drop: bytes, reason: str
+) -> None:
+    monkeypatch.setattr(web_module, "TIMEOUT", 0.25)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as stream, contextlib.suppress(OSError):  # It has hung up.
+                stream.recv(1 << 12)
+                stream.sendall(begun)
+                while True:
+                    stream.sendall(drop)
+                    gone.wait(0.05)
+
+        gone = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OSError, match=reason):
+            Web(f"http://127.0.0.1:{server.getsockname()[1]}/x", public=False).whole("x", 10)
+        gone.set()
+        thread.join()
