@@ -5,6 +5,8 @@ peer follows; a bootstrap adds figures of its own. The page is that of `promethe
 """
 
 import contextlib
+import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +31,9 @@ MAX_READERS = 16
 """Connections to a page at once, each of which takes a thread and an open file; Prometheus has one for some milliseconds."""
 READER_SECONDS = 10.0
 """Seconds in which a reader must send or take something: Prometheus' own timeout."""
+
+_HOST_PORT = re.compile(r"^(?:\[([0-9a-f:.]+)\]|([^:]*))(?::[0-9]*)?$", re.ASCII | re.IGNORECASE)
+"""A Host header (RFC 9110, 7.2): an IPv6 address in brackets, or another name, and a port."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -226,7 +231,9 @@ def shown_metrics(place: str, figures: Figures, notice: Callable[[str], None]) -
     except OSError as error:
         remedy = "choose another port for --metrics; port 0 takes any"
         raise LocalError(f"cannot show metrics at {place}: {error.strerror or error}", remedy=remedy) from error
-    server.set_app(make_wsgi_app(registry))
+    app = make_wsgi_app(registry)
+    is_private = ipaddress.ip_address(str(server.server_address[0])).is_loopback  # Else others see the figures anyway.
+    server.set_app(_for_own_names(app, host) if is_private else app)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:
@@ -235,6 +242,18 @@ def shown_metrics(place: str, figures: Figures, notice: Callable[[str], None]) -
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _for_own_names(app: Callable[..., Iterable[bytes]], host: str) -> Callable[..., Iterable[bytes]]:
+    """Refuse requests for foreign names, as the page of a run does."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if is_own_name(environ.get("HTTP_HOST", ""), host):
+            return app(environ, start_response)
+        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [b"this is not the name of this page: use its address"]
+
+    return answer
 
 
 async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, task_status: Any) -> None:
@@ -259,3 +278,15 @@ def split_host_port(text: str, option: str = "--metrics") -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(f"{option} {text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
     return host.strip("[]"), int(port)
+
+
+def is_own_name(stated: str, host: str) -> bool:
+    """Return True for a Host header that is an IP address, localhost or `host`, with any port.
+
+    A stranger's web site could point its own name here and read what is served (DNS rebinding), but no address.
+    """
+    name = _HOST_PORT.sub(r"\1\2", stated)
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return name.lower() in ("localhost", host.lower())

@@ -11,10 +11,8 @@ web site could point its own name here and read the page (DNS rebinding); an add
 import asyncio
 import contextlib
 import gzip
-import ipaddress
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -29,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...peer.errors import LocalError
-from ...peer.metrics import split_host_port
+from ...peer.metrics import is_own_name, split_host_port
 from ...peer.quota.origins import UNKNOWN, Origin, Origins, Tally
 from ...peer.quota.refusals import Refusals
 from ...peer.quota.shares import Shares
@@ -66,8 +64,6 @@ MAX_HEAD_BYTES = 16 * 1024
 """The largest head of a request: twice nginx's default."""
 
 ORIGINS = Origins(("127.0.0.0/8", "::1/128"))
-HOST_PORT = re.compile(r"^(?:\[([0-9a-f:.]+)\]|([^:]*))(?::[0-9]*)?$", re.ASCII | re.IGNORECASE)
-"""A Host header (RFC 9110, 7.2): an IPv6 address in brackets, or another name, and a port."""
 
 POLICY = "; ".join(
     (
@@ -349,11 +345,10 @@ class PageGuard:
     """
 
     def __init__(self, app: ASGIApp, host: str, refusals: Refusals) -> None:
-        self._app, self._refusals = app, refusals
+        self._app, self._host, self._refusals = app, host, refusals
         self.connections = Tally(MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_CONNECTIONS_OF_NETWORK)
         """Open connections by where they come from."""
         self._connects, self._requests = [Shares(REQUESTS_PER_SECOND, REQUESTS_BURST_SECONDS) for _ in range(2)]
-        self._names = {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let the application do it."""
@@ -391,18 +386,10 @@ class PageGuard:
             reason = "this page can only be read"
             return reason, Response(reason, 405, {"allow": "GET, HEAD"}, "text/plain")
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not self.is_mine(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or not is_own_name(hosts[0].decode("latin-1"), self._host):
             reason = "this is not the name of this page: use its address"
             return reason, Response(reason, 421, media_type="text/plain")
         return None
-
-    def is_mine(self, host: str) -> bool:
-        """Return True for an IP address, localhost or the name that the page was given, with any port."""
-        name = HOST_PORT.sub(r"\1\2", host)
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
-            return True
-        return name.lower() in self._names
 
 
 def bound_socket(place: str, host: str, port: int) -> socket.socket:

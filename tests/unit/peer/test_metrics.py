@@ -1,6 +1,7 @@
 """Figures for Prometheus: those of events, the page, and the dashboard that reads them."""
 
 import contextlib
+import http.client
 import json
 import re
 import socket
@@ -50,6 +51,22 @@ def fetched(port: int) -> str:
 def test_the_page_is_one_that_prometheus_reads() -> None:
     with shown_metrics("127.0.0.1:0", lambda: FIGURES, list[str]().append) as port:
         assert fetched(port) == PAGE
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1].evil.example:80", ""])
+def test_a_foreign_name_that_leads_here_is_refused_where_the_page_is_for_this_computer_alone(host: str) -> None:
+    def status(port: int, name: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.putrequest("GET", "/metrics", skip_host=True)
+        connection.putheader("Host", name)
+        connection.endheaders()
+        return connection.getresponse().status
+
+    with shown_metrics("localhost:0", lambda: FIGURES, list[str]().append) as port:
+        assert status(port, host) == 421
+        assert {status(port, name) for name in ("localhost:9401", "127.0.0.1", "[::1]:80")} == {200}
+    with shown_metrics("0.0.0.0:0", lambda: FIGURES, list[str]().append) as port:
+        assert status(port, "keeper.example:9401") == 200  # Prometheus asks others by their names.
 
 
 def test_who_holds_many_connections_open_keeps_no_reader_out_and_is_closed() -> None:

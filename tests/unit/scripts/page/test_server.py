@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.metrics import is_own_name
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.telemetry import Telemetry, read_events
 from flockstep.scripts.page import server as servers
-from flockstep.scripts.page.server import MAX_CONNECTIONS, MAX_VIEWERS_OF_ADDRESS, ORIGINS, PageGuard, PageServer
+from flockstep.scripts.page.server import MAX_CONNECTIONS, MAX_VIEWERS_OF_ADDRESS, ORIGINS, PageServer
 from support.fake_runs import FakeRun
 
 SECONDS = 20.0
@@ -113,10 +114,8 @@ def test_addresses_localhost_and_the_given_name_are_mine(tmp_path: Path) -> None
         assert asked(page, "/", host="localhost:8000")[0].status == 200
         assert asked(page, "/", host="[::1]:80")[0].status == 200
         assert asked(page, "/", host="192.0.2.1")[0].status == 200
-    guard = PageGuard.__new__(PageGuard)
-    guard._names = {"localhost", "runs.example.org"}
-    assert guard.is_mine("Runs.example.org:443")
-    assert not guard.is_mine("example.org")
+    assert is_own_name("Runs.example.org:443", "runs.example.org")
+    assert not is_own_name("example.org", "runs.example.org")
 
 
 def test_a_viewer_gets_each_change_and_continues_where_its_connection_broke(page: PageServer) -> None:
