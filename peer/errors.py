@@ -117,6 +117,11 @@ class DeadlineExceeded(NetworkError):
     """No answer arrived before the timeout."""
 
 
+def is_charged(error: BaseException) -> bool:
+    """Return True for an error that counts against the peer that sent it: none that an upgrade on either side explains."""
+    return isinstance(error, RemoteError) and not isinstance(error, LaterVersion | OtherVersion)
+
+
 def sole_error(error: BaseException) -> BaseException:
     """Return the first plain exception of nested groups, as nurseries raise them; any other exception as it is."""
     while isinstance(error, BaseExceptionGroup):

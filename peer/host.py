@@ -27,7 +27,16 @@ from .address import Surroundings, is_ipv6, is_web, rung_of, valid_address, why_
 from .background import background
 from .bootstrap.server import BootstrapServer
 from .config import PeerConfig, bytes_per_second
-from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
+from .errors import (
+    ConnectFailed,
+    LocalError,
+    NetworkError,
+    RemoteError,
+    StreamClosed,
+    UsageError,
+    is_charged,
+    sole_error,
+)
 from .https.dial import WebDialler
 from .https.serve import WebPlace, WebServer
 from .identity import Identity
@@ -462,7 +471,8 @@ class Libp2pHost:
         try:
             await handler(stream)
         except* RemoteError as group:  # A handler with a nursery raises a group, one without raises a bare error.
-            events += [("peer.charged", str(error)) for error in _leaves(group)]
+            of_peer = "peer.charged", "stream.lost"
+            events += [(of_peer[not is_charged(error)], str(error)) for error in _leaves(group)]
         except* NetworkError as group:
             events += [("stream.lost", str(error)) for error in _leaves(group)]
         except* Exception as group:  # noqa: BLE001  The boundary of one peer.

@@ -19,7 +19,7 @@ import trio
 
 from .. import wire
 from ..config import PeerConfig
-from ..errors import LaterVersion, MalformedMessage, NetworkError, RemoteError, StreamClosed
+from ..errors import LaterVersion, NetworkError, RemoteError, StreamClosed, is_charged
 from ..identity import Identity
 from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import NOWHERE, UNKNOWN, Origin, Origins
@@ -276,8 +276,11 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk.pace_round(rate)
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
-        """Count a breach of the rules against `peer`."""
-        self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
+        """Count a breach of the rules against `peer`; what another version explains is dropped, and counts against nobody."""
+        if is_charged(error):
+            self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
+        else:
+            self.refuse(peer, step, str(error))
 
     def refuse(self, peer: PeerId, step: str, reason: str) -> None:
         """Say that something of `peer` was dropped; of a flood there is one event now and then, with their number."""
@@ -400,7 +403,8 @@ class Node(AbstractAsyncContextManager["Node"]):
             if (handler := self._message_handlers.get(type(message))) is None:
                 if isinstance(message, wire.Unknown):
                     raise LaterVersion(f"message number {message.code} is of a version that I do not know")
-                raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
+                # A restarted member serves before all of it has started. The stream ends, so that the sender does not wait.
+                raise StreamClosed(f"this peer does not take {type(message).__name__} now")
             handler(peer, message)
         except LaterVersion as error:
             self.refuse(peer, "message", str(error))

@@ -282,7 +282,6 @@ GARBAGE = {
     "an unknown kind": frame(bytes([9, 0, 0, 0, 0])),
     "a message without a number": frame(bytes([0, 0, 0, 0, 0])),
     "a message that is none": frame(bytes([0, 0, 0, 0, 0, 4]) + b"\xc1\xc1"),
-    "a message that nobody tells": frame(bytes([0, 0, 0, 0, 0]) + wire.pack(wire.StateAsk("run"))),
     "an answer that nobody asked for": frame(bytes([2, 0, 0, 0, 0]) + wire.pack(wire.Beat(False))),
     "a signed word with a wrong length": frame(bytes([0, 0, 0, 0, 0, 9]) + b"\x94\xa1x\x14\xc4\x00\xc4\x00"),
 }
@@ -306,6 +305,43 @@ def test_malformed_bytes_end_their_stream_charge_their_sender_and_do_nothing_els
             (charge,) = guests.named("peer.charged")
             assert charge["peer"] == A.peer_id
             assert isinstance(await a.ask(B.peer_id, wire.StateAsk("run")), wire.Beat)
+
+    virtual(body)
+
+
+def test_a_member_that_has_not_started_all_of_itself_blames_nobody_for_what_arrives() -> None:
+    """A restarted peer serves first and takes messages later: what the others sent meanwhile was a broken rule."""
+
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            heard: list[wire.Met] = []
+            a.send(B.peer_id, wire.Met(b""))
+            await trio.sleep(1)
+            b.on_message(wire.Met, lambda peer, met: heard.append(met))
+            a.send(B.peer_id, wire.Met(b""))
+            await trio.sleep(120)
+            assert heard == [wire.Met(b"")]
+            assert not guests.named("peer.charged")
+            (ended,) = guests.named("stream.lost")
+            assert (ended["peer"], ended["reason"]) == (A.peer_id, "this peer does not take Met now")
+
+    virtual(body)
+
+
+def test_a_message_of_an_earlier_version_ends_its_stream_and_is_charged_to_nobody() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a = guests.nodes[A.peer_id]
+            a.send(B.peer_id, wire.Beat(False))
+            await trio.sleep(1)
+            stream = await a.transport.open_stream(B.peer_id, session.SESSION_PROTOCOL)
+            without_fields = wire.pack(wire.Beat(False))[:1] + b"\x90"
+            await stream.send_all(frame(bytes([0, 0, 0, 0, 0]) + without_fields))
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            assert not guests.named("peer.charged")
+            assert "as in this version" in str(guests.named("stream.lost")[-1]["reason"])
 
     virtual(body)
 
