@@ -118,7 +118,7 @@ class MemberShown:
     votes: int
     """Its votes in the next round, 0 without any."""
     here: bool | None
-    """Whether it has answered in the last minute; None if it was not asked."""
+    """Whether it has answered the last question of the last minute; None if it was not asked."""
     trust: float | None
     rounds: int | None
     """The rounds that it has contributed to, as far as they count for trust."""

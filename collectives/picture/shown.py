@@ -37,14 +37,14 @@ def shown_members(
     members: Sequence[Member],
     electorate: Electorate,
     trust: Mapping[PeerId, TrustRecord],
-    answered: Collection[PeerId] | None,
+    here: Mapping[PeerId, bool],
     credit: Sequence[PeerCredit] = (),
 ) -> tuple[MemberShown, ...]:
-    """Return the members as the picture shows them, in the order of their ids; `answered` is None before any was asked."""
+    """Return the members as the picture shows them, in the order of their ids; `here` has those that were asked."""
     tokens = {one.peer: one.tokens for one in credit}
     order = sorted(members, key=lambda member: (member.peer not in electorate.votes, member.peer not in trust, member.peer))
     kept = sorted(order[:MAX_MEMBERS_SHOWN], key=lambda member: member.peer)
-    shown = (_shown(member, electorate, trust.get(member.peer), answered) for member in kept)
+    shown = (_shown(member, electorate, trust.get(member.peer), here.get(member.peer)) for member in kept)
     return tuple(replace(one, credit=tokens.get(one.peer, 0)) for one in shown)
 
 
@@ -57,9 +57,7 @@ def shown_credit(
     return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
 
 
-def _shown(
-    member: Member, electorate: Electorate, record: TrustRecord | None, answered: Collection[PeerId] | None
-) -> MemberShown:
+def _shown(member: Member, electorate: Electorate, record: TrustRecord | None, here: bool | None) -> MemberShown:
     body = member.body
     return MemberShown(
         peer=member.peer,
@@ -79,7 +77,7 @@ def _shown(
         received=body.received,
         root=body.root.hex(),
         votes=electorate.votes.get(member.peer, 0),
-        here=None if answered is None else member.peer in answered,
+        here=here,
         trust=None if record is None else record.trust,
         rounds=None if record is None else record.rounds,
         credit=0,

@@ -20,7 +20,7 @@ import trio
 from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.digest import keyed
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, UsageError
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused, UsageError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
@@ -115,13 +115,19 @@ class _Group:
     readys: dict[PeerId, wire.Ready] = field(default_factory=dict)
 
 
-async def ask_poll(node: Node, peers: Iterable[PeerId], charter: Charter) -> Poll | None:
+def _nowhere(peer: PeerId, answers: bool) -> None:
+    """Note nothing."""
+
+
+async def ask_poll(
+    node: Node, peers: Iterable[PeerId], charter: Charter, note: Callable[[PeerId, bool], None] = _nowhere
+) -> Poll | None:
     """Ask these peers how the decision of their round stands; None if none of them can be followed.
 
-    A peer that does not answer is an event; one that shows what is false is charged.
+    A peer that does not answer is an event; one that shows what is false is charged. `note` learns who has answered.
     """
     groups: dict[tuple[int, bytes], _Group] = {}
-    for peer, shown in sorted((await _ask_all(node, peers, wire.VoteAsk(charter.run))).items()):
+    for peer, shown in sorted((await _ask_all(node, peers, wire.VoteAsk(charter.run), note)).items()):
         try:
             ready = _own_ready(peer, shown, charter.run)
         except RemoteError as error:
@@ -148,21 +154,26 @@ async def ask_poll(node: Node, peers: Iterable[PeerId], charter: Charter) -> Pol
 
 
 async def ask_votes(
-    node: Node, peers: Collection[PeerId], charter: Charter, round_: int, electorate: Electorate
-) -> tuple[VotesHere, frozenset[PeerId]]:
+    node: Node,
+    peers: Collection[PeerId],
+    charter: Charter,
+    round_: int,
+    electorate: Electorate,
+    note: Callable[[PeerId, bool], None],
+) -> VotesHere:
     """Ask these peers which voters of the round after `round_` are here; `electorate` has those of its first term.
 
-    Returns the votes, and the peers that have answered.
+    `note` learns who has answered.
     """
-    poll = await ask_poll(node, peers, charter)
+    poll = await ask_poll(node, peers, charter, note)
     if poll is None:  # They may be too busy, or of an earlier version: their records say that they are here.
-        return VotesHere(round_, electorate, tuple(voter for voter in electorate.voters if voter in peers)), frozenset()
+        return VotesHere(round_, electorate, tuple(voter for voter in electorate.voters if voter in peers))
     term, author = 0, ""
     if poll.slot.round == round_ + 1 and poll.slot.term and poll.electorate is not NOBODY:
         term, electorate, author = poll.slot.term, poll.electorate, poll.appointed_by
     # A record outlives its author by a minute: only an answer shows that a voter is here.
     here = tuple(voter for voter in electorate.voters if voter in poll.answered)
-    return VotesHere(round_, electorate, here, term, author), poll.answered
+    return VotesHere(round_, electorate, here, term, author)
 
 
 async def appoint(
@@ -227,7 +238,9 @@ def _next_term(
     return slot.at(1 + max(slot.term, signed), 0), tuple(sorted(chosen))
 
 
-async def _ask_all(node: Node, peers: Iterable[PeerId], question: wire.VoteAsk) -> dict[PeerId, wire.VoteShown]:
+async def _ask_all(
+    node: Node, peers: Iterable[PeerId], question: wire.VoteAsk, note: Callable[[PeerId, bool], None] = _nowhere
+) -> dict[PeerId, wire.VoteShown]:
     answers: dict[PeerId, wire.VoteShown] = {}
 
     async def ask(peer: PeerId) -> None:
@@ -236,7 +249,9 @@ async def _ask_all(node: Node, peers: Iterable[PeerId], question: wire.VoteAsk) 
             if not isinstance(answer, wire.VoteShown):
                 raise ProtocolViolation(f"{type(answer).__name__} in answer to VoteAsk")
             answers[peer] = answer
+            note(peer, True)
         except NetworkError as error:
+            note(peer, isinstance(error, RequestRefused))
             node.telemetry.emit("vote.unheard", peer=peer, step="ask", reason=str(error))
         except RemoteError as error:
             node.charge(peer, "ask for its vote", error)

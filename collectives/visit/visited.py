@@ -1,7 +1,7 @@
 """Who is in a run, as a visitor learns it: from the directory, and from members that it asks in turn."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import trio
 
@@ -18,7 +18,7 @@ from ...peer.transport import PeerId
 ASKED_FOR_RECORDS = 3
 ANSWER_SECONDS = 5.0
 HERE_SECONDS = 60.0
-"""A member is shown as here for so long after its last answer."""
+"""What the last question to a member has shown, an answer or none, is shown for so long."""
 
 
 class MembersVisited:
@@ -31,8 +31,8 @@ class MembersVisited:
         self._charter = charter
         self._charge = charge
         self._table = MemberTable(charter.run, node.peer_id, charter=charter)
-        self._answered: dict[PeerId, float] = {}
-        self._has_asked = False
+        self._asked: dict[PeerId, tuple[float, bool]] = {}
+        """When each member was asked last, and whether it has answered."""
         self._random = random.Random(node.peer_id)
 
     def members(self) -> tuple[Member, ...]:
@@ -43,15 +43,15 @@ class MembersVisited:
         """Return them, and those that have left lately: what these call themselves is known still."""
         return tuple(self._table)
 
-    def here(self) -> frozenset[PeerId] | None:
-        """Return who has answered in the last minute; None before any was asked."""
+    def here(self) -> dict[PeerId, bool]:
+        """Return whether each member that was asked in the last minute has answered the last question."""
         oldest = trio.current_time() - HERE_SECONDS
-        return frozenset(peer for peer, at in self._answered.items() if at >= oldest) if self._has_asked else None
+        return {peer: answers for peer, (at, answers) in self._asked.items() if at >= oldest}
 
-    def hear(self, peer: PeerId) -> None:
-        """Note that a member has answered."""
-        now, self._has_asked = trio.current_time(), True
-        self._answered = {it: at for it, at in self._answered.items() if at >= now - HERE_SECONDS} | {peer: now}
+    def note(self, peer: PeerId, answers: bool) -> None:
+        """Note whether a member has answered a question."""
+        here = self.here()
+        self._asked = {it: asked for it, asked in self._asked.items() if it in here} | {peer: (trio.current_time(), answers)}
 
     async def find(self) -> None:
         """Find members by the directory. Raises `NetworkError` if it does not answer."""
@@ -62,15 +62,12 @@ class MembersVisited:
         """Ask a few members for newer records; the directory if none of them tells. Raises as `find`."""
         members = [member.peer for member in self.members()]
         asked = self._random.sample(members, min(ASKED_FOR_RECORDS, len(members)))
-        before = self._heard(asked)
         async with trio.open_nursery() as nursery:
             for peer in asked:
                 nursery.start_soon(self._ask_member, peer)
-        if self._heard(asked) == before or self._charter.kind != "open":  # Members of a closed run tell visitors nothing.
+        here = self.here()
+        if not any(here.get(peer) for peer in asked) or self._charter.kind != "open":  # Those of a closed one tell nothing.
             await self.find()
-
-    def _heard(self, peers: Sequence[PeerId]) -> list[float | None]:
-        return [self._answered.get(peer) for peer in peers]
 
     async def _ask_member(self, peer: PeerId) -> None:
         try:
@@ -78,14 +75,14 @@ class MembersVisited:
             answer = await self._node.ask(peer, question, timeout=ANSWER_SECONDS)
             if not isinstance(answer, wire.Members):
                 raise ProtocolViolation(f"{type(answer).__name__} in answer to MembersAsk")
-            self.hear(peer)
+            self.note(peer, True)
             for data in answer.records:
                 self._merge(data, peer)
         except RequestRefused as error:  # It is there; a closed run tells visitors no more.
-            self.hear(peer)
+            self.note(peer, True)
             self._node.telemetry.emit("gossip.failed", peer=peer, step="watch a run", reason=str(error))
         except NetworkError as error:
-            self._answered.pop(peer, None)  # It is shown as away until its record expires.
+            self.note(peer, False)
             self._node.telemetry.emit("member.unreachable", peer=peer, step="watch a run", reason=str(error))
         except RemoteError as error:
             self._charge(peer, "ask for members", error)

@@ -190,9 +190,9 @@ class RunWatcher:
 
     def picture(self) -> Picture:
         """Return the run as it is known now."""
-        view, members, votes = self._view, self.members(), self._votes
+        view, members, votes, here = self._view, self.members(), self._votes, self._visit.here()
         manifest = self._signed.manifest
-        progress = progress_of(self._signed, view, members, votes)
+        progress = progress_of(self._signed, view, [member for member in members if here.get(member.peer, True)], votes)
         credit = shown_credit(view.credit, self._visit.lately(), self._called)
         self._called = {one.peer: one.name for one in credit if one.name}
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
@@ -211,7 +211,7 @@ class RunWatcher:
             progress=progress,
             rounds=view.rows,
             recent=explained(view.recent, members),
-            members=shown_members(members, view.electorate, view.trust, self._visit.here(), view.credit),
+            members=shown_members(members, view.electorate, view.trust, here, view.credit),
             votes=votes,
             evaluations=self._scores.shown(view.due),
             credit=credit,
@@ -435,7 +435,7 @@ class RunWatcher:
             return await self._node.compute(partial(self._own.page, round_, limit))
         try:
             page = await ask_certificates(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
-            self._visit.hear(peer)
+            self._visit.note(peer, True)
             return page
         except NetworkError as error:
             self._fail(peer)
@@ -465,9 +465,8 @@ class RunWatcher:
         if view.head == NOTHING and any(head_of(member) != NOTHING for member in here):
             self._votes = None  # Nobody shows the certificate that says who votes.
             return
-        self._votes, answered = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate)
-        for peer in answered:
-            self._visit.hear(peer)
+        note = self._visit.note
+        self._votes = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate, note)
         self.revision += 1
 
     async def _read_scores(self) -> None:

@@ -42,16 +42,17 @@ def state_words(picture: Picture) -> str:
             return "The run is over: its last round is certified."
         case RunState.WAITING:
             return f"It waits. {reason}"
-    count = sum(member.state == "training" for member in picture.members)
+    count = sum(member.state == "training" and member.here is not False for member in picture.members)
     return "1 peer trains." if count == 1 else f"{count} peers train."
 
 
 def member_story(member: MemberShown, votes: VotesHere | None = None) -> PeerStory:
-    """Return a member as the facts that the tables show; a voter that has not answered is missing, whatever it states."""
+    """Return a member as the facts that the tables show; one that has not answered is missing, whatever it states."""
+    is_missing = member.here is False or (votes is not None and member.peer in votes.missing)
     return PeerStory(
         member.peer[-SHORT_ID:],
         member.peer,
-        state="missing" if votes is not None and member.peer in votes.missing else member.state,
+        state="missing" if is_missing else member.state,
         device=member.device,
         step=member.step,
         round=member.round,

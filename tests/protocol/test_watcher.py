@@ -35,6 +35,7 @@ from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
+from flockstep.scripts.watch.words import member_story, state_words
 from support.keepers import key
 from support.light import KEEPERS, SIGNED, chain_of
 from support.memory_peers import virtually
@@ -69,7 +70,8 @@ class FakeMember:
         where = (f"/memory/{self.identity.peer_id}",)
         texts: dict[str, Any] = {"device": self.device, "name": self.device}
         layout = bytes(31) + b"1"
-        body = MemberBody(state="training", addresses=where, layout=layout, loss=self.loss, **texts, **figures)
+        figures |= {"loss": self.loss, "tokens_per_s": 100.0}
+        body = MemberBody(state="training", addresses=where, layout=layout, **texts, **figures)
         record = self.table.update_own(self.identity, body, trio.current_time())
         self.scene.records[self.identity.peer_id] = record.encode()
         self.scene.board.values[member_key(self.scene.signed.run_id, self.identity.peer_id)] = record.encode()
@@ -182,6 +184,21 @@ def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
         assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
         assert picture.progress.state is RunState.TRAINING
         assert (picture.model, picture.joining) == ("a model of its members", str(NEEDS_PROGRAM))
+
+    played(body)
+
+
+def test_a_killed_member_is_missing_and_trains_no_more() -> None:
+    async def body(scene: Scene) -> None:
+        killed = key(9)
+        FakeMember(killed, scene, CHAIN[:10], MemberTable(SIGNED.run_id, killed.peer_id)).state()
+        for number in range(3):
+            await scene.member(number, CHAIN[:10])
+        picture = await scene.look()
+        (gone,) = [member for member in picture.members if member.here is not True]
+        assert (gone.peer, gone.here, member_story(gone).state) == (killed.peer_id, False, "missing")
+        assert (len(picture.members), state_words(picture)) == (4, "3 peers train.")
+        assert picture.progress.tokens_per_s == 300.0
 
     played(body)
 

@@ -8,7 +8,7 @@ const SIGNS = ["●", "◆", "○"]; // Its work is in the result; it voted only
 const FULL_TRUST = 0.999;
 const WORDS = { training: "trains", keeping: "keeps", finished: "has finished", joining: "is joining" };
 
-const state = (member) => plain(WORDS[member.state] ?? member.state);
+const state = (member) => (member.here === false ? "is missing" : plain(WORDS[member.state] ?? member.state));
 
 const VOTE = "◆ ", NO_VOTE = "  ";
 
@@ -59,8 +59,9 @@ export class People {
     this.strip = strips(recent, peers);
     this.members.show([...members].sort((a, b) => (b.credit - a.credit) || (a.peer < b.peer ? -1 : 1)));
     const voters = members.filter((member) => member.votes).length;
+    const missing = members.filter((member) => member.here === false).length;
     setText(byId("people-text"), members.length
-      ? `${plural(members.length, "member")}, of which ${voters} with a vote (◆). In a round: ● its work is in the result, ◆ it voted only, ○ it was there and its work is not, · it was not there.`
+      ? `${plural(members.length, "member")}, of which ${voters} with a vote (◆)${missing ? ` and ${missing} that ${missing === 1 ? "does" : "do"} not answer` : ""}. In a round: ● its work is in the result, ◆ it voted only, ○ it was there and its work is not, · it was not there.`
       : "Nobody is here at the moment.");
     this.credit.show(credit);
     setHidden(byId("credit-section"), !credit.length);

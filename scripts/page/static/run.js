@@ -51,11 +51,12 @@ function showHead({ name, model, params, progress = {} }) {
 function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, evaluations = [] }) {
   const losses = (columns.loss ?? []).filter(isNumber);
   const { loss: held, by = [] } = evaluations.at(-1) ?? {};
-  const training = members.filter((member) => member.state === "training").length;
+  const here = members.filter((member) => member.here !== false);
+  const training = here.filter((member) => member.state === "training").length;
   const tiles = [
     isNumber(held) ? ["held-out loss ~", loss(held), `stated by ${number(by.length)}; training ${loss(losses.at(-1))} ~`] : ["training loss ~", loss(losses.at(-1)), losses.length > 1 ? `${loss(losses[0])} at first` : ""],
     ["tokens", short(progress.tokens), isNumber(progress.tokens_per_s) ? `${short(progress.tokens_per_s)} a second${progress.claimed ? " ~" : ""}` : ""],
-    ["here", number(members.length), training ? `${number(training)} train` : ""],
+    ["here", number(here.length), training ? `${number(training)} train` : ""],
     ["a round takes", duration(progress.round_seconds), votes ? `${number(votes.votes)} of ${number(votes.total)} votes here` : ""],
   ];
   const box = byId("tiles");

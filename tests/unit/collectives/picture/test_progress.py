@@ -103,12 +103,12 @@ def test_what_is_no_number_is_no_loss_and_keepers_have_none() -> None:
     assert median_loss(members) == 4.0
     assert median_loss(members[:1]) is None
     assert median_loss([member(1, loss=1e308), member(2, loss=-1.0), member(3, loss=float("inf"))]) is None
-    assert shown_members(members[:1], votes().electorate, {}, None)[0].loss is None
+    assert shown_members(members[:1], votes().electorate, {}, {})[0].loss is None
 
 
 def test_a_flood_of_free_keys_hides_no_voter() -> None:
     flood = [member(20, device="x")] * 2 * MAX_MEMBERS_SHOWN
-    shown = shown_members([*flood, *(member(number) for number in range(4))], votes().electorate, {}, ())
+    shown = shown_members([*flood, *(member(number) for number in range(4))], votes().electorate, {}, {flood[0].peer: False})
     assert len(shown) == MAX_MEMBERS_SHOWN
     assert {one.peer for one in shown if one.votes} == {keeper.peer_id for keeper in KEEPERS}
     assert not any(one.here for one in shown)

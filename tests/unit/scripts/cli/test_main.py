@@ -251,7 +251,7 @@ def test_join_shows_others_texts_as_texts(capsys: pytest.CaptureFixture[str]) ->
 def test_status_and_run_info_show_a_members_texts_as_texts() -> None:
     body = MemberBody(state="training", device="\x1b[2J[/nope]")
     record = MemberTable("", OWNER).update_own(Identity.from_seed(bytes(32)), body, 0.0)
-    (shown_member,) = shown_members([Member(record, body, 0.0)], NOBODY, {}, None)
+    (shown_member,) = shown_members([Member(record, body, 0.0)], NOBODY, {}, {})
     assert member_story(shown_member).device == r"\x1b[2J[/nope]"
 
 
