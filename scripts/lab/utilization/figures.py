@@ -80,6 +80,11 @@ _SAID = ("Commit", "Have", "Result", "Sketch", "Prevote")
 """The messages with which those from `gather` to `check` end: the first Have, and of two Sketches the second one."""
 
 
+def measured(boundaries: Sequence[Boundary], cycle: int) -> tuple[Boundary, ...]:
+    """Return the boundaries from the end of the first `cycle` rounds on: then each fragment was averaged once."""
+    return tuple(boundary for boundary in boundaries if boundary.round >= cycle)
+
+
 def utilization_of(boundaries: Sequence[Boundary]) -> float:
     """Return the share of time in inner steps from the first to the last boundary. Raises `ValueError` for less than two."""
     if len(boundaries) < 2:

@@ -14,7 +14,17 @@ from ...local_run import ADDRESS, LINK, START_SECONDS
 from ...processes import Processes
 from ..bench.group import Group, Worker, settled_machine
 from ..bench.worker import OPENING_SECONDS, WorkerAnswer
-from .figures import Boundary, PeerFigures, means_of, peer_figures, round_parts, rounds_ended, stalled_between, within
+from .figures import (
+    Boundary,
+    PeerFigures,
+    means_of,
+    measured,
+    peer_figures,
+    round_parts,
+    rounds_ended,
+    stalled_between,
+    within,
+)
 from .lines import BOOTSTRAP, LineCounters, SwarmLines, peer_address, peer_name, shaped_line
 from .options import UtilizationCase, real_sizes
 
@@ -179,7 +189,7 @@ def _trained(
     with LineCounters([worker.pid for worker in group.workers]) as counters:
         reports = reports_of(group.workers, {"op": "train", "rounds": case.rounds + 1}, patience(case))
     progress(f"all rounds are done after {time.monotonic() - began:.0f} s")
-    boundaries = [tuple(Boundary(*values) for values in report["boundaries"]) for report in reports]
+    boundaries = [measured([Boundary(*values) for values in report["boundaries"]], case.cycle) for report in reports]
     for index, those in enumerate(boundaries):
         if len(those) < 2:
             raise LocalError(f"peer {index} has the results of {len(those)} rounds, and it takes two to measure")
@@ -192,13 +202,13 @@ def _trained(
     row = UtilizationRow(case=case, peers=tuple(figures), traces=tuple(traces))
     if case.system != "flockstep":
         return replace(row, certified=min(those[-1].round - those[0].round for those in boundaries))
-    measured = 2, case.rounds + 1
+    rounds = case.cycle + 1, case.cycle * (case.rounds + 1)
     logs = [[event for _, event in read_events(log_path(folder / peer_name(index)))] for index in range(case.peers)]
-    certified, void, missed = rounds_ended(logs, *measured)
+    certified, void, missed = rounds_ended(logs, *rounds)
     parts = [
         seconds
         for log, trace in zip(logs, traces, strict=True)
-        for seconds in round_parts(log, trace.stalls, *measured)
+        for seconds in round_parts(log, trace.stalls, *rounds)
     ]
     return replace(row, certified=certified, void=void, missed=missed, round_seconds=means_of(parts))
 

@@ -45,7 +45,7 @@ class UtilizationCase:
     """Of each peer; empty where the steps are real."""
     steps: int
     rounds: int
-    """Rounds that are measured; one before them is not."""
+    """Rounds (of each fragment) that are measured; one before them is not."""
     fragments: int | None
     delay_steps: int | None
     phase_seconds: float
@@ -80,6 +80,11 @@ class UtilizationCase:
         if self.system != "flockstep" or len(set(self.step_seconds)) != 1:
             return None
         return pace_of(self.manifest(), self.params, self.peers, self.rate, self.step_seconds[0]).share
+
+    @property
+    def cycle(self) -> int:
+        """The rounds that average all parameters once: one for each fragment."""
+        return self.manifest().outer.fragments if self.system == "flockstep" else 1
 
     def manifest(self) -> Manifest:
         """Return what the run pins. Raises `UsageError` if this version cannot make it."""

@@ -110,7 +110,7 @@ def _cells(row: UtilizationRow) -> Iterator[str]:
     yield f"{row.peak_rate_share:.0%}"
     yield f"{row.idle_seconds:.2f}"
     yield f"{row.line_seconds:.2f}"
-    yield f"{row.certified} of {case.rounds}"
+    yield f"{row.certified} of {case.rounds * case.cycle}"
     yield f"{row.void}" if case.system == "flockstep" else ""
 
 

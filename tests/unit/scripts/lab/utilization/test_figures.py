@@ -13,6 +13,7 @@ from flockstep.scripts.lab.utilization.figures import (
     counter_at,
     interface_counters,
     means_of,
+    measured,
     peak_rate,
     peer_figures,
     round_parts,
@@ -92,6 +93,15 @@ def test_a_cut_out_piece_of_a_counter_has_what_passed_meanwhile(
     assert piece[0] == (start, counter_at(samples, start))
     assert piece[-1] == (start + length, counter_at(samples, start + length))
     assert all(before[1] <= after[1] for before, after in itertools.pairwise(piece))
+
+
+def test_streaming_is_measured_after_a_round_of_each_fragment_as_blocking_after_one() -> None:
+    """Three rounds of five fragments after a first one are 15: 19 would send a quarter more than three blocking ones."""
+    every = [Boundary(float(round_), 0.0, round_) for round_ in range(1, 21)]
+    assert [boundary.round for boundary in measured(every, 5)] == list(range(5, 21))
+    assert measured(every, 1) == tuple(every)
+    missed = [boundary for boundary in every if boundary.round not in (5, 6)]  # Its result came with a later one.
+    assert measured(missed, 5)[0].round == 7
 
 
 def test_a_peer_is_measured_between_its_boundaries() -> None:

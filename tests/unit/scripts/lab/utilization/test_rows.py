@@ -122,6 +122,14 @@ def test_a_table_tells_what_failed_and_why() -> None:
     assert "gather 0.50" in text
 
 
+def test_a_row_of_fragments_counts_their_rounds() -> None:
+    row = replace(ROW, case=replace(CASE, mode="streaming", fragments=5), certified=10)
+    console = Console(file=io.StringIO(), width=140)
+    console.print(utilization_table([row]))
+    assert "10 of 10" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert replace(row.case, system="hivemind", mode="delayed").cycle == 1
+
+
 def test_training_is_what_the_stalls_leave() -> None:
     assert list(training_times(TRACE)) == [(100.0, 140.0), (150.0, 190.0)]
     assert list(training_times(PeerTrace(BOUNDARIES, (), ()))) == [(100.0, 200.0)]
