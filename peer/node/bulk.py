@@ -7,13 +7,13 @@ a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
 
 Bytes in memory belong to a round and go at once, or evenly at the rate of `pace_round`, where training does not wait for
 them: they then leave some of the line to others. Bytes in a file are for newcomers (checkpoints, outputs of earlier rounds):
-they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. Neither end counts a limited rate
-as that of the line.
+they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. An answer says whether its rate
+is limited: then neither end counts it as that of the line.
 """
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,7 +223,7 @@ class Bulk:
         `name` is that under which the peer offers them, if not their hash.
         Raises `NetworkError` if the connection breaks or the peer refuses, `ProtocolViolation` for other bytes.
         """
-        size, done, hashed = len(into), 0, RunningDigest()
+        size, done, hashed, is_limited = len(into), 0, RunningDigest(), False
         lane = self._lanes.setdefault(peer, _Lane())
         began = trio.current_time()
         for final in (False, True):
@@ -231,7 +231,9 @@ class Bulk:
                 async with lane.slots, self._stream(peer, lane, patience, fresh=final) as (stream, deadline):
                     latest = deadline.deadline - done / LEAST_STATE_RATE
                     await stream.send_all(frame(wire.pack(wire.Fetch(name or key, done))))
-                    async for piece in _answer(stream, size - done):
+                    header, first = await _begin_answer(stream, size - done)
+                    is_limited = is_limited or header.is_limited
+                    async for piece in _rest_of_answer(stream, first, size - done):
                         self.arrivals[peer] = trio.current_time()
                         into[done : done + len(piece)] = piece
                         hashed.add(piece)
@@ -242,7 +244,7 @@ class Bulk:
                 if final:
                     raise
                 self._telemetry.emit("fetch.resumed", peer=peer, step="fetch", reason=str(error), offset=done)
-        if patience == math.inf and not self._round_rate:  # Else others spread their bytes, too.
+        if not is_limited:
             for meter in (self.download, self._from.setdefault(peer, BandwidthMeter())):
                 meter.add(size, trio.current_time() - began)
         if hashed.value() != key:
@@ -322,12 +324,17 @@ class Bulk:
             self._telemetry.emit("fetch.refused", peer=stream.remote, step="serve", reason=refused)
             await stream.send_all(frame(wire.pack(wire.Serve(0, refused))))
             return
-        await stream.send_all(frame(wire.pack(wire.Serve(len(blob) - request.offset, ""))))
+        is_limited = isinstance(blob, FileBlob) or self._round_rate > 0
+        await stream.send_all(frame(wire.pack(wire.Serve(len(blob) - request.offset, "", is_limited))))
         if isinstance(blob, FileBlob):
             await self._send_file(stream, blob, request)
+        elif is_limited:
+            await self._send_memory(stream, blob, request)
         else:
-            with nullcontext() if self._round_rate else self._pace.of_a_round():
+            with self._pace.of_a_round():
+                began = trio.current_time()
                 await self._send_memory(stream, blob, request)
+                self.upload.add(len(blob) - request.offset, trio.current_time() - began)
 
     async def _is_sound(self, blob: FileBlob, key: bytes) -> bool:
         """Return True if a file holds the bytes of this hash: read for that once in `SOUND_SECONDS`, not at each request."""
@@ -357,7 +364,7 @@ class Bulk:
 
     async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
         view = memoryview(blob)[request.offset :]
-        began, start = trio.current_time(), 0
+        start = 0
         while start < len(view):
             if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("the bytes that were being served were dropped")
@@ -367,8 +374,6 @@ class Bulk:
             await self._round_pace.pass_on(len(piece))
             with self._backlog.unread(stream.remote, len(piece)):
                 await stream.send_all(piece)
-        if not self._round_rate:
-            self.upload.add(len(view), trio.current_time() - began)
 
     def _piece_bytes(self) -> int:
         """The size of a write: at a limited rate some twenty a second, so that they are spread evenly."""
@@ -377,8 +382,8 @@ class Bulk:
         return min(BULK_WRITE_BYTES, max(LEAST_WRITE_BYTES, int(self._round_rate / WRITES_PER_SECOND)))
 
 
-async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:
-    """Yield the raw bytes of one answer, in the pieces in which they arrive."""
+async def _begin_answer(stream: Stream, expected: int) -> tuple[wire.Serve, bytes]:
+    """Return the header of one answer and the first of its raw bytes, as many as have come with it."""
     buffer = FrameBuffer(limit=1024)
     while (payload := buffer.next_frame()) is None:
         data = await stream.receive_some(BULK_WRITE_BYTES)
@@ -392,7 +397,11 @@ async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:
         raise NetworkError(f"{stream.remote} does not serve it: {header.refused}")
     if header.length != expected:
         raise ProtocolViolation(f"{stream.remote} offers {header.length} bytes where {expected} are due")
-    piece = buffer.rest()
+    return header, buffer.rest()
+
+
+async def _rest_of_answer(stream: Stream, piece: bytes, expected: int) -> AsyncIterator[bytes]:
+    """Yield the raw bytes of one answer, of which `piece` has come, in the pieces in which they arrive."""
     while expected:
         if len(piece) > expected:
             raise ProtocolViolation(f"{stream.remote} sent more than it announced")

@@ -159,6 +159,8 @@ class Serve:
 
     length: Count
     refused: Reason
+    is_limited: bool = False
+    """Whether they come at a limited rate, by which nobody can measure a line."""
 
 
 @grows

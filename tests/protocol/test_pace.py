@@ -218,11 +218,13 @@ def test_who_gives_up_its_turn_has_used_none_of_the_rate_and_a_limited_rate_meas
         await cleo.fetch(ANNA.peer_id, digest(part), len(part))
         assert trio.current_time() - began < 4
         assert anna.upload_rate == 0
+        assert cleo.rate_from(ANNA.peer_id) == 0  # Though its own rounds are not limited: a keeper's never are.
         anna.pace_round(0.0)
         began = trio.current_time()
         await cleo.fetch(ANNA.peer_id, digest(part), len(part))
         assert trio.current_time() - began < 1
         assert anna.upload_rate > 1e5
+        assert cleo.rate_from(ANNA.peer_id) > 1e5
 
     meet(body)
 
