@@ -30,7 +30,7 @@ from .inner import build_inner
 from .member.reach import has_ledger
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
-from .models.kept import save_tensors
+from .models.kept import FOLDER, save_tensors
 from .models.needs import Memory, cannot_fit, disk_trouble, hours_of, memory_trouble, needs_of, num
 from .models.quantized import adamw_8bit, load_bitsandbytes, quantize_base
 from .models.registry import (
@@ -44,7 +44,7 @@ from .models.registry import (
 )
 from .precision import LossScale, name_of, pass_dtype
 from .ranks import launched_ranks
-from .shards.opening import FromMembers, open_corpus, tokenizer_of
+from .shards.opening import FromMembers, keep_tokenizer, open_corpus, tokenizer_of
 from .swarm import Swarm
 from .threads import Threads, all_threads
 
@@ -135,6 +135,8 @@ def join_run(
         inner = partial(inner_of, adamw=adamw_8bit) if config.optimizer_8bit else inner_of
         swarm = Swarm(link, prepare, inner, config=config, on_event=on_event, stop=stop)
         with swarm:
+            if swarm.speaks:
+                keep_for_export(swarm, prepared[0])
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
@@ -208,6 +210,14 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
         if cannot_fit(needs, memory, own):
             raise LocalError(trouble.cause, remedy=trouble.remedy)
         telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+
+
+def keep_for_export(swarm: Swarm, source: TokenSource | SequenceUnits) -> None:
+    """Keep the tokenizer of the run's data with the parts of its model, and for other members. A failure is an event."""
+    try:
+        keep_tokenizer(source, swarm.config, swarm.config.home / "runs" / swarm.run_id / FOLDER)
+    except FlockstepError as error:
+        swarm.telemetry.emit("model.not_kept", step="keep the tokenizer", reason=str(error))
 
 
 def free_device() -> None:

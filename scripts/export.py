@@ -23,8 +23,9 @@ from torch import Tensor
 from ..collectives.chain.chain import ChainPosition
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
+from ..optim.consent import FROM_MEMBERS
 from ..optim.flat import FlatLayout
-from ..optim.models.hf import DTYPES, load_saved, merge_adapter, save_hf, save_tokenizer
+from ..optim.models.hf import DTYPES, end_generation, load_saved, merge_adapter, save_hf, save_tokenizer
 from ..optim.models.kept import (
     ADAPTER,
     ADAPTER_NAMES,
@@ -43,8 +44,13 @@ from ..optim.models.kept import (
 )
 from ..optim.models.registry import HF, build_model
 from ..optim.pin import importable
+from ..optim.shards.index import TOKENIZER
+from ..optim.shards.opening import open_index
+from ..optim.shards.reader import tokenizer_files
+from ..optim.shards.seeding import SEED, files_folder
+from ..optim.shards.tokenizer_config import CONFIG_NAME, TEMPLATE, decode_config, encode_config
 from ..peer.arrays import Floats
-from ..peer.disk import disk_errors
+from ..peer.disk import disk_errors, write_whole
 from ..peer.errors import LocalError, RemoteError, UsageError
 from ..peer.identity import Identity, identity_path
 from ..peer.telemetry import Telemetry
@@ -94,7 +100,7 @@ def export(
             _write_adapter(kept, tensors, out, metadata)
             if base:
                 merge_adapter(base, out)
-                save_tokenizer(tokenizer or base, out)
+            _write_tokenizer(kept, out, tokenizer or base, given=bool(tokenizer))
         else:
             whole = tensors | {name: _in(tensor, dtype) for name, tensor in beside(kept, tensors).items()}
             why = save_hf(kept, whole, out) if (kept / CONFIG).exists() else ""
@@ -107,9 +113,8 @@ def export(
                 write_line(f"{why}: {out / MODEL} holds all by name, for from_pretrained of the class that was trained")
             is_hf = (kept / CONFIG).exists()
             check_written(out, tensors, partial(load_saved, out) if is_hf and not why else dict)
-            if is_hf:
-                pretrained, revision = (tokenizer, None) if tokenizer else _pretrained(run_folder)
-                save_tokenizer(pretrained, out, revision)
+            pretrained, revision = (tokenizer, None) if tokenizer or not is_hf else _pretrained(run_folder)
+            _write_tokenizer(kept, out, pretrained, revision, given=bool(tokenizer))
     write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
     if to:
         open_target(to).put(out)
@@ -150,9 +155,19 @@ def described(
         failures.subscribe(lambda event: write_line(str(event.get("reason"))))
         keep_model(built, parts, Path(folder), failures)
         keep_buffers(built, parts, Path(folder), failures)
+        _bring_tokenizer(signed, run_folder, Path(folder) / FOLDER)
         if parts.buffers:
             write_line(f"a keeper holds no buffers: {min(parts.buffers)} and the others are as the model begins")
         yield replace(checkpoint, tensors=layout.describe()), Path(folder) / FOLDER
+
+
+def _bring_tokenizer(signed: SignedManifest, run_folder: Path, kept: Path) -> None:
+    """Put the tokenizer of data that the owner of the run provides beside the other parts. Raises `FlockstepError`."""
+    seed, match = run_folder / SEED, FROM_MEMBERS.fullmatch(signed.manifest.data.source)
+    if match is not None and seed.exists():
+        place, index = open_index(f"tokens:{seed.read_text(encoding='utf-8')}@{match['index']}", trusted=True)
+        for name, content in tokenizer_files(index, place, files_folder(run_folder.parent.parent)).items():
+            write_whole(kept / name, content)
 
 
 def check_written(out: Path, trained: Mapping[str, Tensor], load: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -203,6 +218,21 @@ def _write_adapter(kept: Path, tensors: Mapping[str, Tensor], out: Path, metadat
     trained = {str(names[name]): tensor for name, tensor in tensors.items()}
     save_tensors(rest | trained, out / ADAPTER_MODEL, **metadata)
     check_written(out, trained, dict)
+
+
+def _write_tokenizer(kept: Path, out: Path, source: str, revision: str | None = None, *, given: bool = False) -> None:
+    """Write the tokenizer beside a model: that of the run's data, or of `source` if it is `given` or theirs has no template.
+
+    Of what came with the data texts alone are written, and no template runs here. Raises `FlockstepError`.
+    """
+    config = decode_config(kept / CONFIG_NAME)
+    if given or (source and TEMPLATE not in config) or not (kept / TOKENIZER).exists():
+        save_tokenizer(source, out, revision)
+        return
+    with disk_errors(f"write {out}"):
+        shutil.copyfile(kept / TOKENIZER, out / TOKENIZER)
+        (out / CONFIG_NAME).write_bytes(encode_config(config))
+    end_generation(out)
 
 
 def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[str, Tensor]:

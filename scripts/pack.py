@@ -1,6 +1,6 @@
 """`flockstep data pack`: makes shards of tokens, which volunteers read by a run's link, of text, JSON, parquet or the hub."""
 
-import shlex
+import json
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from ..optim.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
 from ..optim.shards.chat import ChatTemplate, Rendered
 from ..optim.shards.index import TOKENIZER
 from ..optim.shards.pack import pack, pack_chats
+from ..optim.shards.tokenizer_config import TEMPLATE, config_beside, encode_config
 from ..peer.disk import user_path
 from ..peer.errors import LocalError, UsageError
 from ..peer.plain import plain_text
@@ -47,6 +48,8 @@ def pack_data(
         path = path / TOKENIZER if path.is_dir() else path
         data = read_tokenizer(path)
     made_by = FileTokenizer(path, data) if data else BYTES
+    config = _config(path, made_by) if isinstance(made_by, FileTokenizer) else b""
+    files = {"tokenizer_file": data, "tokenizer_config": config}
     if chat and (not isinstance(made_by, FileTokenizer) or kind not in ("json", "hf")):
         remedy = "give --tokenizer, and a source of JSON"
         raise UsageError("--chat needs a tokenizer with a chat template, and rows of JSON with messages", remedy=remedy)
@@ -79,10 +82,10 @@ def pack_data(
                     else:
                         yield found
 
-            index = pack_chats(rendered(), made_by, out, tokenizer_file=data, shard_tokens=shard_tokens, tell=tell)
+            index = pack_chats(rendered(), made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
         else:
             documents = _documents(kind, place, at)
-            index = pack(documents, made_by, out, tokenizer_file=data, shard_tokens=shard_tokens, tell=tell)
+            index = pack(documents, made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
     size = sum(shard.num_bytes for shard in index.shards)
     write_line(
         f"Packed {index.num_documents:,} documents into {len(index.shards):,} shards of {out}: {index.num_tokens:,} tokens, "
@@ -90,8 +93,16 @@ def pack_data(
     )
     if skipped:
         write_line(f"{skipped:,} rows without an answer were left out.")
-    write_line(f"Train on it:  [data] source = {shlex.quote(f'tokens:{plain_text(str(out))}')}")
-    write_line("For others, put the folder on a web server or into a dataset of the hub: docs/data.md.")
+    source = json.dumps(f"tokens:swarm:{plain_text(str(out))}", ensure_ascii=False)
+    write_line(f"Train on it, each member with what the others have:  [data] source = {source}")
+    write_line("Or put the folder on a web server or into a dataset of the hub: docs/data.md.")
+
+
+def _config(path: Path, tokenizer: FileTokenizer) -> bytes:
+    config = config_beside(path)
+    if TEMPLATE not in config and tokenizer.end_text:  # A template has been rendered with what the file says.
+        config.setdefault("eos_token", tokenizer.end_text)
+    return encode_config(config)
 
 
 def _documents(kind: str, place: str, at: Callable[[int, int], None]) -> Iterator[str]:

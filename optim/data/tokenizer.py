@@ -95,6 +95,7 @@ class FileTokenizer(Tokenizer):
         found = (self._tokenizer.token_to_id(end) for end in ENDS)
         end = next((token for token in found if token is not None), None)
         self.end = end
+        self.end_text = "" if end is None else str(self._tokenizer.id_to_token(end))
         self._end = [] if end is None else [end]
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:

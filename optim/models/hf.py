@@ -246,6 +246,17 @@ def save_tokenizer(source: str, out: Path, revision: str | None = None) -> None:
     tokenizer.save_pretrained(out)
 
 
+def end_generation(out: Path) -> None:
+    """Let a model in a folder end its texts with the tokens that the tokenizer beside it names, if it writes any."""
+    if (out / "generation_config.json").exists():
+        transformers = load_transformers()
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(out)
+        settings = transformers.GenerationConfig.from_pretrained(out)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(settings, name, getattr(tokenizer, name))
+        settings.save_pretrained(out)
+
+
 def load_transformers() -> ModuleType:
     """Import the library. Raises `LocalError` if it is not installed."""
     os.environ["USE_HUB_KERNELS"] = "0"  # Read at its import: some architectures fetch kernels by themselves.

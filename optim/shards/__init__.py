@@ -9,5 +9,6 @@
     places      Where shards lie: a folder, a web server, a dataset of the hub.
     reader      The training sequences of packed data, in units of whole shards.
     seeding     The network process's side of data from members: serves the files of a run's data by hash, and fetches them.
+    tokenizer_config  What a tokenizer's file does not say: special tokens by their role, and the template of chats.
     web         Files of a web server, by range, from public addresses alone where a stranger has named it.
 """

@@ -5,21 +5,19 @@ the sandbox that transformers uses for it, and never on a volunteer's. An answer
 chat before it with the prompt for that turn; a template that does not add at the end is refused.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...peer.errors import UsageError
+from .tokenizer_config import SPECIAL_TOKENS, TEMPLATE, config_beside
 
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT}
 """What some collections call them."""
-MAX_CONFIG_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +46,12 @@ class ChatTemplate:
     @classmethod
     def beside(cls, tokenizer: Path) -> "ChatTemplate":
         """The template in the `chat_template.jinja` or `tokenizer_config.json` beside a tokenizer's file."""
-        file, config = tokenizer.with_name("chat_template.jinja"), tokenizer.with_name("tokenizer_config.json")
-        about: Any = {}
-        try:
-            if config.is_file() and config.stat().st_size <= MAX_CONFIG_BYTES:
-                about = json.loads(config.read_bytes())
-            template = file.read_text(encoding="utf-8") if file.is_file() else about.get("chat_template")
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            what = f"cannot read the chat template beside {tokenizer}: {error}"
-            raise UsageError(what, remedy="check the file") from error
-        if isinstance(template, list):  # Several by name.
-            named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-            template = named.get("default")
-        if not isinstance(template, str) or not template:
+        tokens = config_beside(tokenizer)
+        template = tokens.pop(TEMPLATE, "")
+        if not template:
             remedy = "put its tokenizer_config.json or chat_template.jinja there"
             raise UsageError(f"the tokenizer {tokenizer} has no chat template", remedy=remedy)
-        tokens = {}
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            value = about.get(name) if isinstance(about, dict) else None
-            value = value.get("content") if isinstance(value, dict) else value
-            tokens[name] = value if isinstance(value, str) else ""
-        return cls(template, tokens)
+        return cls(template, dict.fromkeys(SPECIAL_TOKENS, "") | tokens)
 
     def render(self, chat: object) -> Rendered | None:
         """A chat, a list of messages with a role and a content; None if it has no answer. Raises `UsageError`."""

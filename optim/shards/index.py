@@ -13,9 +13,10 @@ from typing import Any
 
 from ...peer.digest import DIGEST_BYTES, digest
 from ...peer.errors import UsageError
+from .tokenizer_config import CONFIG_NAME, MAX_CONFIG_BYTES
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
-"""The files beside the shards; the second only where the tokens are no bytes."""
+"""The files beside the shards; the second, and a `tokenizer_config.json`, only where the tokens are no bytes."""
 BYTES = "bytes"
 """The tokenizer of the shards that need no file."""
 HASH_PREFIX = "blake3:"
@@ -55,6 +56,8 @@ class ShardIndex:
     """`bytes`, or `blake3:` and the hash of `tokenizer.json` in hex."""
     tokenizer_bytes: int
     """The length of that file; 0 without."""
+    tokenizer_config: tuple[int, bytes] | None
+    """The length and the hash of `tokenizer_config.json`."""
     masked: bool
     num_documents: int
     shards: tuple[Shard, ...]
@@ -70,6 +73,8 @@ class ShardIndex:
             yield shard.name, shard.hash, shard.num_bytes
         if self.tokenizer != BYTES:
             yield TOKENIZER, bytes.fromhex(self.tokenizer.removeprefix(HASH_PREFIX)), self.tokenizer_bytes
+        if self.tokenizer_config is not None:
+            yield CONFIG_NAME, self.tokenizer_config[1], self.tokenizer_config[0]
 
     @property
     def num_tokens(self) -> int:
@@ -93,6 +98,7 @@ def write_index(
     vocab_size: int,
     tokenizer: str,
     tokenizer_bytes: int,
+    tokenizer_config: tuple[int, bytes] | None,
     masked: bool,
     num_documents: int,
     shards: Sequence[tuple[int, bytes]],
@@ -105,6 +111,7 @@ def write_index(
         "vocab_size": vocab_size,
         "tokenizer": tokenizer,
         "tokenizer_bytes": tokenizer_bytes,
+        "tokenizer_config": None if tokenizer_config is None else [tokenizer_config[0], tokenizer_config[1].hex()],
         "masked": masked,
         "documents": num_documents,
         "held_out": None if held_out is None else [held_out[0], held_out[1].hex()],
@@ -139,12 +146,15 @@ def _index(about: dict[str, Any], hash_: bytes) -> ShardIndex:
         _hash(tokenizer.removeprefix(HASH_PREFIX))
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_SHARDS:
         raise ValueError(f"it has not from 1 to {MAX_SHARDS:,} shards")
-    held_out = about.get("held_out")
+    held_out, config = about.get("held_out"), about.get("tokenizer_config")
+    if config is not None and (not isinstance(config, list) or len(config) != 2):
+        raise ValueError(f"its {CONFIG_NAME} is not a length and a hash")
     return ShardIndex(
         dtype=dtype,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
         tokenizer_bytes=_count(about.get("tokenizer_bytes"), "tokenizer_bytes", 0, MAX_TOKENIZER_BYTES),
+        tokenizer_config=None if config is None else (_count(config[0], CONFIG_NAME, 1, MAX_CONFIG_BYTES), _hash(config[1])),
         masked=masked,
         num_documents=_count(about.get("documents"), "documents", 0, _MAX_COUNT),
         shards=tuple(_shard(number, row, dtype) for number, row in enumerate(rows)),

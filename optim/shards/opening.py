@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ...dht.run.manifest import Data
 from ...peer.config import PeerConfig
-from ...peer.digest import digest
 from ...peer.disk import user_path, write_whole
 from ...peer.errors import UsageError
 from ...peer.plain import shortened
@@ -25,9 +24,9 @@ from ..data.datasets import SequenceUnits
 from ..data.rows import Skips
 from ..data.sources import TokenSource, open_data
 from ..data.tokenizer import BYTES as BYTE_TOKENIZER
-from ..data.tokenizer import MAX_TOKENIZER_BYTES, FileTokenizer, Tokenizer, find_tokenizer
+from ..data.tokenizer import FileTokenizer, Tokenizer, find_tokenizer
 from .cache import Shards
-from .index import BYTES, HASH_PREFIX, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
+from .index import BYTES, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
 from .members import Absent, Bring, Members
 from .places import Folder, HubFolder, Place, patiently
 from .reader import TokenShards
@@ -157,16 +156,12 @@ def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerCo
     """Return the tokenizer of a run: of packed data the one that lies beside them. Raises `UsageError`."""
     if config.tokenizer or not isinstance(source, TokenShards):
         return find_tokenizer(data, config)
-    hash_ = source.index.tokenizer.removeprefix(HASH_PREFIX)
-    path = files_folder(config.home) / hash_
-    try:
-        found = path.read_bytes() if path.is_file() else b""
-    except OSError:
-        found = b""
-    if digest(found).hex() != hash_:
-        fetched = source.tokenizer(MAX_TOKENIZER_BYTES)
-        if fetched is None:
-            return BYTE_TOKENIZER
-        found = fetched
-        write_whole(path, found)
-    return FileTokenizer(path, found)
+    found = source.tokenizer_files(files_folder(config.home)).get(TOKENIZER)
+    return BYTE_TOKENIZER if found is None else FileTokenizer(Path(TOKENIZER), found)
+
+
+def keep_tokenizer(source: TokenSource | SequenceUnits, config: PeerConfig, folder: Path) -> None:
+    """Write the files of the tokenizer of packed data into a folder, for `flockstep export`. Raises `FlockstepError`."""
+    if isinstance(source, TokenShards):
+        for name, content in source.tokenizer_files(files_folder(config.home)).items():
+            write_whole(folder / name, content)

@@ -37,6 +37,7 @@ from .index import (
     shard_name,
     write_index,
 )
+from .tokenizer_config import CONFIG_NAME
 
 SHARD_TOKENS = 8 << 20
 """16 MiB where a vocabulary fits into 16 bits: three seconds of a line of 50 Mbit/s, minutes of a model's steps."""
@@ -64,14 +65,16 @@ def pack(
     out: Path,
     *,
     tokenizer_file: bytes = b"",
+    tokenizer_config: bytes = b"",
     shard_tokens: int = 0,
     tell: Tell = lambda documents, tokens: None,
 ) -> ShardIndex:
     """Write packed data into the new folder `out`, and return their index. Raises `FlockstepError`.
 
-    `tokenizer_file` is the file of the tokenizer, empty for bytes; `shard_tokens` the length of a shard, 0: as it suits.
+    `tokenizer_file` is the file of the tokenizer, empty for bytes, and `tokenizer_config` what lies beside it
+    (`tokenizer_config`); `shard_tokens` is the length of a shard, 0: as it suits.
     """
-    writer = _Packing(tokenizer, tokenizer_file, shard_tokens, tell, masked=False)
+    writer = _Packing(tokenizer, (tokenizer_file, tokenizer_config), shard_tokens, tell, masked=False)
     return writer.write(_encoded(documents, tokenizer), out)
 
 
@@ -81,11 +84,12 @@ def pack_chats(
     out: Path,
     *,
     tokenizer_file: bytes,
+    tokenizer_config: bytes = b"",
     shard_tokens: int = 0,
     tell: Tell = lambda documents, tokens: None,
 ) -> ShardIndex:
     """Write rendered chats as packed data whose answers alone have a loss; see `pack`."""
-    writer = _Packing(tokenizer, tokenizer_file, shard_tokens, tell, masked=True)
+    writer = _Packing(tokenizer, (tokenizer_file, tokenizer_config), shard_tokens, tell, masked=True)
     return writer.write(_encoded_chats(chats, tokenizer, writer.dtype), out)
 
 
@@ -93,13 +97,13 @@ class _Packing:
     """Writes tokens, which come piece by piece, as packed data."""
 
     def __init__(
-        self, tokenizer: Tokenizer, tokenizer_file: bytes, shard_tokens: int, tell: Tell, *, masked: bool
+        self, tokenizer: Tokenizer, files: tuple[bytes, bytes], shard_tokens: int, tell: Tell, *, masked: bool
     ) -> None:
         self.dtype = dtype_for(tokenizer.vocab_size, masked=masked)
         most = min(MAX_SHARD_BYTES // WIDTHS[self.dtype], 1 << 24)
         if shard_tokens and not LEAST_SHARD_TOKENS <= shard_tokens <= most:
             raise UsageError(f"a shard has from {LEAST_SHARD_TOKENS:,} to {most:,} tokens, not {shard_tokens:,}")
-        self._vocab_size, self._file, self._masked = tokenizer.vocab_size, tokenizer_file, masked
+        self._vocab_size, self._files, self._masked = tokenizer.vocab_size, files, masked
         self._shard_tokens, self._tell = shard_tokens, tell
 
     def write(self, encoded: Iterable[tuple[Tokens, bool]], out: Path) -> ShardIndex:
@@ -132,13 +136,16 @@ class _Packing:
             (draft / name).rename(draft / shard_name(number, dtype))
         for name, _, _ in held:
             (draft / name).rename(draft / shard_name(None, dtype))
-        if self._file:
-            (draft / TOKENIZER).write_bytes(self._file)
+        file, config = self._files
+        for name, content in (TOKENIZER, file), (CONFIG_NAME, config):
+            if content:
+                (draft / name).write_bytes(content)
         data = write_index(
             dtype=dtype,
             vocab_size=self._vocab_size,
-            tokenizer=HASH_PREFIX + digest(self._file).hex() if self._file else BYTES,
-            tokenizer_bytes=len(self._file),
+            tokenizer=HASH_PREFIX + digest(file).hex() if file else BYTES,
+            tokenizer_bytes=len(file),
+            tokenizer_config=(len(config), digest(config)) if config else None,
             masked=self._masked,
             num_documents=num_documents,
             shards=[(count, hash_) for _, count, hash_ in shards],

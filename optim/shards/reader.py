@@ -5,21 +5,26 @@ sequences of a shard come in an order that is drawn anew each epoch, alike on ev
 is too short and dropped. In masked data a token t that is context alone comes as ~t, below zero.
 """
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...peer.digest import digest
+from ...peer.disk import write_whole
 from ...peer.errors import UsageError
 from ..data.datasets import SequenceUnits, source_of
 from ..data.units import MAX_UNITS, drawn
 from .cache import Shards, Tokens
-from .index import BYTES, HASH_PREFIX, TOKENIZER, Shard, ShardIndex
+from .index import TOKENIZER, Shard, ShardIndex
 from .members import Members
 from .places import Place, patiently
+from .tokenizer_config import CONFIG_NAME
 
 
 class TokenShards(SequenceUnits):
@@ -69,18 +74,9 @@ class TokenShards(SequenceUnits):
             tokens = self._shards.take(shard)
             yield from (self._sequence(tokens, at) for at in range(count))
 
-    def tokenizer(self, most: int) -> bytes | None:
-        """Return the file of the tokenizer that made the tokens, None for bytes. Raises `UsageError`."""
-        if self.index.tokenizer == BYTES:
-            return None
-        where = f"{TOKENIZER} of {self._place.name}"
-        try:
-            data = patiently(lambda: self._place.whole(TOKENIZER, most))
-        except OSError as error:
-            raise UsageError(f"cannot read {where}: {error}", remedy="name its file with --tokenizer") from error
-        if HASH_PREFIX + digest(data).hex() != self.index.tokenizer:
-            raise UsageError(f"{where} is not the tokenizer of its shards", remedy="name its file with --tokenizer")
-        return data
+    def tokenizer_files(self, cache: Path) -> dict[str, bytes]:
+        """Return the files of the tokenizer that made the tokens by name, none for bytes; see `tokenizer_files`."""
+        return tokenizer_files(self.index, self._place, cache)
 
     def _count(self, shard: Shard) -> int:
         return (shard.num_tokens - 1) // self.sequence_length
@@ -92,3 +88,27 @@ class TokenShards(SequenceUnits):
             flag = 1 << (8 * tokens.itemsize - 1)
             found = np.where(found & flag, ~(found & (flag - 1)), found)
         return torch.from_numpy(found)
+
+
+def tokenizer_files(index: ShardIndex, place: Place, cache: Path) -> dict[str, bytes]:
+    """Return the files of the tokenizer beside an index by name, none for bytes.
+
+    What `cache` has by its hash is read there, all else is kept there. Raises `UsageError`, and `LocalError` for the disk.
+    """
+    found = {}
+    for name, hash_, size in index.files:
+        if name not in (TOKENIZER, CONFIG_NAME):
+            continue
+        path, where, remedy = cache / hash_.hex(), f"{name} of {place.name}", "name its file with --tokenizer"
+        with contextlib.suppress(OSError):
+            found[name] = path.read_bytes()
+        if name in found and digest(found[name]) == hash_:
+            continue
+        try:
+            found[name] = patiently(partial(place.whole, name, size))
+        except OSError as error:
+            raise UsageError(f"cannot read {where}: {error}", remedy=remedy) from error
+        if digest(found[name]) != hash_:
+            raise UsageError(f"{where} is not the one of its shards", remedy=remedy)
+        write_whole(path, found[name])
+    return found

@@ -97,11 +97,20 @@ def test_two_peers_train_on_packed_data_by_the_link_alone(
     assert json.loads(evaluated.stdout)["samples"][0]["prompt"] == "once upon"
 
 
-SWARM_RUN = """
-name = "swarm"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = """
+name = "chats"
 [model]
-size = "0.2m"
+name = "hf:llama"
 vocab_size = 300
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 2
 [data]
 source = "tokens:swarm:{folder}"
 sequence_length = 32
@@ -114,7 +123,7 @@ rounds = 100000
 voters = "members"
 [eval]
 every = 1
-prompts = ["once upon"]
+prompts = ["<|im_start|>user\\nonce?<|im_end|>\\n<|im_start|>assistant\\n"]
 """
 
 
@@ -147,17 +156,22 @@ def joined(link: str, home: Path) -> Iterator[Joined]:
             peer.process.kill()
 
 
-def test_members_provide_the_data_and_the_tokenizer_once_the_owner_has_gone(
+def test_members_provide_chats_and_their_template_once_the_owner_has_gone(
     bootstrap_address: str, tmp_path: Path
 ) -> None:
-    train_tokenizer(tmp_path / "tokenizer.json")
-    (tmp_path / "books").mkdir()
-    for number, story in enumerate(STORIES):
-        (tmp_path / "books" / f"{number}.txt").write_text(story)
-    flockstep("data", "pack", str(tmp_path / "books"), str(tmp_path / "p"), "--tokenizer", str(tmp_path), check=True)
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer").mkdir()
+    train_tokenizer(tmp_path / "tokenizer" / "tokenizer.json", special_tokens=["<|im_start|>", "<|im_end|>"])
+    about = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(about))
+    answers = [{"role": "user", "content": "once?"}, {"role": "assistant", "content": ""}]
+    rows = [{"messages": [answers[0], answers[1] | {"content": story}]} for story in STORIES]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pack = ["data", "pack", str(tmp_path / "chats.jsonl"), str(tmp_path / "p"), "--tokenizer", str(tmp_path / "tokenizer")]
+    flockstep(*pack, "--chat", check=True)
     num_shards = len(list((tmp_path / "p").glob("*.u16")))
     toml = tmp_path / "run.toml"
-    toml.write_text(SWARM_RUN.format(folder=tmp_path / "p"))
+    toml.write_text(CHATS.format(folder=tmp_path / "p"))
     said: list[str] = []
     link = create_run(toml, [bootstrap_address], PeerConfig(home=tmp_path / "owner"), said.append)
     assert any("keep or join it from this home folder until members have them" in line for line in said)
@@ -166,8 +180,20 @@ def test_members_provide_the_data_and_the_tokenizer_once_the_owner_has_gone(
             first = stack.enter_context(joined(link, tmp_path / "a"))
             # It fetches what it trains, and then the rest, for others.
             first.until(lambda event: len(list((tmp_path / "a").rglob("*.shard"))) == num_shards)
+            second = stack.enter_context(joined(link, tmp_path / "b"))
+            second.until(lambda event: event["event"] == "eval.result" and bool(event["texts"]))
         (tmp_path / "p").rename(tmp_path / "gone")
-        second = stack.enter_context(joined(link, tmp_path / "b"))
-        second.until(lambda event: event["event"] == "step")
-    assert not [event for event in second.events if event["event"] == "eval.skipped"]
-    assert list((tmp_path / "b").rglob("*.shard"))
+        newcomer = stack.enter_context(joined(link, tmp_path / "c"))
+        newcomer.until(lambda event: event["event"] == "step")
+    for peer in (second, newcomer):
+        assert not [event for event in peer.events if event["event"] in ("eval.skipped", "model.not_kept")]
+        assert list(peer.home.rglob("*.shard"))
+        assert list(peer.home.rglob("model/tokenizer.json"))
+    exported = flockstep("export", str(tmp_path / "b"), str(tmp_path / "model"))
+    assert exported.returncode == 0, exported.stderr
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    asked = tokenizer.apply_chat_template(answers[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert tokenizer.decode(asked["input_ids"][0]) == "<|im_start|>user\nonce?<|im_end|>\n<|im_start|>assistant\n"
+    assert model.generate(**asked, max_new_tokens=4, do_sample=False).shape[1] > asked["input_ids"].shape[1]
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -1,5 +1,6 @@
 """Packed data of a few documents, and the tokenizer that made them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from flockstep.optim.shards.pack import LEAST_SHARD_TOKENS, pack
 STORIES = [f"{number:05d} once upon a time there were {number} peers that flew in step\n" * 20 for number in range(400)]
 
 
-def train_tokenizer(path: Path, *, vocab_size: int = 300) -> bytes:
+def train_tokenizer(path: Path, *, vocab_size: int = 300, special_tokens: Sequence[str] = ("<|endoftext|>",)) -> bytes:
     """Train a byte-pair encoding on the stories; returns its file's bytes."""
     import tokenizers
 
@@ -19,7 +20,7 @@ def train_tokenizer(path: Path, *, vocab_size: int = 300) -> bytes:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=list(special_tokens),
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -5,18 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.kept import parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
+from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, pinned_data
+from flockstep.optim.shards.tokenizer_config import encode_config
+from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.export import check_written, export
 from flockstep.scripts.newest import find_checkpoint
 from safetensors.torch import load_file
 from support.homes import home_of
+from support.packed import packed, train_tokenizer
 from torch import Tensor, nn
 
 LLAMA = {
@@ -58,6 +63,35 @@ def test_a_model_of_transformers_comes_back_with_the_same_logits(tmp_path: Path,
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "low")
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     torch.testing.assert_close(logits(loaded).float(), logits(model), atol=0.05, rtol=0.05)
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_tokenizer_of_packed_data_comes_with_the_model(tmp_path: Path, keeps: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    content = train_tokenizer(tmp_path / "tokenizer.json")
+    texts = encode_config({"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"})
+    packed(tmp_path / "p", tokenizer=content, tokenizer_config=texts)
+    options = LLAMA | {"vocab_size": 300, "bos_token_id": 7, "eos_token_id": 8}
+    model = build_model("hf:llama", options, seed=1)
+    data = pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p"), "run.toml")
+    packed_options = tuple(sorted((key, json.dumps(value)) for key, value in options.items()))
+    signed = manifest_of(data.source, model=Model("hf:llama", packed_options))
+    home = home_of(model, tmp_path, keeper=signed if keeps else None)
+    (run,) = (home / "runs").iterdir()
+    if keeps:  # The owner, which provides the pack.
+        (run / "seed").write_text(str(tmp_path / "p"))
+    else:
+        config = PeerConfig(home=home, data=f"tokens:{tmp_path}/p")
+        keep_tokenizer(open_corpus(data, config), config, run / "model")
+    export(home, tmp_path / "out", quiet)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "user: hi<|endoftext|>"
+    assert tokenizer.encode("once upon") == tokenizers.Tokenizer.from_buffer(content).encode("once upon").ids
+    settings = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
+    assert (settings.bos_token_id, settings.eos_token_id) == (None, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers.

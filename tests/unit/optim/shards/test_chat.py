@@ -12,8 +12,9 @@ from flockstep.dht.run.manifest import Data
 from flockstep.optim.micro_batches import MicroBatches
 from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.optim.shards.chat import ChatTemplate
-from flockstep.optim.shards.opening import open_corpus
+from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
 from flockstep.optim.shards.reader import TokenShards
+from flockstep.optim.shards.tokenizer_config import config_beside, decode_config, encode_config
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.telemetry import Telemetry
@@ -93,6 +94,29 @@ def test_a_template_is_found_beside_the_tokenizer(tmp_path: Path) -> None:
             ChatTemplate.beside(path)
 
 
+def test_of_what_lies_beside_a_tokenizer_texts_alone_travel(tmp_path: Path) -> None:
+    about = {
+        "chat_template": TEMPLATE, "eos_token": {"content": "$"}, "bos_token": None, "pad_token": 3,
+        "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}, "tokenizer_class": "Evil",
+    }  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    config = config_beside(tmp_path / "tokenizer.json")
+    assert config == {"chat_template": TEMPLATE, "eos_token": "$"}
+    path = tmp_path / "packed.json"
+    path.write_bytes(encode_config(config))
+    assert decode_config(path) == config
+    assert json.loads(path.read_bytes()).keys() == {"tokenizer_class", *config}
+    assert decode_config(tmp_path / "none.json") == {}
+    path.write_text(json.dumps(config | {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    assert decode_config(path) == config  # Whoever has packed it.
+    for content in ("[]", "{", "[" * 100_000, '{"eos_token": 3}'):
+        path.write_text(content)
+        with pytest.raises(UsageError, match="has another form"):
+            decode_config(path)
+    with pytest.raises(UsageError, match="take more than 1 MiB"):
+        encode_config({"chat_template": "x" * (1 << 20)})
+
+
 def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> None:
     content = train_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}))
@@ -105,6 +129,10 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     source = open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
     assert isinstance(source, TokenShards)
     assert source.index.masked
+    keep_tokenizer(source, PeerConfig(home=tmp_path / "home"), tmp_path / "kept")
+    assert (tmp_path / "kept" / "tokenizer.json").read_bytes() == content
+    config = decode_config(tmp_path / "kept" / "tokenizer_config.json")
+    assert config == {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
     raw = np.fromfile(tmp_path / "p" / "00000.u16", "<u2").astype(np.int64)
     learned, context = raw[raw < 1 << 15], raw[raw >= 1 << 15] - (1 << 15)

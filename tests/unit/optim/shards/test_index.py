@@ -13,6 +13,7 @@ from flockstep.optim.shards.index import (
     shard_name,
     write_index,
 )
+from flockstep.optim.shards.tokenizer_config import MAX_CONFIG_BYTES
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import UsageError
 from hypothesis import given
@@ -25,20 +26,23 @@ ROWS = st.tuples(st.integers(1, MAX_SHARD_BYTES // 4), HASHES)
 @given(
     st.sampled_from(["uint16", "uint32"]), st.integers(1, 1 << 15), st.one_of(st.just("bytes"), HASHES), st.booleans(),
     st.lists(ROWS, min_size=1, max_size=9), st.none() | ROWS, st.integers(0, 1 << 60),
+    st.none() | st.tuples(st.integers(1, MAX_CONFIG_BYTES), HASHES),
 )
 def test_what_is_written_is_read(
-    dtype: str, vocab: int, tokenizer: str | bytes, masked: bool, rows: list[Any], held: Any, documents: int
+    dtype: str, vocab: int, tokenizer: str | bytes, masked: bool, rows: list[Any], held: Any, documents: int, config: Any
 ) -> None:
     name = tokenizer if isinstance(tokenizer, str) else f"blake3:{tokenizer.hex()}"
     data = write_index(
-        dtype=dtype, vocab_size=vocab, tokenizer=name, tokenizer_bytes=7, masked=masked,
+        dtype=dtype, vocab_size=vocab, tokenizer=name, tokenizer_bytes=7, tokenizer_config=config, masked=masked,
         num_documents=documents, shards=rows, held_out=held,
     )
     index = read_index(data, "x")
     assert [(shard.num_tokens, shard.hash) for shard in index.shards] == rows
     assert (index.held_out and (index.held_out.num_tokens, index.held_out.hash)) == held
     assert (index.dtype, index.vocab_size, index.tokenizer, index.masked) == (dtype, vocab, name, masked)
-    assert index.num_documents == documents
+    assert (index.num_documents, index.tokenizer_config) == (documents, config)
+    files = [(name, size) for name, _, size in index.files if name == "tokenizer_config.json"]
+    assert files == ([] if config is None else [("tokenizer_config.json", config[0])])
     assert index.hash == digest(data)
     assert index.num_tokens == sum(count for count, _ in rows)
 
@@ -56,6 +60,7 @@ GOOD: dict[str, Any] = {
         {"vocab_size": True}, {"vocab_size": 40_000, "masked": True}, {"masked": 1}, {"tokenizer": "../x"},
         {"tokenizer": "blake3:00"}, {"tokenizer": 3}, {"tokenizer": "blake3:" + "é" * 64}, {"documents": -1},
         {"documents": 1.0}, {"tokenizer_bytes": 1 << 27}, {"held_out": []}, {"held_out": [0, "00" * 32]},
+        {"tokenizer_config": 3}, {"tokenizer_config": [5]}, {"tokenizer_config": [MAX_CONFIG_BYTES + 1, "00" * 32]},
         {"shards": []}, {"shards": {}},
         {"shards": [[5]]}, {"shards": [[0, "00" * 32]]}, {"shards": [["5", "00" * 32]]},
         {"shards": [[5, "0x" * 32]]}, {"shards": [[5, 7]]}, {"shards": [[MAX_SHARD_BYTES // 2 + 1, "00" * 32]]},
@@ -85,8 +90,8 @@ def test_long_and_deep_ones_are_not_parsed() -> None:
 def test_the_largest_index_fits() -> None:
     rows = [(MAX_SHARD_BYTES // 2, b"\xff" * 32)] * MAX_SHARDS
     data = write_index(
-        dtype="uint16", vocab_size=9, tokenizer="bytes", tokenizer_bytes=0, masked=False, num_documents=1, shards=rows,
-        held_out=None,
+        dtype="uint16", vocab_size=9, tokenizer="bytes", tokenizer_bytes=0, tokenizer_config=None, masked=False,
+        num_documents=1, shards=rows, held_out=None,
     )
     assert len(read_index(data, "x").shards) == MAX_SHARDS
 

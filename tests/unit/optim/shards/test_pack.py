@@ -11,6 +11,7 @@ from flockstep.optim.data.tokenizer import BYTES, FileTokenizer
 from flockstep.optim.shards import pack as packing
 from flockstep.optim.shards.index import ShardIndex, read_index
 from flockstep.optim.shards.pack import LEAST_SHARD_TOKENS, pack
+from flockstep.optim.shards.tokenizer_config import encode_config
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.scripts.cli.main import app
@@ -123,7 +124,9 @@ def test_the_command_packs_every_kind(tmp_path: Path, kind: str) -> None:
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "Packed 400 documents" in done.output
-    expected = packed(tmp_path / "q", tokenizer=(tmp_path / "tokenizer.json").read_bytes(), shard_tokens=0)
+    texts = encode_config({"eos_token": "<|endoftext|>"})
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    expected = packed(tmp_path / "q", tokenizer=content, tokenizer_config=texts, shard_tokens=0)
     assert read_index((tmp_path / "p" / "index.json").read_bytes(), "x") == expected
 
 

@@ -293,7 +293,7 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
         with pytest.raises(UsageError, match="was packed with another tokenizer"):
             pinned_data(wrong, "run.toml")
     (tmp_path / "p" / "tokenizer.json").write_bytes(content + b" ")
-    with pytest.raises(UsageError, match="is not the tokenizer of its shards"):
+    with pytest.raises(UsageError, match="is not the one of its shards"):
         tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
     bytes_alone = packed(tmp_path / "q")
     plain = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
@@ -378,8 +378,8 @@ def test_masked_tokens_come_below_zero(tmp_path: Path) -> None:
     data = b"".join(token.to_bytes(2, "little") for token in tokens)
     (tmp_path / "00000.u16").write_bytes(data)
     index = read_index(
-        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", tokenizer_bytes=0, masked=True, num_documents=1,
-                    shards=[(5, digest(data))], held_out=None), "x",
+        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", tokenizer_bytes=0, tokenizer_config=None,
+                    masked=True, num_documents=1, shards=[(5, digest(data))], held_out=None), "x",
     )  # fmt: skip
     place = Folder(tmp_path)
     source = TokenShards(index, Shards(place, "uint16", tmp_path, 0), place, name="x", sequence_length=4)
