@@ -38,6 +38,7 @@ from .models.registry import (
     build_model,
     check_length,
     recompute_activations,
+    separates,
     size_of_model,
     training_loss,
     vocabulary_of,
@@ -240,14 +241,16 @@ class ForwardPass:
 
     def __init__(self, model: nn.Module, device: torch.device, config: PeerConfig) -> None:
         self._model = model
-        self._loss_of = loss_on(device, config.precision)
+        self._loss_of = partial(loss_on, device, config.precision)
+        self.separate = False
+        """Whether the examples of a sequence are kept apart."""
         # A kernel for each size of micro-batches: there are few, and their first steps are not measured.
         self._compiled = torch.compile(model, dynamic=False) if config.compile_model else None
 
     def loss(self, _: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a micro-batch."""
         model = self._model if self._compiled is None else self._compiled
-        return self._loss_of(model, tokens)  # type: ignore[arg-type]  # compiled modules are typed as callables
+        return self._loss_of(separate=self.separate)(model, tokens)  # type: ignore[arg-type]  # compiled modules are typed as callables
 
     def gives_up_compiling(self, error: RuntimeError, telemetry: Telemetry) -> bool:
         """Return True if `error` is of a compilation, which is not tried again: the step can be repeated."""
@@ -302,7 +305,8 @@ def train(
     )
     is_free = adaptive and device.type == "cpu" and swarm.num_ranks == 1 and not config.threads
     threads = Threads(swarm.telemetry, most=all_threads() if is_free else 1)
-    may_evaluate(swarm, source, device, config)
+    forward.separate = can_separate(swarm, source)
+    may_evaluate(swarm, source, device, config, separate=forward.separate)
     batches = swarm.share_of(source, batch_size=batch_size)
     has_rested = False
     while not swarm.finished:
@@ -312,9 +316,10 @@ def train(
         before, now = now, swarm.manifest
         if now.data != before.data and not config.data:
             source = reopen()
+            forward.separate = can_separate(swarm, source)
             batches = swarm.share_of(source, batch_size=batch_size, instead=True)
         if (now.data, now.eval) != (before.data, before.eval):
-            may_evaluate(swarm, source, device, config)
+            may_evaluate(swarm, source, device, config, separate=forward.separate)
         batch = next(batches, None)
         if batch is None:  # A stop while data was waited for.
             return
@@ -347,18 +352,36 @@ def make_step(swarm: Swarm, loss: torch.Tensor, scale: LossScale | None) -> None
         swarm.after_step(loss, tokens=0)
 
 
-def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """Return the function of the training loss on a device, in the precision of a setting."""
+def can_separate(swarm: Swarm, source: TokenSource | SequenceUnits) -> bool:
+    """Return True if the data hold examples that the model can keep apart; one that cannot is an event."""
+    if not has_examples(source) or separates(swarm.model):
+        return has_examples(source)
+    reason = f"{type(swarm.model).__name__} does not keep them apart: each sees those before it in its sequence"
+    swarm.telemetry.emit("data.joined", step="train", reason=reason)
+    return False
+
+
+def has_examples(source: TokenSource | SequenceUnits) -> bool:
+    """Return True for data that hold examples which must not see each other."""
+    return not isinstance(source, TokenSource) and source.has_examples
+
+
+def loss_on(
+    device: torch.device, precision: str = "auto", *, separate: bool = False
+) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """Return the function of the training loss on a device, in the precision of a setting (`training_loss`)."""
     dtype = pass_dtype(precision, device)
 
     def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         with contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype):
-            return training_loss(model, tokens)
+            return training_loss(model, tokens, separate=separate)
 
     return loss_of
 
 
-def may_evaluate(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device, config: PeerConfig) -> None:
+def may_evaluate(
+    swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device, config: PeerConfig, *, separate: bool
+) -> None:
     """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
     settings, data = swarm.manifest.eval, swarm.manifest.data
     swarm.evaluate_with(None)
@@ -370,7 +393,8 @@ def may_evaluate(swarm: Swarm, source: TokenSource | SequenceUnits, device: torc
         return
     try:
         tokenizer = tokenizer_of(source, data, config)
-        text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_on(device))
+        loss_of = loss_on(device, separate=separate)
+        text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_of)
     except FlockstepError as error:  # Others evaluate; this peer trains on all the same.
         swarm.telemetry.emit("eval.skipped", step="join", reason=str(error))
         return

@@ -165,6 +165,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     ),
     "Data": (
         _row("data.own", "The peer trains on a data source of its own.", "step reason name"),
+        _row("data.joined", "The model does not keep the examples of a sequence apart.", "step reason"),
         _row("data.shared", "A dataset is shared by leases.", "units epoch peers name"),
         _row("data.unshared", "A dataset is not shared: each peer trains on all of it.", "step reason units"),
         _row("data.skipped", "A row of the data is not trained on; of a process the first 100 are named.", "step reason",

@@ -19,9 +19,9 @@ from ..optim.device import choose_device
 from ..optim.evaluating import HeldOutResult, HeldOutText
 from ..optim.flat import FlatLayout
 from ..optim.models.kept import BUFFERS, FOLDER, FROZEN
-from ..optim.models.registry import HF, build_model
+from ..optim.models.registry import HF, build_model, separates
 from ..optim.shards.opening import open_corpus, tokenizer_of
-from ..optim.trainer import check_tokenizer, loss_on
+from ..optim.trainer import check_tokenizer, has_examples, loss_on
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
@@ -73,8 +73,10 @@ def _measure(
     fill_in(model, checkpoint, theta)
     asked = tuple(prompts) or manifest.eval.prompts
     tokenizer = tokenizer_of(data, manifest.data, config)
-    text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_on(device))
-    return text.evaluate(model.to(device).eval(), tell=tell), asked, checkpoint.place.round
+    model = model.to(device).eval()
+    loss_of = loss_on(device, separate=has_examples(data) and separates(model))
+    text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_of)
+    return text.evaluate(model, tell=tell), asked, checkpoint.place.round
 
 
 def fill_in(model: nn.Module, checkpoint: Checkpoint, theta: Floats) -> None:

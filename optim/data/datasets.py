@@ -47,6 +47,8 @@ class SequenceUnits(Units):
     sequence_length: int
     vocab_size: int | None
     """How many tokens its tokenizer knows; None if nobody says."""
+    has_examples = False
+    """Whether its sequences hold examples that must not see each other (`optim.examples`)."""
 
     @abstractmethod
     def held_out(self) -> Iterator[Tensor]:

@@ -32,13 +32,13 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`x`: (batch, time, width); `cos`, `sin`: (time, width / heads / 2)."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """`x`: (batch, time, width); `cos`, `sin`: (time, width / heads / 2); `mask`: see `_mask_of`."""
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
         q, k = _rotate(_norm(q), cos, sin), _rotate(_norm(k), cos, sin)  # (batch, heads, time, width / heads)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
@@ -52,9 +52,9 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, 4 * config.width, bias=False)
         self.down = nn.Linear(4 * config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """`x`: (batch, time, width)."""
-        x = x + self.attention(_norm(x), cos, sin)
+        x = x + self.attention(_norm(x), cos, sin, mask)
         out: Tensor = x + self.down(F.relu(self.up(_norm(x))).square())
         return out
 
@@ -88,12 +88,15 @@ class GPT(nn.Module):
         model.load_state_dict(tensors)
         return model
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return float32 logits (batch, time, vocab) of `tokens` (batch, time), or with `targets` the mean loss."""
-        time = tokens.shape[1]
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, examples: Tensor | None = None) -> Tensor:
+        """Return float32 logits (batch, time, vocab) of `tokens` (batch, time), or with `targets` the mean loss.
+
+        `examples` (batch, time) are the numbers of the examples that the tokens belong to, which do not see each other.
+        """
+        time, mask = tokens.shape[1], None if examples is None else _mask_of(examples)
         x = _norm(self.embed(tokens))
         for block in self.blocks:
-            inputs = x, self.cos[:time], self.sin[:time]
+            inputs = x, self.cos[:time], self.sin[:time], mask
             x = checkpoint(block, *inputs, use_reentrant=False) if self.recomputes and self.training else block(*inputs)
         if targets is None:
             return F.linear(_norm(x), self.embed.weight).float()
@@ -135,6 +138,14 @@ class GPT(nn.Module):
 
 def _norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],))
+
+
+def _mask_of(examples: Tensor) -> Tensor:
+    """Return which tokens each one sees, bool (batch, 1, time, time): the earlier ones of its example, and itself.
+
+    Rotary embeddings tell distances alone, so the positions need not begin anew.
+    """
+    return (examples[:, :, None] == examples[:, None, :]).tril()[:, None]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ and gradient of the weights add up in float32. Smaller logits take torch's own w
 as ever.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -89,13 +89,15 @@ class _ChunkedLoss(torch.autograd.Function):
         return mine, None if by_weight is None else by_weight.mul_(factor).to(ctx.weight_dtype), None, None, None
 
 
-def loss_of_head(model: nn.Module, base: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
+def loss_of_head(
+    model: nn.Module, base: nn.Module, inputs: Tensor, labels: Tensor, more: Mapping[str, Tensor]
+) -> Tensor | None:
     """Return the loss of a transformers model, in chunks; None where it computes its own, which then is not this one.
 
     `base` is the model inside of wrappers and adapters. `inputs` and `labels` are int64 (batch,
-    length), as it takes them. Its head must be a plain matrix. Whether its loss is the mean
-    cross-entropy of the head's output alone, without caps, scales or further terms, is tried once,
-    on a few tokens.
+    length), as it takes them, `more` are further arguments. Its head must be a plain matrix.
+    Whether its loss is the mean cross-entropy of the head's output alone, without caps, scales or
+    further terms, is tried once, on a few tokens.
     """
     head_of = getattr(base, "get_output_embeddings", None)
     head = head_of() if callable(head_of) else None
@@ -105,7 +107,7 @@ def loss_of_head(model: nn.Module, base: nn.Module, inputs: Tensor, labels: Tens
         return None
     if base not in _PLAIN:
         _PLAIN[base] = _is_plain(base, head, inputs[:1, :CHECKED_TOKENS])
-    return _loss_at(model, head, inputs, labels, CHUNK_BYTES) if _PLAIN[base] else None
+    return _loss_at(model, head, inputs, labels, CHUNK_BYTES, more) if _PLAIN[base] else None
 
 
 _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -114,13 +116,15 @@ _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 @torch.no_grad()
 def _is_plain(base: nn.Module, head: nn.Linear, inputs: Tensor) -> bool:
-    with _evaluating(base):
+    with evaluating(base):
         own = float(base(input_ids=inputs, labels=inputs).loss)
-        mine = float(_loss_at(base, head, inputs, inputs, 0))
+        mine = float(_loss_at(base, head, inputs, inputs, 0, {}))
     return abs(own - mine) <= SAME_LOSS * abs(own)
 
 
-def _loss_at(model: nn.Module, head: nn.Linear, inputs: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
+def _loss_at(
+    model: nn.Module, head: nn.Linear, inputs: Tensor, labels: Tensor, chunk_bytes: int, more: Mapping[str, Tensor]
+) -> Tensor:
     """Return the loss that the head computes in place of its logits, within the model's forward pass.
 
     Within, since wrappers that spread a model over devices gather its weights only there.
@@ -132,14 +136,15 @@ def _loss_at(model: nn.Module, head: nn.Linear, inputs: Tensor, labels: Tensor, 
 
     vars(head)["forward"] = forward  # Before that of its class, for this pass.
     try:
-        loss: Tensor = model(input_ids=inputs).logits.reshape(())
+        loss: Tensor = model(input_ids=inputs, **more).logits.reshape(())
     finally:
         del vars(head)["forward"]
     return loss
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

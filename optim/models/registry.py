@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ...peer.errors import UsageError, did_you_mean
+from ..examples import ids_of, numbers_of, positions_of
 from ..flat import unwrapped
 from .gpt import GPT
 from .gpt_config import gpt_config
-from .head import loss_of_head
+from .head import evaluating, loss_of_head
 from .needs import ModelSize, size_of_gpt
 
 IGNORED = -100
@@ -70,26 +71,28 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
     return ModelSize(sum(parameter.numel() for parameter in parameters if parameter.requires_grad), num_bytes)
 
 
-def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1).
+def training_loss(model: nn.Module, tokens: Tensor, *, separate: bool = False) -> Tensor:
+    """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1), see `optim.examples`.
 
-    A token t that is context alone comes as ~t, below zero: it is no target (-100, as torch's `cross_entropy` ignores it).
+    Context is no target (-100, as torch's `cross_entropy` ignores it). With `separate` the examples of a sequence do not see
+    each other, which `separates` says that this model can.
 
     A model whose `forward` takes `labels` is called like a transformers model, which shifts them itself; any other one
     is called with inputs and targets. The loss is the result, or its `.loss`. Raises `UsageError`.
     """
-    inputs, targets = torch.where(tokens < 0, ~tokens, tokens), torch.where(tokens < 0, IGNORED, tokens)
+    inputs = ids_of(tokens)
+    targets = torch.where(tokens < 0, IGNORED, inputs)
     # The mean of nothing would be no number: such a batch has one target, and no weight in its step (`micro_batches`).
     targets[0, -1] = torch.where((targets[:, 1:] >= 0).any(), targets[0, -1], inputs[0, -1])
-    base = unwrapped(model)
-    adapted = getattr(base, "get_base_model", None)  # The model inside of peft's, whose own `forward` accepts any argument.
-    base = adapted() if callable(adapted) else base
+    base = _base_of(model)
     if "labels" in inspect.signature(base.forward).parameters:
-        if (loss := loss_of_head(model, base, inputs, targets)) is not None:
+        more = {"position_ids": positions_of(tokens)} if separate else {}
+        if (loss := loss_of_head(model, base, inputs, targets, more)) is not None:
             return loss
-        output = model(input_ids=inputs, labels=targets)
+        output = model(input_ids=inputs, labels=targets, **more)
     else:
-        output = model(inputs[:, :-1], targets[:, 1:])
+        more = {"examples": numbers_of(tokens[:, :-1])} if separate else {}
+        output = model(inputs[:, :-1], targets[:, 1:], **more)
     loss = getattr(output, "loss", output)
     if not isinstance(loss, Tensor) or loss.ndim:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -98,6 +101,28 @@ def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
             remedy="let forward(inputs, targets) return the mean loss, or forward(input_ids, labels) an object with .loss",
         )
     return loss
+
+
+@torch.no_grad()
+def separates(model: nn.Module) -> bool:
+    """Return True if a model can keep the examples of a sequence apart.
+
+    One that is called with inputs and targets says so by a parameter `examples` of its `forward`. A model of transformers is
+    tried, since not every one that takes `position_ids` sees by them where an example begins.
+    """
+    base = _base_of(model)
+    parameters = inspect.signature(base.forward).parameters
+    if "labels" not in parameters:
+        return "examples" in parameters
+    if "position_ids" not in parameters:
+        return False
+    device = next(base.parameters()).device
+    first, second, behind = torch.tensor([[[0, 1, 0]], [[1, 1, 0]], [[0, 1, 1]]], device=device)
+    positions = torch.arange(3, device=device).repeat(2)[None]
+    with evaluating(base):
+        texts = (torch.cat([before, behind], -1) for before in (first, second))
+        one, other = (base(input_ids=text, position_ids=positions).logits[:, 3:] for text in texts)
+    return torch.equal(one, other)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -119,6 +144,14 @@ def recompute_activations(model: nn.Module) -> None:
         getattr(base, f"{kind}_enable")(**{f"{kind}_kwargs": {"use_reentrant": False}})
     except ValueError as error:  # Of an architecture that does not support it.
         raise UsageError(f"{type(base).__name__} cannot checkpoint its activations: {error}", remedy=remedy) from error
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    """Return the model inside of wrappers, and of peft's, whose own `forward` accepts any argument."""
+    base = unwrapped(model)
+    adapted = getattr(base, "get_base_model", None)
+    found: nn.Module = adapted() if callable(adapted) else base
+    return found
 
 
 def vocabulary_of(model: nn.Module) -> int | None:

@@ -3,7 +3,7 @@
 Theory of operation. Packed data are files of raw tokens, little-endian, and `index.json` beside them. A run pins the hash of
 the index, and the index the hashes of all else, so it does not matter who serves a file. An index has no names of files:
 they follow from numbers, since a stranger's name could lead anywhere. In *masked* data the highest bit of a token says that
-it is context alone: no loss is computed for predicting it.
+it is context alone: no loss is computed for predicting it; and the next bit, that an example begins with it.
 """
 
 import json
@@ -31,6 +31,8 @@ MAX_VOCABULARY = 1 << 24
 MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
 WIDTHS = {"uint16": 2, "uint32": 4}
+MASK_BITS = 2
+"""Of a token of masked data."""
 _MAX_COUNT = 1 << 60
 
 
@@ -84,7 +86,7 @@ class ShardIndex:
 
 def dtype_for(vocab_size: int, *, masked: bool) -> str:
     """Return the type of the tokens of a vocabulary."""
-    return "uint16" if vocab_size <= 1 << (15 if masked else 16) else "uint32"
+    return "uint16" if vocab_size <= 1 << (16 - MASK_BITS * masked) else "uint32"
 
 
 def shard_name(number: int | None, dtype: str) -> str:
@@ -138,7 +140,8 @@ def _index(about: dict[str, Any], hash_: bytes) -> ShardIndex:
     dtype, masked, rows = about.get("dtype"), about.get("masked"), about.get("shards")
     if not isinstance(dtype, str) or dtype not in WIDTHS or not isinstance(masked, bool):
         raise ValueError(f"its dtype {str(dtype)[:40]!r} is none of {', '.join(WIDTHS)}, or masked is no boolean")
-    vocab_size = _count(about.get("vocab_size"), "vocab_size", 1, min(MAX_VOCABULARY, 1 << (8 * WIDTHS[dtype] - masked)))
+    most = min(MAX_VOCABULARY, 1 << (8 * WIDTHS[dtype] - MASK_BITS * masked))
+    vocab_size = _count(about.get("vocab_size"), "vocab_size", 1, most)
     tokenizer = about.get("tokenizer")
     if tokenizer != BYTES:
         if not isinstance(tokenizer, str) or not tokenizer.startswith(HASH_PREFIX):

@@ -158,17 +158,18 @@ class _Packing:
 def _encoded_chats(
     chats: Iterable[Rendered], tokenizer: FileTokenizer, dtype: str
 ) -> Iterator[tuple[Tokens, bool]]:
-    """Yield the tokens of every chat; those outside of answers, and the end behind it, have their highest bit set."""
-    flag = np.uint32(1 << (8 * WIDTHS[dtype] - 1))
+    """Yield the tokens of every chat with the bits of masked data: what is outside of answers, its end too, is context."""
+    context = np.uint32(1 << (8 * WIDTHS[dtype] - 1))
     chats = iter(chats)
     while some := list(islice(chats, CHATS)):
         for (tokens, begins), chat in zip(tokenizer.encode_at([chat.text for chat in some]), some, strict=True):
             is_answer = np.zeros(len(tokens), np.bool_)
             for start, stop in chat.answers:
                 is_answer |= (begins >= start) & (begins < stop)
-            masked = np.where(is_answer, tokens, tokens | flag)
+            masked = np.where(is_answer, tokens, tokens | context)
             if tokenizer.end is not None and (not len(tokens) or int(tokens[-1]) != tokenizer.end):
-                masked = np.append(masked, np.uint32(tokenizer.end) | flag)
+                masked = np.append(masked, np.uint32(tokenizer.end) | context)
+            masked[:1] |= context | context >> np.uint32(1)  # Nothing comes before it that could predict it.
             yield masked, True
 
 

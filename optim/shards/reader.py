@@ -2,7 +2,7 @@
 
 A unit is as many shards as make 1,024 units of an epoch, so whoever leases a unit needs these shards and no others. The
 sequences of a shard come in an order that is drawn anew each epoch, alike on every peer; what is left at the end of a shard
-is too short and dropped. In masked data a token t that is context alone comes as ~t, below zero.
+is too short and dropped. Masked data come as `optim.examples` says.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from ...peer.disk import write_whole
 from ...peer.errors import UsageError
 from ..data.datasets import SequenceUnits, source_of
 from ..data.units import MAX_UNITS, drawn
+from ..examples import BEGINS
 from .cache import Shards, Tokens
 from .index import TOKENIZER, Shard, ShardIndex
 from .members import Members
@@ -35,6 +36,7 @@ class TokenShards(SequenceUnits):
         self.name = name
         self.sequence_length = sequence_length
         self.vocab_size = index.vocab_size
+        self.has_examples = index.masked
         self.num_units = min(len(index.shards), MAX_UNITS)
         self.source = source_of("packed", index.hash, sequence_length)
         self._shards, self._place = shards, place
@@ -85,8 +87,10 @@ class TokenShards(SequenceUnits):
         start = at * self.sequence_length
         found = tokens[start : start + self.sequence_length + 1].astype(np.int64)
         if self.index.masked:
-            flag = 1 << (8 * tokens.itemsize - 1)
-            found = np.where(found & flag, ~(found & (flag - 1)), found)
+            context = 1 << (8 * tokens.itemsize - 1)
+            begins = context >> 1
+            ids = found & (begins - 1) | np.where(found & begins, BEGINS, 0)
+            found = np.where(found & context, ~ids, ids)
         return torch.from_numpy(found)
 
 

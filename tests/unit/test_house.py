@@ -137,7 +137,9 @@ FOUNDATION = {
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
-    "optim": {"consent", "device", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"},
+    "optim": {
+        *("consent", "device", "examples", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"),
+    },
     "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "terminal", "voters"},
     "scripts/lab": {"namespaces"},
 }

@@ -1,6 +1,7 @@
 """What `join` sets up for memory and speed: recomputed activations, precision, compilation."""
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ import torch
 from flockstep import PeerConfig
 from flockstep.collectives.state.archive import LEDGER_FILE
 from flockstep.dht.run.manifest import Data, EvalSettings, Manifest
+from flockstep.optim.data.datasets import SequenceUnits
 from flockstep.optim.data.sources import open_source
+from flockstep.optim.examples import BEGINS
 from flockstep.optim.models.registry import build_model, recompute_activations, training_loss
 from flockstep.optim.swarm import Swarm
-from flockstep.optim.trainer import ForwardPass, following, may_evaluate
+from flockstep.optim.trainer import ForwardPass, can_separate, following, may_evaluate
 from flockstep.peer.errors import CannotFollow, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
@@ -155,6 +158,36 @@ def test_a_peer_that_cannot_evaluate_says_so_and_trains(tmp_path: Path) -> None:
     manifest = Manifest(owner=Identity.from_seed(bytes(32)).peer_id, name="run", data=data, eval=evaluation)
     swarm = SimpleNamespace(manifest=manifest, speaks=True, telemetry=Telemetry(), evaluate_with=lambda evaluator: None)
     swarm.telemetry.subscribe(events.append)
-    may_evaluate(cast(Swarm, swarm), source, CPU, PeerConfig(home=tmp_path))
+    may_evaluate(cast(Swarm, swarm), source, CPU, PeerConfig(home=tmp_path), separate=False)
     assert [event["event"] for event in events] == ["eval.skipped"]
     assert "holds nothing out" in str(events[0]["reason"])
+
+
+def test_examples_are_kept_apart_where_data_have_some_and_the_model_can(tmp_path: Path) -> None:
+    class Chats(SequenceUnits):
+        has_examples = True
+
+        def read(self, epoch: int, unit: int, done: int) -> Iterator[torch.Tensor]:
+            raise NotImplementedError
+
+        def held_out(self) -> Iterator[torch.Tensor]:
+            raise NotImplementedError
+
+    model, events = model_of("gpt"), list[Event]()
+    swarm = SimpleNamespace(model=model, telemetry=Telemetry())
+    swarm.telemetry.subscribe(events.append)
+    assert can_separate(cast(Swarm, swarm), Chats())
+    text = open_source("text:{stdlib}", sequence_length=8)
+    assert not can_separate(cast(Swarm, swarm), text)
+    assert not events
+    forward, tokens = ForwardPass(model, CPU, PeerConfig()), TOKENS.clone()
+    tokens[:, 4] = ~(tokens[:, 4] | BEGINS)
+    losses = []
+    for separate in (False, True):
+        forward.separate = separate
+        losses.append(forward.loss(model, tokens).item())
+        assert losses[-1] == training_loss(model, tokens, separate=separate).item()
+    assert losses[0] != losses[1]
+    swarm.model = nn.Linear(1, 1)
+    assert not can_separate(cast(Swarm, swarm), Chats())
+    assert [event["event"] for event in events] == ["data.joined"]

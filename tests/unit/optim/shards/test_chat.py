@@ -1,6 +1,7 @@
 """Chats: rendered by their tokenizer's template when they are packed, and learned from their answers alone."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data
+from flockstep.optim.examples import BEGINS, ids_of, numbers_of, positions_of
 from flockstep.optim.micro_batches import MicroBatches
-from flockstep.optim.models.registry import build_model, training_loss
+from flockstep.optim.models.registry import build_model, separates, training_loss
 from flockstep.optim.shards.chat import ChatTemplate
 from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
 from flockstep.optim.shards.reader import TokenShards
@@ -135,13 +137,20 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     assert config == {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
     raw = np.fromfile(tmp_path / "p" / "00000.u16", "<u2").astype(np.int64)
-    learned, context = raw[raw < 1 << 15], raw[raw >= 1 << 15] - (1 << 15)
+    learned, context = raw[raw < 1 << 15], raw[raw >= 1 << 15] & (1 << 14) - 1
     lines = tokenizer.decode(learned.tolist()).split("\n")[:-1]
     assert lines == (["upon a time", "they flew"] * len(lines))[: len(lines)]
     assert len(lines) > 100
+    begins = np.flatnonzero(raw & 1 << 14)
+    one, other = (tokenizer.decode((raw[at : at + 3] & (1 << 14) - 1).tolist()) for at in begins[:2])
+    assert one == other == "<user>"[: len(one)]
+    assert (raw[begins] >= 1 << 15).all()
+    assert begins[0] == 0
     assert tokenizer.decode(context.tolist()).startswith("<user>once?\n<assistant><user>and then?\n<assistant><user>once?")
     item = next(source.read(0, 0, 0))
     assert (item < 0).any()
+    assert source.has_examples
+    assert numbers_of(torch.stack(list(source.read(0, 0, 0)))).amax() >= 1
     assert (item >= 0).any()
     with pytest.raises(UsageError, match="--chat needs a tokenizer"):
         pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "q", said.append, chat=True)
@@ -165,6 +174,67 @@ def test_context_has_no_loss_in_any_model() -> None:
         logits = other(input_ids=tokens).logits
         expected = torch.nn.functional.cross_entropy(logits[:, 19:-1].flatten(0, 1), tokens[:, 20:].flatten())
         assert torch.allclose(training_loss(other, masked), expected, atol=1e-5)
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt": {"size": "0.2m", "vocab_size": 64},
+    "hf:llama": TINY | {"intermediate_size": 48},
+    "hf:qwen3": TINY | {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 2},
+    "hf:gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64},
+    "hf:gemma3_text": TINY | {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_examples_of_one_sequence_have_the_loss_that_each_has_alone(kind: str) -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = build_model(kind, KINDS[kind], seed=0).eval()
+    for parameter in model.parameters():  # The zeros that it starts with would hide what the blocks do.
+        torch.nn.init.normal_(parameter, std=0.1)
+    lengths, tokens = (5, 9, 3), torch.randint(64, (17,))
+    examples: Sequence[torch.Tensor] = tokens.split(lengths)  # type: ignore[no-untyped-call]  # of torch
+    for example in examples:
+        example[0] = ~(example[0] | BEGINS)
+    assert separates(model)
+    with torch.no_grad():
+        packed_loss = training_loss(model, tokens[None], separate=True)
+        joined_loss = training_loss(model, tokens[None])
+        alone = [training_loss(model, example[None]) * (len(example) - 1) for example in examples]
+    assert torch.allclose(packed_loss, sum(alone) / 14, rtol=1e-5)  # type: ignore[arg-type]  # a sum of tensors
+    assert not torch.allclose(packed_loss, joined_loss, rtol=1e-4)
+
+
+def test_a_chunked_loss_keeps_examples_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    model = build_model("hf:llama", KINDS["hf:llama"], seed=0)
+    tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
+    tokens[:, 8] = ~(tokens[:, 8] | BEGINS)
+    whole = training_loss(model, tokens, separate=True)
+    monkeypatch.setattr("flockstep.optim.models.head.CHUNK_BYTES", 1000)
+    assert torch.allclose(training_loss(model, tokens, separate=True), whole, rtol=1e-5)
+    assert not torch.allclose(training_loss(model, tokens), whole, rtol=1e-5)
+
+
+def test_what_cannot_keep_examples_apart_says_so() -> None:
+    pytest.importorskip("transformers")
+
+    class Plain(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+    assert not separates(Plain())
+    mamba = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, "state_size": 4, "intermediate_size": 64}
+    assert not separates(build_model("hf:mamba", mamba, seed=0))
+    assert not separates(build_model("hf:bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64}, seed=0))
+
+
+def test_positions_and_numbers_begin_with_each_example() -> None:
+    tokens = torch.tensor([[3, 4, BEGINS | 5, 6, 7, ~(BEGINS | 8)], [~BEGINS, ~1, 2, 3, BEGINS, BEGINS]])
+    assert ids_of(tokens).tolist() == [[3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 0]]
+    assert positions_of(tokens).tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0]]
+    assert numbers_of(tokens).tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 1, 2, 3]]
 
 
 def test_micro_batches_count_by_their_answers() -> None:

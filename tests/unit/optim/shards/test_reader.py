@@ -13,6 +13,7 @@ import torch
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.consent import host_of, is_public_data
 from flockstep.optim.data.sources import heldout_batches
+from flockstep.optim.examples import BEGINS
 from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
 from flockstep.optim.shards.index import ShardIndex
@@ -369,18 +370,19 @@ def test_a_host_is_told_of_what_is_not_on_this_computer() -> None:
     assert host_of("tokens:http://me@10.0.0.1:80/x") == "10.0.0.1:80"
 
 
-def test_masked_tokens_come_below_zero(tmp_path: Path) -> None:
+def test_masked_tokens_come_below_zero_and_say_where_an_example_begins(tmp_path: Path) -> None:
     from flockstep.optim.shards.cache import Shards
     from flockstep.optim.shards.index import read_index, write_index
     from flockstep.optim.shards.places import Folder
 
-    tokens = [5, 5 | 1 << 15, 0 | 1 << 15, 7, 32_767 | 1 << 15]
+    context, begins = 1 << 15, 1 << 14
+    tokens = [5, 5 | context, 0 | context | begins, 7, 16_383 | context]
     data = b"".join(token.to_bytes(2, "little") for token in tokens)
     (tmp_path / "00000.u16").write_bytes(data)
     index = read_index(
-        write_index(dtype="uint16", vocab_size=1 << 15, tokenizer="bytes", tokenizer_bytes=0, tokenizer_config=None,
+        write_index(dtype="uint16", vocab_size=1 << 14, tokenizer="bytes", tokenizer_bytes=0, tokenizer_config=None,
                     masked=True, num_documents=1, shards=[(5, digest(data))], held_out=None), "x",
     )  # fmt: skip
     place = Folder(tmp_path)
     source = TokenShards(index, Shards(place, "uint16", tmp_path, 0), place, name="x", sequence_length=4)
-    assert [item.tolist() for item in itertools.islice(source.read(0, 0, 0), 9)] == [[5, ~5, ~0, 7, ~32_767]]
+    assert [item.tolist() for item in itertools.islice(source.read(0, 0, 0), 9)] == [[5, ~5, ~BEGINS, 7, ~16_383]]
