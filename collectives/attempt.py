@@ -16,7 +16,7 @@ from ..peer.node.node import Node
 from .accountability.conduct import Conduct
 from .agreement.actions import Note
 from .allreduce import actions
-from .allreduce.actions import Action, Outcome, OutcomeKind, Phase
+from .allreduce.actions import Action, Outcome, OutcomeKind
 from .allreduce.exchange import RosterRound
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
@@ -43,8 +43,6 @@ TRANSFER_SHARE = 0.5
 """Of the time that a round may take: for each of its two transfers. Its messages come on top: nobody waits before twice."""
 PHASE_SHARE = 0.05
 """Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
-MAX_TRIES = 2
-"""One retry of a fetch: the first failure may be a connection that died unnoticed."""
 
 
 @dataclass(slots=True)
@@ -94,9 +92,6 @@ class Attempt:
         self._incoming = Incoming()
         self._foreign_bytes = 0
         """Bytes kept of members that the machine does not know as its own."""
-        self._phase: tuple[Phase | None, float] = (machine.timed, self._now())
-        self.durations: dict[Phase, float] = {}
-        """The seconds that each finished phase took."""
 
     async def run(
         self, early: Sequence[tuple[wire.Signed, wire.RoundMessage]], unfetched: Sequence[Action] = ()
@@ -158,12 +153,7 @@ class Attempt:
                 self._do(self._actions.popleft())
         finally:
             self._pumping = False
-        machine, (phase, began) = self.machine, self._phase
-        if (present := machine.timed) is not phase:
-            now = self._now()
-            if phase is not None:
-                self.durations[phase] = now - began
-            self._phase = (present, now)
+        machine = self.machine
         self._conduct.enter(machine.slot)
         if machine.outcome is not None:
             self._ended.set()
@@ -357,7 +347,7 @@ class Attempt:
 
     def _take_output(self, action: actions.FetchOutput, data: Blob | str) -> None:
         if isinstance(data, str):
-            self._done(lambda exchange: exchange.output_not_fetched(action.part, action.hash, data))
+            self._done(lambda exchange: exchange.output_not_fetched(action.part, action.source, action.hash, data))
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For members that its owner withholds it from.
@@ -372,7 +362,7 @@ class Attempt:
         reason = ""
         self._incoming.begin(action.name)
         try:
-            for source in (*(action.source,) * MAX_TRIES, *action.others):
+            for source in action.sources:
                 if source != action.source:
                     self._incoming.end(action.name)  # Whom I ask may ask me: neither is to wait for the other.
                 if reason:

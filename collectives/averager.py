@@ -266,10 +266,13 @@ class Averager:
             exchange = machine.exchange
             self._sent = [*self._sent, Sent(exchange.cut, exchange.members, exchange.bounds, work.mine)][-MAX_SENT:]
         averaged = Averaged(outcome, (), ())
-        self._conduct.relieve(outcome.silent, outcome.late)
+        self._conduct.relieve(outcome.silent, (*outcome.late, *outcome.slow))
         self._conduct.distrust(outcome.lied)
+        if machine.has_roster:
+            owners = len(machine.exchange.owners)
+            self._conduct.missed(outcome.idle, outcome.masked, outcome.unsketched, owners)
         if outcome.kind is OutcomeKind.DONE:
-            self._deadlines.learn({phase: it for phase, it in attempt.durations.items() if phase not in machine.waited})
+            self._deadlines.learn(machine.lengths)
             phases = {peer: ready.seconds for peer, (_, ready) in vote.ready.items() if peer in outcome.cut}
             averaged = replace(self._done(outcome, work), phases=phases)
         if outcome.overdue is not None:
@@ -323,6 +326,9 @@ class Averager:
         nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
         last, tokens_before = ((), 0) if value is None else (value.members, value.tokens)
+        cells = spec.cells_of(vote.slot.round)
+        expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
+        control, transfer = self._deadlines.stated()
         ready = wire.Ready(
             vote.slot,
             contribution.base_root,
@@ -335,9 +341,9 @@ class Averager:
             is_leaving=contribution.is_leaving,
             rates=stated(last, node.rate_from),
             seconds=min(contribution.seconds, wire.MAX_PHASE_SECONDS) if contribution.tokens else 0.0,
+            control=min(control, wire.MAX_PHASE_SECONDS),
+            transfer=min(transfer, wire.MAX_PHASE_SECONDS),
         )
-        cells = spec.cells_of(vote.slot.round)
-        expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
         return Setup(
             ready=ready,
             rule=spec.rule,
@@ -362,6 +368,7 @@ class Averager:
             lost_at=self._relays.lost_at,
             woke=lambda: node.running.woke,
             awaits=self._conduct.awaits,
+            awaits_sketch=self._conduct.awaits_sketch,
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,
             why_not_revise=spec.why_not_revise,

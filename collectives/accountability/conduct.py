@@ -1,6 +1,5 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -15,13 +14,16 @@ from ..chain.certificate import certificate_hash, genesis, value_of
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
+from .patience import Faults, Patience
 from .signing import SigningGuard
 from .trust import MANY_OLD, TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
 """Rounds for which an owner that sent no Have or output is given no part: its deputies made it, which cost a deadline."""
-MAX_SILENT_ROUNDS = 640
-"""The first ten rounds after a silence, doubled six times: the longest for which a silent voter is not waited for."""
+
+
+YOUNG = ""
+"""Stands for all members of few rounds."""
 
 
 class Conduct:
@@ -59,10 +61,9 @@ class Conduct:
         self._trust = Trust(charter.earned)
         self._owns_from: dict[PeerId, int] = {}
         """The first round in which I would give a member a part again."""
-        self._silences: dict[PeerId, tuple[int, int]] = {}
-        """The round in which a member was last silent, and for how many more it is not waited for."""
-        self._missed: Counter[PeerId] = Counter()
-        """Of each member of the last roster, the rounds in a row that it was in without contributing."""
+        self._readys, self._parts, self._sketches = Patience(SILENT_ROUNDS), Patience(1), Patience(1)
+        """Who is waited for as a voter that is not Ready, to contribute, and to sketch after the outputs."""
+        self._faults = Faults()
 
     def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
         """Carry out what the run's owner states; `invite` is my own invitation."""
@@ -83,9 +84,6 @@ class Conduct:
             if value_of(certificate).previous != self._trust.head:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
-            value = value_of(certificate)
-            idle = [peer for index, peer in enumerate(value.members) if index not in value.contributors]
-            self._missed = Counter({peer: self._missed[peer] + 1 for peer in idle})
             self.guard.certified(certificate.slot.round, certificate.voters)
             if last := self._trust.last_round(self._node.peer_id):
                 self.guard.named(last)
@@ -144,30 +142,54 @@ class Conduct:
     def relieve(self, silent: Collection[PeerId], late: Collection[PeerId] = ()) -> None:
         """Remember members that were silent about a part, or not ready, or late with an output: they own none for a while.
 
-        Nor are the silent ones waited for, after each silence for twice as many rounds as after the one before: otherwise
-        one could cost the others the wait again and again, by taking part in between. They lose nothing that they come for
-        in time.
+        Nor are the silent ones waited for. They lose nothing that they come for in time.
         """
         self._relieve((*silent, *late), SILENT_ROUNDS)
-        now = self._slot.round
-        known = {peer: it for peer, it in self._silences.items() if now <= sum(it) + MAX_SILENT_ROUNDS}
-        for peer in silent:
-            last, rounds = known.get(peer, (-1, SILENT_ROUNDS // 2))
-            known[peer] = (now, rounds if last == now else min(2 * rounds, MAX_SILENT_ROUNDS))
-        self._silences = known
+        self._readys.fail(silent, self._slot.round)
+
+    def missed(
+        self,
+        idle: Iterable[PeerId],
+        pairs: Iterable[tuple[PeerId, PeerId]],
+        unsketched: Iterable[PeerId],
+        owners: int,
+    ) -> None:
+        """Remember who trained and is not in the value, between whom parts were missing, and whom others sketched for.
+
+        Of a pair of a contributor and me, its holder, I know that I am not at fault.
+        """
+        round_, me = self._slot.round, self._node.peer_id
+        pairs = [(contributor, holder) for contributor, holder in pairs if self._parts.awaits(contributor, round_)]
+        contributors, holders = self._faults.add(pairs, round_, owners)
+        mine = {contributor for contributor, holder in pairs if holder == me}
+        self._fail({*idle, *contributors, *mine}, round_)
+        self._sketches.fail(unsketched, round_)
+        self._relieve(holders, SILENT_ROUNDS)
 
     def awaits(self, peer: PeerId) -> bool:
-        """Return True if I wait for a member that is Ready to contribute: one that never does in few rounds only.
+        """Return True if I wait for a member that is Ready to contribute.
 
-        Who has contributed to none of the last m rounds that it was in, by their certificates, is waited for if m is 0 or
-        a power of two: it costs the others the wait in ever fewer rounds, and is back with its next contribution.
+        Keys are free: beside many of tenure the others share one patience.
         """
-        missed = self._missed[peer]
-        return missed & (missed - 1) == 0
+        shared = {peer, YOUNG} if self._is_young(peer) else {peer}
+        return all(self._parts.awaits(key, self._slot.round) for key in shared)
+
+    def _fail(self, peers: Collection[PeerId], round_: int) -> None:
+        self._parts.fail({*peers} | ({YOUNG} if any(map(self._is_young, peers)) else set()), round_)
+
+    def _is_young(self, peer: PeerId) -> bool:
+        """Return True for a member of few rounds beside many of tenure."""
+        last = self.certified or ()
+        old = [it for it in last if (record := self._trust.of(it)) is not None and record.rounds >= YOUNG_ROUNDS]
+        return self.charter.earned and len(old) >= MANY_OLD and peer not in old
+
+    def awaits_sketch(self, peer: PeerId) -> bool:
+        """Return True if I wait for a contributor to sketch after the outputs; if not, others do it for it at once."""
+        return self._sketches.awaits(peer, self._slot.round)
 
     def is_prompt(self, peer: PeerId) -> bool:
         """Return True if I would wait for a voter that is not ready: it was not silent lately."""
-        return self._slot.round > sum(self._silences.get(peer, (-1, 0)))
+        return self._readys.awaits(peer, self._slot.round)
 
     def _relieve(self, owners: Iterable[PeerId], rounds: int) -> None:
         now = self._slot.round

@@ -18,6 +18,9 @@ from ..chain.certificate import value_of
 from ..robust.rule import Rule
 from ..robust.rules import MEAN
 
+MAX_TRIES = 2
+"""One retry of a fetch: the first failure may be a connection that died unnoticed."""
+
 
 class Phase(StrEnum):
     """The phases of a round; see the theory of operation in `machine`."""
@@ -81,6 +84,8 @@ class Setup:
     """Returns when my process last went on after a stop in which the others may have lost me."""
     awaits: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if I wait for what a member contributes: others have to be in time."""
+    awaits_sketch: Callable[[PeerId], bool] = lambda peer: True
+    """Returns True if I wait for a member's sketches after the outputs: for others the holders of its parts answer."""
     rule: Rule = MEAN
     """The aggregation rule."""
     nonce: bytes = bytes(32)
@@ -173,6 +178,13 @@ class FetchBytes:
     num_bytes: int
     others: tuple[PeerId, ...] = ()
     """Members that may read it, too, and serve it to me or fetch it for me if I cannot reach the source."""
+    is_held: bool = False
+    """True if others of them hold it, and are asked first: its source may be silent."""
+
+    @property
+    def sources(self) -> tuple[PeerId, ...]:
+        """Whom to ask, one after the other."""
+        return (*self.others, self.source) if self.is_held else (*(self.source,) * MAX_TRIES, *self.others)
 
     @property
     def name(self) -> bytes:
@@ -332,13 +344,21 @@ class Outcome:
     overdue: Phase | None = None
     """The phase that timed out, if that is why the round is void."""
     lied: tuple[PeerId, ...] = ()
-    """Members of a certified round whose output of a part was false."""
+    """Members whose output of a part was false, or that differ about one and are both not convicted."""
     late: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output a deputy has made, since it did not come in time."""
     counted: Mapping[int, frozenset[int]] = field(default_factory=dict, hash=False)
     """By part of a certified round, the roster indices of the contributions that count in it; empty if I cannot know."""
+    slow: tuple[PeerId, ...] = ()
+    """Owners of a certified round whose word or output came in time, and long after that of most."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
+    idle: tuple[PeerId, ...] = ()
+    """Members of a certified round that were Ready to contribute and are not in its value."""
+    masked: tuple[tuple[PeerId, PeerId], ...] = ()
+    """Contributors that count as zeros in a part, each with the holder of that part."""
+    unsketched: tuple[PeerId, ...] = ()
+    """Contributors that the proposer named silent after the outputs, or that sketched long after most."""
 
     @property
     def value(self) -> wire.Value:

@@ -139,6 +139,22 @@ class CheckPhase:
         is_named = self.named is not None and self.named.outputs == outputs
         return is_named and (self._setup.rule.blind or outputs in self._passed)
 
+    def disputants(self) -> tuple[PeerId, ...]:
+        """Return who sketches a part of what it contributes otherwise than another one of the part's three.
+
+        The bytes would convict one of the two. Where neither shows them they are of one mind, and end the attempt.
+        """
+        exchange = self._exchanges.get(self.named.outputs) if self.named is not None else None
+        found, members = set[int](), self._table.members
+        for part, index in self._required() if exchange is not None else ():
+            if exchange is None or exchange.signed(index) is None:
+                continue
+            mine = exchange.tables(index)[TABLE_BYTES * part : TABLE_BYTES * (part + 1)]
+            for author, (_, second) in self._seconds.get((exchange.seed, (part, index)), {}).items():
+                if not any(self._setup.is_banned(members[it]) for it in (author, index)):
+                    found |= set() if are_alike(mine, second.table) else {author, index}
+        return tuple(members[index] for index in sorted(found))
+
     def sketches(self, seed: bytes) -> list[SketchExchange]:
         """Return the exchange under a seed, if there is one."""
         return [exchange for exchange in self._exchanges.values() if exchange.seed == seed]
@@ -239,13 +255,13 @@ class CheckPhase:
         return [self._outputs(named.number + 1, chosen, silent)]
 
     def _without(self, active: Collection[PeerId]) -> set[int]:
-        """Return the contributors that were lost or banned, and have not sketched after the outputs."""
+        """Return the contributors that were lost, banned or are not waited for, and have not sketched after the outputs."""
         members, named = self._table.members, self.named
         if not self._is_sketched:
             return set()
         here = self._exchanges[named.outputs].missing if named is not None else frozenset(self._judge_phase.order)
         banned = {index for index in self._judge_phase.order if self._setup.is_banned(members[index])}
-        return banned | {index for index in here if members[index] not in active}
+        return banned | {it for it in here if members[it] not in active or not self._setup.awaits_sketch(members[it])}
 
     def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
         table = self._table

@@ -18,7 +18,7 @@ from .actions import Action, FetchPart, HashParts, Send, Setup
 from .facts import MessageLog
 from .roster import RosterView
 from .stage import Stage
-from .words import is_enough
+from .words import is_enough, is_fit
 
 
 class CollectPhase:
@@ -95,6 +95,10 @@ class CollectPhase:
         found = self.stage.standing
         return found is None or found.names.get(contributor) == self._table.commit_name(contributor)
 
+    def contributors(self, part: int) -> frozenset[int]:
+        """Return the members whose contribution to a part is here."""
+        return frozenset(self._held.get(part, ()))
+
     def holds(self, part: int, order: Collection[int]) -> bool:
         """Return True if I have a part from all of these members."""
         return all(self.has(part, index) for index in order)
@@ -162,8 +166,10 @@ class CollectPhase:
             if num_bytes is None:
                 actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                 continue
-            others = table.others_with(part, {table.me, index})
-            actions.append(FetchPart(part, source, key, cells, num_bytes, others, contributor=index))
+            others, is_held = table.others_with(part, {table.me, index}), part not in self.duties and found is not None
+            actions.append(
+                FetchPart(part, source, key, cells, num_bytes, others, contributor=index, is_held=is_held)
+            )
         return actions
 
     def _report(self, active: Collection[PeerId]) -> list[Action]:
@@ -190,8 +196,11 @@ class CollectPhase:
     def _awaited(self, active: Collection[PeerId]) -> frozenset[int]:
         """Return the contributors that a holder waits for before it says what it holds."""
         if self._changed("awaited", len(active)):
-            here = [index for index in self._table.training if self._table.members[index] in active]
-            self._expected = frozenset(index for index in here if self._setup.awaits(self._table.members[index]))
+            table, awaits = self._table, self._setup.awaits
+            here = {index: b"" for index in table.training if table.members[index] in active}
+            prompt = frozenset(index for index in here if awaits(table.members[index]))
+            # Where most let others wait it is no single member's fault.
+            self._expected = prompt if is_fit(table.seating, here, prompt) else frozenset(here)
         return self._expected
 
     def _changed(self, step: str, *state: object) -> bool:

@@ -37,9 +37,10 @@ from .judge import JudgePhase, SketchExchange
 from .outputs import ReducePhase
 from .roster import RosterView
 from .stage import Stage
+from .words import is_fit
 
-MAX_WITHHELD, ASKED_OF = 8, 2
-"""Members whose messages I ask others for after one deadline, and whom I ask: one of the two may lie."""
+ASKED_OF, PASSED_ON = 2, 8
+"""Members that I ask for what another one withholds: one may lie. So many a relay serves one reader with: then others."""
 
 
 class RosterRound:
@@ -120,13 +121,56 @@ class RosterRound:
 
     @property
     def lied(self) -> tuple[PeerId, ...]:
-        """The members whose outputs were false."""
-        return self._outputs[0].liars() if self._outputs is not None else ()
+        """The members whose outputs were false, or that differ about one and are both not convicted."""
+        if self._outputs is None:
+            return ()
+        reduced, checked = self._outputs
+        return tuple(sorted({*reduced.liars(), *checked.disputants()}))
+
+    @property
+    def owners(self) -> frozenset[PeerId]:
+        """The members that own a part."""
+        return frozenset(self.table.members[part] for part in self.table.owners)
+
+    @property
+    def masked(self) -> tuple[tuple[PeerId, PeerId], ...]:
+        """The contributors that count as zeros in a part by the first cut, each with the part's holder."""
+        found, members = self.collect_phase.stage.standing, self.table.members
+        if found is None:
+            return ()
+        denied = {
+            (index, found.holders[part])
+            for part, counted in found.parts.items()
+            for index in found.names.keys() - counted - {found.holders[part]}
+        }
+        return tuple((members[index], members[holder]) for index, holder in sorted(denied))
+
+    @property
+    def unsketched(self) -> tuple[PeerId, ...]:
+        """The contributors that the proposer has named silent after the outputs."""
+        named = self._outputs[1].named if self._outputs is not None else None
+        return tuple(self.table.members[index] for index in named.silent) if named is not None else ()
 
     @property
     def late(self) -> tuple[PeerId, ...]:
         """The holders whose output did not come in time, and was made by another."""
         return self._outputs[0].late() if self._outputs is not None else ()
+
+    @property
+    def is_weighed(self) -> bool:
+        """True once the weights are here: the outputs follow."""
+        return self._outputs is not None
+
+    @property
+    def mostly_here(self) -> set[Phase]:
+        """The transfers of which two thirds are here: of the contributions to my part, and of the outputs."""
+        table, found = self.table, set[Phase]()
+        mine = self.collect_phase.contributors(table.me) if table.me in table.owners else frozenset()
+        if is_fit(table.seating, dict.fromkeys(table.training, b""), mine) and mine:
+            found.add(Phase.COLLECT)
+        if self._outputs is not None and self._outputs[0].is_mostly_here:
+            found.add(Phase.REDUCE)
+        return found
 
     def orphans(self, active: Collection[PeerId]) -> list[int]:
         """Return the parts whose output I lack, and whose three are all lost."""
@@ -143,9 +187,9 @@ class RosterRound:
         """Record a well-formed output. Return True if anything follows from it."""
         return self._outputs is not None and self._outputs[0].fetched(part, hash_)
 
-    def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+    def output_not_fetched(self, part: int, source: PeerId, hash_: bytes, reason: str) -> list[Action]:
         """Record a failed fetch of an output."""
-        return self._outputs[0].not_fetched(part, hash_, reason) if self._outputs is not None else []
+        return self._outputs[0].not_fetched(part, source, hash_, reason) if self._outputs is not None else []
 
     def sketched(self, seed: bytes, tables: bytes) -> list[Action]:
         """Send my finished sketches under a seed."""
@@ -210,7 +254,7 @@ class RosterRound:
 
         Who withholds one message from a few could else waste the attempts of all proposers.
         """
-        table, voters = self.table, self._voters(active)
+        table, voters, sought = self.table, self._voters(active), list[Action]()
         missing = dict.fromkeys(self._withheld(active), (table.members[0], *voters))
         if self._outputs is not None:
             seconds = self._outputs[1].unseconded(active)
@@ -220,7 +264,39 @@ class RosterRound:
         ):  # Its deputies have the output of an owner, or make it.
             parts = table.owners - self._outputs[0].outputs.keys()
             missing |= {part: table.others_with(part, {part}) for part in parts}
-        return self._ask(missing, self.phase)
+            sought = self._outputs[0].seek(active, "late")
+        return [*sought, *self._ask(missing, self.phase)]
+
+    def lacks_few(self, active: Collection[PeerId]) -> bool:
+        """Return True if I, the proposer, have what most send to me alike, and wait for the rest of it.
+
+        The others wait for outputs alone that the proposer has.
+        """
+        if self.table.me != 0:
+            is_proposed = bool(self._facts.of(wire.Propose, self.table.slot))
+            return is_proposed and self._outputs is not None and not self._outputs[0].is_whole
+        missing, of = self._late_at_proposer(active)
+        return 0 < 3 * len(missing) <= of
+
+    def ask_early(self, active: Collection[PeerId]) -> list[Action]:
+        """Ask others for what most have sent, or have: who sends it to all but me costs no deadline."""
+        missing = dict.fromkeys(self._late_at_proposer(active)[0], self._voters(active))
+        sought = self._outputs[0].seek(active, "early") if self._outputs is not None else []
+        return [*sought, *self._ask(missing, ("early", self.step))]
+
+    def _late_at_proposer(self, active: Collection[PeerId]) -> tuple[set[int], int]:
+        """Return whose words, outputs or sketches I, the proposer, wait for, and of how many."""
+        table, stage = self.table, self._stage
+        if table.me != 0:
+            return set(), 0
+        if stage is not None:
+            return {index for each in stage.unheard(active).values() for index in each}, len(table.owners)
+        if self._outputs is None or self._judge_phase is None:
+            return set(), 0
+        reduced, checked = self._outputs
+        if not reduced.is_whole:
+            return {reduced.maker(part) for part in table.owners - reduced.outputs.keys()}, len(table.owners)
+        return {*checked.missing(), *checked.unseconded(active)}, len(self._judge_phase.order)
 
     def _voters(self, active: Collection[PeerId]) -> tuple[PeerId, ...]:
         return ranked(self.table.slot, self.table.electorate.votes.keys() & set(active))
@@ -233,10 +309,12 @@ class RosterRound:
             if index >= len(table.members):
                 continue
             peer = table.members[index]
-            if peer == me or (moment, index) in self._asked or len(actions) >= MAX_WITHHELD:
+            if peer == me or (moment, index) in self._asked:
                 continue
             self._asked.add((moment, index))
             all_ = [other for other in dict.fromkeys(others) if other not in (peer, me)]
+            turn = ASKED_OF * (len(actions) // PASSED_ON) % max(1, len(all_))
+            all_ = [*all_[turn:], *all_[:turn]]
             to = [other for other in all_ if (phase, index, other) not in self._questions] or all_
             self._questions |= {(phase, index, other) for other in to[:ASKED_OF]}
             actions.append(AskFor(tuple(to[:ASKED_OF]), peer))

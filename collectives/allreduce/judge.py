@@ -194,18 +194,25 @@ class JudgePhase:
         expected = self._collect_phase.expected(self._among)
         open_ = [(part, index) for part, index in expected if (part, index) not in sketches.true]
         here = {index for index, peer in enumerate(members) if peer in active and not self._setup.is_banned(peer)}
-        awaited = [index for _, index in open_ if index in here and self._setup.awaits(members[index])]
+        first = self._collect_phase.stage.standing
+        assert first is not None
+        denied = {part for part in self._collect_phase.duties if first.holders[part] != self._table.me}
+        awaited = [
+            index
+            for part, index in open_
+            if index in here and self._setup.awaits(members[index]) and (index in first.parts[part] or part in denied)
+        ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)
         if not expected or (awaited and not (self.stage.is_late and (not is_comparing or not self._has_closed))):
             return []
         self._has_closed = self.stage.is_late
-        mine: dict[int, dict[int, bytes]] = {part: {} for part, _ in expected}
+        held: dict[int, dict[int, bytes]] = {part: {} for part, _ in expected}
         for part, index in sketches.true:
             signed = sketches.signed(index)
-            if part in mine and signed is not None:
-                mine[part][index] = signed.name
-        return self.stage.say(mine)
+            if part in held and signed is not None:
+                held[part][index] = signed.name
+        return self.stage.say(held)
 
     def _settle(self, found: Standing) -> None:
         self.order = tuple(sorted(found.names))

@@ -10,12 +10,16 @@ from ...peer import wire
 from ...peer.transport import PeerId
 from ..agreement.actions import Note
 from ..chain.certificate import open_value, value_hash
+from ..chain.quorum import ranked
 from ..codec import EMPTY
 from .actions import Action, FetchOutput, Forward, Setup
 from .collect import CollectPhase
 from .facts import MessageLog
 from .roster import RosterView
 from .words import Standing
+
+MAX_SOUGHT = 4
+"""Members that are asked, one after the other, for an output that its maker offers and does not send."""
 
 
 class ReducePhase:
@@ -45,6 +49,8 @@ class ReducePhase:
         self._offers: dict[int, dict[int, bytes]] = {}
         """By part, and by the index of the member that made it."""
         self._false: set[bytes] = set()
+        self._sought: set[tuple[str, int, bytes]] = set()
+        """Outputs that I have asked others for."""
         self._late: set[int] = set()
         """Parts whose output was not here at the deadline."""
         self._open = set(table.owners)
@@ -61,18 +67,27 @@ class ReducePhase:
         return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
 
     def fetched(self, part: int, hash_: bytes) -> bool:
-        """Record a well-formed output. Return True if all outputs are here: only then does anything follow."""
+        """Record a well-formed output. Return True if all outputs are here, or most: only then does anything follow."""
         if self._fetching.get(part, ("", b""))[1] == hash_:
             del self._fetching[part]
         if not self._named or self._named[part] == hash_:
             self.outputs[part] = hash_
-        return self.is_whole or part not in self.outputs
+        return self.is_whole or part not in self.outputs or len(self.outputs) == self._most
 
-    def not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+    @property
+    def _most(self) -> int:
+        return -(-2 * len(self._table.owners) // 3)
+
+    @property
+    def is_mostly_here(self) -> bool:
+        """True if two thirds of the outputs are here."""
+        return len(self.outputs) >= self._most
+
+    def not_fetched(self, part: int, source: PeerId, hash_: bytes, reason: str) -> list[Action]:
         """Record a failed fetch of an output; it fails over to the next member that offers it."""
-        if part not in self._fetching or self._fetching[part][1] != hash_:
+        if self._fetching.get(part) != (source, hash_):
             return []
-        source, _ = self._fetching.pop(part)
+        del self._fetching[part]
         self._open.add(part)
         self.do_without(part)
         result = self.result(part, source)  # If it sent others a different one, this exposes the equivocation.
@@ -87,6 +102,19 @@ class ReducePhase:
             self.do_without(part)
         self._late |= late
         self._open |= late
+
+    def seek(self, active: Collection[PeerId], moment: str) -> list[Action]:
+        """Fetch from others, too, what its maker offers and does not send: it may hang on me alone. Once a moment."""
+        table, actions = self._table, list[Action]()
+        for part, (maker, output) in sorted(self._fetching.items()):
+            without = {table.me, table.places[maker]}
+            others = dict.fromkeys((*table.others_with(part, without), *ranked(table.slot, active)))
+            to = [peer for peer in others if table.places.get(peer, table.me) not in without][:MAX_SOUGHT]
+            if to and (moment, part, output) not in self._sought:
+                self._sought.add((moment, part, output))
+                cells = table.cells(part)
+                actions.append(FetchOutput(part, to[0], output, cells, self._setup.output_bytes(cells), tuple(to[1:])))
+        return actions
 
     def do_without(self, part: int) -> None:
         """Make the output of a part as a deputy of its owner, if I am one."""
@@ -110,6 +138,11 @@ class ReducePhase:
         if part in self.withheld or self._table.members[holder] not in active:
             return self.best(part)
         return self._offers.get(part, {}).get(holder)
+
+    def maker(self, part: int) -> int:
+        """Return whose output of a part I wait for."""
+        fetching = self._fetching.get(part)
+        return self._standing.holders[part] if fetching is None else self._table.places[fetching[0]]
 
     def follow(self, outputs: tuple[bytes, ...]) -> list[Action]:
         """Take the outputs that the proposer names; show all members who has offered me other ones.

@@ -3,6 +3,9 @@
 The estimator is TCP's retransmission timer (RFC 6298): a smoothed mean and a smoothed deviation of the measurements. A
 deadline is the mean plus four deviations, within the floor and the ceiling of the manifest. It backs off exponentially:
 each timeout doubles it. Before the first measurement, the bandwidth gives the expected time of a transfer.
+
+Of a transfer the time is measured in which two thirds of it had come, and a deadline has room for four times that. So no
+deadline follows from an earlier wait: fewer than a third, however slow, lengthen none.
 """
 
 from collections.abc import Mapping
@@ -13,13 +16,15 @@ from ..allreduce.actions import Phase, Timing
 MEAN_GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
 """α, β and K of RFC 6298."""
 DEADLINE_SLACK = 4.0
-"""The factor on the expected time of a transfer before the first measurement: bandwidth is a guess at first."""
+"""The slowest member's transfer, in those of two thirds. Before the first measurement bandwidth is a guess."""
 
 
 @dataclass(slots=True)
 class Estimate:
     """A smoothed mean and deviation in seconds; no mean before the first measurement."""
 
+    slack: float = 1.0
+    """The factor on the mean: for those that are slower than what is measured."""
     mean: float | None = None
     deviation: float = 0.0
     backoff: int = 0
@@ -35,8 +40,8 @@ class Estimate:
 
     def deadline(self, guess: float) -> float:
         """Return the timeout in seconds; `guess` replaces the mean before the first measurement."""
-        seconds = guess if self.mean is None else self.mean + DEVIATIONS * self.deviation
-        return float(seconds * 2**self.backoff)
+        mean = guess if self.mean is None else self.mean
+        return float((self.slack * mean + DEVIATIONS * self.deviation) * 2**self.backoff)
 
 
 class Deadlines:
@@ -46,7 +51,7 @@ class Deadlines:
         self._floor = floor
         self._ceiling = ceiling
         self._control = Estimate()
-        self._transfer = Estimate()
+        self._transfer = Estimate(DEADLINE_SLACK)
 
     def timing(self, *, grace: float, transfer: float) -> Timing:
         """Return the timeouts of the next attempt. `grace`: for slower members to get ready; `transfer`: expected seconds."""
@@ -54,13 +59,19 @@ class Deadlines:
         return Timing(
             gather=self._bounded(grace + control),
             control=control,
-            transfer=self._bounded(self._transfer.deadline(DEADLINE_SLACK * transfer)),
+            transfer=self._bounded(self._transfer.deadline(transfer)),
             patience=self._ceiling,
         )
 
-    def learn(self, durations: Mapping[Phase, float]) -> None:
-        """Add the measured durations of a successful round's phases."""
-        for phase, seconds in durations.items():
+    def stated(self) -> tuple[float, float]:
+        """Return the deadlines of an exchange and of a transfer, in seconds; zero for what I have not measured."""
+        both = (self._control, self._transfer)
+        control, transfer = (0.0 if it.mean is None else self._bounded(it.deadline(0.0)) for it in both)
+        return control, transfer
+
+    def learn(self, lengths: Mapping[Phase, float]) -> None:
+        """Add what was measured in a successful round: `Round.lengths`."""
+        for phase, seconds in lengths.items():
             if phase is Phase.CONFIRM:
                 self._control.add(seconds)
             elif phase in (Phase.COLLECT, Phase.REDUCE):

@@ -26,7 +26,7 @@ from ...peer import wire
 from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
 from ..agreement.actions import Note
-from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
+from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
 from ..allreduce.exchange import RosterRound
 from ..allreduce.facts import MessageLog
 from ..allreduce.roster import RosterView
@@ -77,7 +77,17 @@ class Round:
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
         self._due = self._patience
-        self._waited: set[Phase] = set()
+        self._stepped = now
+        """When my present step began."""
+        self._asks_at: float | None = None
+        """When I, the proposer, ask others for what most have sent me in it; infinity once I have."""
+        self.lengths: dict[Phase, float] = {}
+        """How long two thirds of a transfer took, and the exchanges of the vote: what deadlines follow from, in seconds."""
+        self._began: dict[Phase, float] = {}
+        self._spoke: dict[tuple[type, bytes], dict[PeerId, float]] = {}
+        """When each member's first message of each exchange came."""
+        self._has_overrun = False
+        """True if I have waited for the vote in vain: that teaches nobody how long it takes."""
 
     @property
     def phase(self) -> Phase:
@@ -85,11 +95,6 @@ class Round:
         if self._exchange is not None and self._phase is Phase.COLLECT:
             return self._exchange.phase
         return self._phase
-
-    @property
-    def timed(self) -> Phase | None:
-        """The phase whose duration counts; None while I hold a value that is not proposed yet: its proposer has longer."""
-        return None if self.phase is Phase.CONFIRM and self.vote.proposal is None else self.phase
 
     @property
     def _table(self) -> RosterView | None:
@@ -100,7 +105,7 @@ class Round:
         """When to call `tick`."""
         if self.outcome is not None:
             return math.inf
-        return self._due if self._is_fetching else min(self._due, self.vote.deadline)
+        return self._due if self._is_fetching else min(self._due, self._asks_at or math.inf, self.vote.deadline)
 
     @property
     def has_roster(self) -> bool:
@@ -111,11 +116,6 @@ class Round:
     def is_bound(self) -> bool:
         """True if I have taken a cut, and the round goes on."""
         return self._phase is not Phase.ENDED and self._exchange is not None and self._exchange.is_cut
-
-    @property
-    def waited(self) -> frozenset[Phase]:
-        """The phases whose deadline passed, or that went on without a silent owner: they teach nobody how long one takes."""
-        return frozenset(self._waited)
 
     @property
     def exchange(self) -> RosterRound:
@@ -149,6 +149,8 @@ class Round:
         if news == "conflict":
             note = Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")
             return [note, *self._advance(now)]
+        if news == "new" and self._table is not None and (kind := _exchange_of(message)):
+            self._spoke.setdefault(kind, {}).setdefault(signed.sender, now)
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
         return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
 
@@ -207,6 +209,9 @@ class Round:
             return []
         actions = self.vote.tick(now) if now >= self.vote.deadline and not self._is_fetching else []
         actions += self._advance(now)
+        if self._exchange is not None and self.outcome is None and now >= (self._asks_at or math.inf):
+            self._asks_at = math.inf
+            actions += self._exchange.ask_early(self._active)
         if self.outcome is not None or now < self._due:
             return actions
         if self.vote.is_decided:
@@ -216,7 +221,7 @@ class Round:
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
         phase, asked = self.phase, self._exchange.ask(self._active)
-        self._waited.add(phase)
+        self._has_overrun |= phase is Phase.CONFIRM
         if self._exchange.close() or asked:
             # What is late is left out; the proposer and the others need time for what follows from that.
             makes = self.setup.timing.transfer if phase in (Phase.REDUCE, Phase.CHECK) else 0.0
@@ -443,11 +448,25 @@ class Round:
         self._facts.restrict(roster.members)
         is_blind = self.setup.rule.blind
         table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts, is_blind=is_blind)
+        self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
         self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
-        self._due = now + self.setup.timing.control + self.setup.timing.transfer
+        self._due, self._began[Phase.COLLECT] = now + self.setup.timing.control + self.setup.timing.transfer, now
         return [*self._exchange.collect_phase.begin(), *self._advance(now)]
+
+    def _agreed(self, table: RosterView) -> Timing:
+        """Return how long all of this roster wait: what voters with more than a third of the votes would wait at least.
+
+        With deadlines of its own a proposer that has seen slower rounds would be given up by those that have not.
+        """
+        mine, readies = self.setup.timing, table.readies.items()
+        control = table.electorate.frontier({peer: int(1000 * ready.control) for peer, ready in readies})
+        transfer = table.electorate.frontier({peer: int(1000 * ready.transfer) for peer, ready in readies})
+        if not control or not transfer:
+            return mine
+        most = mine.patience
+        return replace(mine, control=min(control / 1000, most), transfer=min(transfer / 1000, most))
 
     def _gather_late(self, now: float) -> list[Action]:
         """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
@@ -510,12 +529,16 @@ class Round:
         before = exchange.step
         actions = exchange.advance(self._active)
         phase = exchange.phase
+        self._measure(exchange, now)
         if exchange.step != before:
+            self._stepped, self._asks_at = now, None
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             waits = self.setup.timing.transfer if before[0] is not phase else 0.0
             left = self._due if phase is Phase.CONFIRM else now + waits
             steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
             self._due = max(left, now) + steps
+        if self._asks_at is None and exchange.lacks_few(self._active):
+            self._asks_at = 2 * now - self._stepped  # The others have as long again as most took.
         if exchange.silent(self._active):
             self._due = min(self._due, now + self._control())
         if exchange.failure:
@@ -523,6 +546,26 @@ class Round:
         if exchange.value is not None and value_hash(exchange.value) not in self._held:
             return actions + self._made(exchange.value, now)
         return actions
+
+    def _measure(self, exchange: RosterRound, now: float) -> None:
+        """Measure the transfers up to when most of each is here, and the vote from the proposal to the certificate."""
+        if exchange.is_weighed:
+            self._began.setdefault(Phase.REDUCE, now)
+        if exchange.value is not None and self.vote.proposal is not None:
+            self._began.setdefault(Phase.CONFIRM, now)
+        for phase in exchange.mostly_here:
+            self.lengths.setdefault(phase, now - self._began[phase])
+
+    def _slow(self, of: Collection[PeerId], *kinds: type) -> tuple[PeerId, ...]:
+        """Return those of these members that spoke in time, and long after most: they let all others wait."""
+        found = set[PeerId]()
+        for _, times in (it for it in self._spoke.items() if it[0][0] in kinds):
+            first = min(times.values())
+            spans = sorted(at - first for peer, at in times.items() if peer in of)
+            most = spans[: -(-2 * len(of) // 3)][-1] if spans else 0.0
+            late = max(2 * most, most + self.setup.timing.control / 2)
+            found |= {peer for peer, at in times.items() if peer in of and at - first > late}
+        return tuple(sorted(found - {self.vote.me}))
 
     def _made(self, value: bytes, now: float) -> list[Action]:
         """Hand the value that I made or checked to the vote."""
@@ -569,6 +612,8 @@ class Round:
 
     def _decided(self, certificate: wire.Certificate, now: float) -> list[Action]:
         """End with the certified value; the outputs that I lack of it are fetched from those that confirmed it."""
+        if Phase.CONFIRM in self._began and not self._has_overrun:
+            self.lengths.setdefault(Phase.CONFIRM, now - self._began[Phase.CONFIRM])
         if value_hash(certificate.value) in self._held:
             return self._end(OutcomeKind.DONE, "certified", certificate)
         if self._is_fetching:
@@ -588,10 +633,30 @@ class Round:
         outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
         if (exchange := self._exchange) is not None:
             outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
+            outcome = replace(outcome, masked=exchange.masked)
         if exchange is not None and certificate is not None:
             is_mine = exchange.cut == value_of(certificate).cut
             late = tuple(peer for peer in exchange.late if peer in self._active)
-            outcome = replace(outcome, late=late, counted=exchange.counted if is_mine else {})
+            counted = exchange.counted if is_mine else {}
+            if is_mine:
+                cut, table = outcome.cut, exchange.table
+                idle = tuple(peer for index in sorted(table.training) if (peer := table.members[index]) not in cut)
+                outcome = replace(outcome, idle=idle)
+            slow = self._slow(exchange.owners, wire.Have, wire.Result)
+            mute = {*exchange.unsketched, *self._slow(members, wire.Sketch)}
+            outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
         self.outcome = outcome
         reason = "its output did not come in time, and a deputy made it"
         return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]
+
+
+def _exchange_of(message: wire.RoundMessage) -> tuple[type, bytes] | None:
+    """Return the exchange of small messages that a message belongs to, where most can send theirs at the same time."""
+    match message:
+        case wire.Have(cut=cut):
+            return wire.Have, cut
+        case wire.Result(cut=cut):
+            return wire.Result, cut
+        case wire.Sketch(outputs=(_, *_)):
+            return wire.Sketch, b"".join(message.outputs)
+    return None

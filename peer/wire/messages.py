@@ -128,6 +128,10 @@ class Ready:
     """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
     seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
     """How long I have trained for what I contribute, without any wait; 0 where I do not train."""
+    control: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    """How long I would wait for one exchange of small messages: a roster waits as long as its voters would."""
+    transfer: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    """How long I would wait for all parts to reach their owners."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,7 @@ class World:
                     if self.serves(source, peer):
                         self.done(peer, output_fetched(part, hash_))
                     elif self.luck.random() < 0.7:
-                        self.done(peer, output_not_fetched(part, hash_))
+                        self.done(peer, output_not_fetched(part, source, hash_))
                 case SketchParts(seed, columns):
                     size = num_bytes(len(machine.exchange.members), columns)
                     self.done(peer, sketched(seed, sketch_of(peer[:ID], seed, size)))
@@ -496,8 +496,8 @@ def output_fetched(part: int, key: bytes) -> Callable[[RosterRound], Any]:
     return lambda exchange: exchange.output_fetched(part, key) and None
 
 
-def output_not_fetched(part: int, key: bytes) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.output_not_fetched(part, key, "refused")
+def output_not_fetched(part: int, source: str, key: bytes) -> Callable[[RosterRound], Any]:
+    return lambda exchange: exchange.output_not_fetched(part, source, key, "refused")
 
 
 def sketched(seed: bytes, tables: bytes) -> Callable[[RosterRound], Any]:

@@ -234,12 +234,12 @@ class Rounds:
                         report(lambda exchange: None)
                 elif reason != PENDING:
                     report(lambda exchange: exchange.collect_phase.not_fetched(part, index, reason))
-            case actions.FetchOutput(part, _, hash_):
+            case actions.FetchOutput(part, source, hash_):
                 if (reason := self.broken(peer, action)) is None:
                     if machine.exchange.output_fetched(part, hash_):
                         report(lambda exchange: None)
                 elif reason != PENDING:
-                    report(lambda exchange: exchange.output_not_fetched(part, hash_, reason))
+                    report(lambda exchange: exchange.output_not_fetched(part, source, hash_, reason))
             case actions.SketchParts(seed, columns):
                 tables = bytes(num_bytes(len(machine.exchange.members), columns))
                 report(lambda exchange: exchange.sketched(seed, tables))

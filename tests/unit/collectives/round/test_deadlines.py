@@ -52,18 +52,27 @@ def test_small_messages_and_transfers_are_learned_apart() -> None:
     deadlines.learn({Phase.GATHER: 500.0, Phase.CONFIRM: 1.0, Phase.COLLECT: 10.0, Phase.REDUCE: 10.0})
     timing = deadlines.timing(grace=0.0, transfer=0.0)
     assert timing.control == 1.0 + 4 * 0.5
-    assert timing.transfer == 10.0 + 4 * 3.75
+    assert timing.transfer == 4 * 10.0 + 4 * 3.75
 
 
 def test_a_deadline_that_passed_is_doubled_until_a_round_succeeds_and_never_beyond_the_ceiling() -> None:
     deadlines = Deadlines(1.0, 60.0)
-    deadlines.learn({Phase.COLLECT: 4.0})
-    assert deadlines.timing(grace=0.0, transfer=0.0).transfer == 12.0
+    deadlines.learn({Phase.COLLECT: 1.0})
+    assert deadlines.timing(grace=0.0, transfer=0.0).transfer == 6.0
     deadlines.give_more_time(Phase.REDUCE)
-    assert deadlines.timing(grace=0.0, transfer=0.0).transfer == 24.0
+    assert deadlines.timing(grace=0.0, transfer=0.0).transfer == 12.0
     assert deadlines.timing(grace=0.0, transfer=0.0).control == 1.0
     for _ in range(5000):
         deadlines.give_more_time(Phase.REDUCE)
     assert deadlines.timing(grace=0.0, transfer=0.0).transfer == 60.0
-    deadlines.learn({Phase.COLLECT: 4.0})
-    assert deadlines.timing(grace=0.0, transfer=0.0).transfer < 12.0
+    deadlines.learn({Phase.COLLECT: 1.0})
+    assert deadlines.timing(grace=0.0, transfer=0.0).transfer < 6.0
+
+
+def test_what_is_not_measured_is_not_stated() -> None:
+    deadlines = Deadlines(0.1, 600.0)
+    assert deadlines.stated() == (0.0, 0.0)
+    deadlines.learn({Phase.CONFIRM: 1.0})
+    assert deadlines.stated() == (3.0, 0.0)
+    deadlines.learn({Phase.COLLECT: 1.0})
+    assert deadlines.stated() == (3.0, 6.0)

@@ -53,7 +53,7 @@ MESSAGES = [
     wire.VoteShown(3, HASH, 2, b"ready", (b"appointment",)),
     Claim("run", (b"one", b"another"), 3),
     Accusations((b"claim",)),
-    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True),
+    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True, b"r", 9.0, 2.0, 3.0),
     wire.Heard(SLOT, b"of eight", 3),
     wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",), (b"heard",)),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),

@@ -1,0 +1,158 @@
+"""How long one key without a vote can make a run wait: in ever fewer rounds, and never for an attempt.
+
+Whom it tells what, and how late, is its choice. Times are virtual: of a network whose messages take some milliseconds, where
+the shortest deadline is 2 seconds, and an honest round takes 0.7.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from attacks.test_silent import catch_up
+from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.allreduce.roster import RosterView
+from flockstep.peer import wire
+from flockstep.peer.memory.network import run_virtual
+from support.liars import banned, events_of, lies
+from support.swarm import SimPeer, SimSwarm, identities, with_swarm
+
+VOTERS, FREE, ROUNDS = 4, 3, 12
+Prepare = Callable[[SimPeer, trio.Nursery], None]
+"""Make a liar of the last peer, which owns a part and has no vote."""
+Whom = Callable[[RosterView, str], bool]
+"""(roster, reader) → True if the liar lets it wait."""
+
+everybody: Whom = lambda table, reader: True  # noqa: E731
+the_proposer: Whom = lambda table, reader: reader == table.members[0]  # noqa: E731
+one_member: Whom = lambda table, reader: reader == max(table.members)  # noqa: E731
+every_other: Whom = lambda table, reader: table.places[reader] % 2 == 0  # noqa: E731
+
+
+def seconds_of_rounds(prepare: Prepare) -> list[float]:
+    """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged."""
+    seconds: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, others = swarm.sims[-1], [*in_turn(swarm.sims[:VOTERS]), *swarm.sims[VOTERS:-1]]
+        async with trio.open_nursery() as nursery:
+            prepare(liar, nursery)
+            for round_ in range(1, ROUNDS + 1):
+                began = trio.current_time()
+                await until_done(others, round_, liar)
+                seconds.append(trio.current_time() - began)
+                assert {sim.averager.certificate.slot.ballot for sim in others} == {(0, 0)}  # type: ignore[union-attr]
+                catch_up(liar, others[0])
+            nursery.cancel_scope.cancel()
+        honest = {sim.peer for sim in others}
+        assert not any(honest & names for names in banned(others))
+        assert not honest & {event["peer"] for event in events_of(others, "peer.charged")}
+
+    charter = founded(VOTERS, keepers=frozenset(it.peer_id for it in identities(VOTERS)))
+    run_virtual(partial(with_swarm, VOTERS + FREE, body, cells=28, charter=charter, rule="gramguard"))
+    return seconds
+
+
+def roster_of(liar: SimPeer) -> RosterView | None:
+    attempt = liar.averager._attempt
+    return attempt.machine.exchange.table if attempt is not None and attempt.machine.has_roster else None
+
+
+def withholds(is_it: Callable[[Any], bool], whom: Whom = everybody) -> Prepare:
+    """Return a liar that does not send these messages to some."""
+
+    def prepare(liar: SimPeer, _: trio.Nursery) -> None:
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            table = roster_of(liar)
+            return None if is_it(message) and table is not None and whom(table, peer) else message
+
+        lies(liar, lie)
+
+    return prepare
+
+
+def hangs(blobs: str, whom: Whom) -> Prepare:
+    """Return a liar that begins to send some members the bytes of its contribution, or of its outputs, and stops."""
+
+    def prepare(liar: SimPeer, _: trio.Nursery) -> None:
+        send = liar.node._bulk._send_memory
+
+        async def hold_back(stream: Any, blob: Any, request: wire.Fetch) -> None:
+            attempt, table = liar.averager._attempt, roster_of(liar)
+            if attempt is not None and table is not None and whom(table, stream.remote):
+                mine = attempt.work.mine if blobs == "contribution" else attempt.work.outputs.values()
+                if any(blob is it for it in mine):
+                    await trio.sleep_forever()
+            await send(stream, blob, request)
+
+        liar.node._bulk._send_memory = hold_back  # type: ignore[method-assign]
+
+    return prepare
+
+
+def sends_late(is_it: Callable[[Any], bool]) -> Prepare:
+    """Return a liar that sends these messages a moment before the shortest deadline."""
+
+    def prepare(liar: SimPeer, nursery: trio.Nursery) -> None:
+        send = liar.node.send
+
+        async def later(to: Any, mail: Any) -> None:
+            await trio.sleep(1.9)
+            send(to, mail)
+
+        def hold_back(to: Any, mail: Any) -> None:
+            if isinstance(mail, wire.Signed) and is_it(wire.opened(mail)):
+                nursery.start_soon(later, to, mail)
+            else:
+                send(to, mail)
+
+        liar.node.send = hold_back  # type: ignore[method-assign, assignment]
+
+    return prepare
+
+
+def is_second(message: Any) -> bool:
+    return isinstance(message, wire.Sketch) and bool(message.outputs)
+
+
+def is_have(message: Any) -> bool:
+    return isinstance(message, wire.Have)
+
+
+def is_result(message: Any) -> bool:
+    return isinstance(message, wire.Result)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(withholds(is_have, the_proposer), id="words"),
+        pytest.param(withholds(is_result, the_proposer), id="outputs"),
+        pytest.param(withholds(is_second, the_proposer), id="second sketches"),
+        pytest.param(hangs("outputs", the_proposer), id="bytes of outputs"),
+    ],
+)
+def test_what_is_kept_from_the_proposer_alone_costs_no_deadline(prepare: Prepare) -> None:
+    assert max(seconds_of_rounds(prepare)) < 1.3
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(withholds(is_second), id="second sketches"),
+        pytest.param(withholds(lambda it: isinstance(it, wire.Sketch)), id="sketches"),
+        pytest.param(hangs("contribution", everybody), id="bytes for all"),
+        pytest.param(hangs("contribution", one_member), id="bytes for one"),
+        pytest.param(hangs("contribution", the_proposer), id="bytes for the proposer"),
+        pytest.param(hangs("contribution", every_other), id="bytes for every other"),
+        pytest.param(hangs("outputs", everybody), id="outputs for all"),
+        pytest.param(hangs("outputs", every_other), id="outputs for every other"),
+        pytest.param(sends_late(is_have), id="late words"),
+        pytest.param(sends_late(is_result), id="late outputs"),
+    ],
+)
+def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_each_time(prepare: Prepare) -> None:
+    seconds = seconds_of_rounds(prepare)
+    assert sum(it > 1.0 for it in seconds) <= 4
+    assert max(seconds[ROUNDS // 2 :]) <= seconds[0] + 0.5
