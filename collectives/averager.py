@@ -367,6 +367,7 @@ class Averager:
             is_prompt=self._conduct.is_prompt,
             lost_at=self._relays.lost_at,
             woke=lambda: node.running.woke,
+            awaits_ready=self._conduct.awaits_ready,
             awaits=self._conduct.awaits,
             awaits_sketch=self._conduct.awaits_sketch,
             revision=b"" if value is None else value.revision,

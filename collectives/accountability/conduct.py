@@ -166,6 +166,10 @@ class Conduct:
         self._sketches.fail(unsketched, round_)
         self._relieve(holders, SILENT_ROUNDS)
 
+    def awaits_ready(self, peer: PeerId) -> bool:
+        """Return True if I wait until a member without a vote is Ready: who is not in time for that loses a whole phase."""
+        return self._parts.awaits(peer, self._slot.round)
+
     def awaits(self, peer: PeerId) -> bool:
         """Return True if I wait for a member that is Ready to contribute.
 

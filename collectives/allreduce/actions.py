@@ -82,6 +82,8 @@ class Setup:
     """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
     woke: Callable[[], float] = lambda: -math.inf
     """Returns when my process last went on after a stop in which the others may have lost me."""
+    awaits_ready: Callable[[PeerId], bool] = lambda peer: True
+    """Returns True if I wait until a member without a vote is Ready: it was in the last rounds."""
     awaits: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if I wait for what a member contributes: others have to be in time."""
     awaits_sketch: Callable[[PeerId], bool] = lambda peer: True
@@ -354,7 +356,7 @@ class Outcome:
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     idle: tuple[PeerId, ...] = ()
-    """Members of a certified round that were Ready to contribute and are not in its value."""
+    """Members that were Ready to contribute to a certified round and are not in its value, or were here and not Ready."""
     masked: tuple[tuple[PeerId, PeerId], ...] = ()
     """Contributors that count as zeros in a part, each with the holder of that part."""
     unsketched: tuple[PeerId, ...] = ()

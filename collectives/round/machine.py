@@ -26,17 +26,20 @@ from ...peer import wire
 from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
 from ..agreement.actions import Note
-from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
-from ..allreduce.exchange import RosterRound
+from ..allreduce.actions import Action, AskFor, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
+from ..allreduce.exchange import ASKED_OF, PASSED_ON, RosterRound
 from ..allreduce.facts import MessageLog
 from ..allreduce.roster import RosterView
 from ..chain.certificate import value_hash, value_of
+from ..chain.quorum import ranked
 from . import gather
 from .early import EarlyMessages
 from .vote import Vote
 
 CONTROL_STEPS = 3
 """Exchanges of small messages from a held value to its certificate: Propose, Prevote, Precommit."""
+ASKS_AFTER = 8
+"""After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -74,6 +77,10 @@ class Round:
         self._is_fetching = False
         """True if the certified value is being fetched."""
         self._silent: set[PeerId] = set()
+        self._asked: set[PeerId] = set()
+        """Whose Readys I have asked others for in my slot."""
+        self._idle: set[PeerId] = set()
+        """Members that were here and not Ready when I took the roster."""
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
         self._due = self._patience
@@ -331,6 +338,9 @@ class Round:
             if vote.proposer not in self._active:
                 return actions + self._next_attempt(f"{vote.proposer}, the proposer, is away", now)
             closes = vote.since + self.setup.timing.gather
+            asks_at = vote.since + self.setup.timing.gather / ASKS_AFTER
+            if now >= asks_at:
+                actions += self._ask_for_readys()
             if now >= closes or self._all_ready():
                 actions += self._answer() if vote.proposer != vote.me else self._close(now)
                 if self.slot != slot:
@@ -338,7 +348,7 @@ class Round:
                 closes = closes if self._closed_at is None else self._answers_due
             if now >= closes or self._has_proposed:
                 closes = max(closes, self._all_closed_at(vote.since)) + CONTROL_STEPS * self.setup.timing.control
-            self._due = min(self._patience, closes)
+            self._due = min(self._patience, closes if now >= asks_at else min(closes, asks_at))
         elif self._next_stall <= self._patience:
             self._due = self._next_stall
             if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
@@ -359,13 +369,28 @@ class Round:
         return began + self.setup.timing.gather
 
     def _all_ready(self) -> bool:
-        return self._active - self._gone_on <= self.vote.reached
+        return not self._unready()
+
+    def _unready(self) -> set[PeerId]:
+        """Return the members that I wait for until they are Ready: voters, and the others that were in the last rounds."""
+        missing = self._active - self._gone_on - self.vote.reached
+        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits_ready(peer)}
+
+    def _ask_for_readys(self) -> list[Action]:
+        """As a voter, ask others once for the Readys that I lack: who is Ready to some only makes the others wait."""
+        missing = sorted(self._unready()) if self.vote.is_voter else []
+        ready = self.vote.reached & self.vote.electorate.votes.keys() - {self.vote.me}
+        others = sorted(ranked(self.slot, ready), key=lambda peer: peer != self.vote.proposer)
+        asked = [peer for peer in missing[:PASSED_ON] if peer not in self._asked]
+        self._asked.update(asked)
+        return [AskFor(tuple(others[:ASKED_OF]), peer) for peer in asked if others]
 
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
         self._facts, self._closed_at, self._full_at, self._shown = MessageLog(), None, None, {}
         self._has_answered = self._has_proposed = False
+        self._asked.clear()
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
         for signed, message in self._later.take(self.slot.round):
@@ -448,6 +473,7 @@ class Round:
         self._facts.restrict(roster.members)
         is_blind = self.setup.rule.blind
         table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts, is_blind=is_blind)
+        self._idle = self._unready() - {*roster.members} - self.vote.electorate.votes.keys()
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
@@ -640,8 +666,8 @@ class Round:
             counted = exchange.counted if is_mine else {}
             if is_mine:
                 cut, table = outcome.cut, exchange.table
-                idle = tuple(peer for index in sorted(table.training) if (peer := table.members[index]) not in cut)
-                outcome = replace(outcome, idle=idle)
+                trained = {table.members[index] for index in table.training}
+                outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*cut})))
             slow = self._slow(exchange.owners, wire.Have, wire.Result)
             mute = {*exchange.unsketched, *self._slow(members, wire.Sketch)}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)

@@ -72,6 +72,16 @@ def withholds(is_it: Callable[[Any], bool], whom: Whom = everybody) -> Prepare:
     return prepare
 
 
+def is_ready_to(is_told: Callable[[int], bool]) -> Prepare:
+    """Return a liar that is Ready to some members alone, by their place among all."""
+    places = {identity.peer_id: place for place, identity in enumerate(identities(VOTERS + FREE))}
+
+    def prepare(liar: SimPeer, _: trio.Nursery) -> None:
+        lies(liar, lambda peer, it: None if isinstance(it, wire.Ready) and not is_told(places[peer]) else it)
+
+    return prepare
+
+
 def hangs(blobs: str, whom: Whom) -> Prepare:
     """Return a liar that begins to send some members the bytes of its contribution, or of its outputs, and stops."""
 
@@ -131,9 +141,10 @@ def is_result(message: Any) -> bool:
         pytest.param(withholds(is_result, the_proposer), id="outputs"),
         pytest.param(withholds(is_second, the_proposer), id="second sketches"),
         pytest.param(hangs("outputs", the_proposer), id="bytes of outputs"),
+        pytest.param(is_ready_to(lambda place: place % 2 == 0), id="Readys"),
     ],
 )
-def test_what_is_kept_from_the_proposer_alone_costs_no_deadline(prepare: Prepare) -> None:
+def test_what_is_kept_from_some_costs_no_deadline(prepare: Prepare) -> None:
     assert max(seconds_of_rounds(prepare)) < 1.3
 
 
@@ -150,6 +161,7 @@ def test_what_is_kept_from_the_proposer_alone_costs_no_deadline(prepare: Prepare
         pytest.param(hangs("outputs", every_other), id="outputs for every other"),
         pytest.param(sends_late(is_have), id="late words"),
         pytest.param(sends_late(is_result), id="late outputs"),
+        pytest.param(is_ready_to(lambda place: False), id="Readys for all"),
     ],
 )
 def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_each_time(prepare: Prepare) -> None:
