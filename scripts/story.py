@@ -1,4 +1,4 @@
-"""The story of a run, folded from its peers' event logs: `status`, the live table and the report show it.
+"""The story of a run, folded from its peers' event logs: `status`, the live table and the demo show it.
 
 Events in, facts out: a figure without an event stays None.
 """
@@ -70,8 +70,6 @@ class PeerStory:
     """The worst rung of a connection to a neighbour: the one that a user may want to improve."""
     called: str = ""
     """What it calls itself, as `--name` of `join`; made plain."""
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """(Unix seconds, training loss), about one a second."""
     num_rounds: int = 0
     """All rounds of the run; 0 where it is not known."""
     peers_here: int = 0
@@ -130,7 +128,7 @@ class PeerStory:
                 self.taking = None
                 self.state, self.round, self.root = "synced", _whole(event, "round"), _text(event, "root")
             case "step":
-                self._step(event, time)
+                self._step(event)
             case "run.votes":
                 self.state = "keeping"
             case "phase.end":
@@ -162,7 +160,7 @@ class PeerStory:
         """Mark it as killed from outside, which its own log cannot show."""
         self.state, self.tokens_per_s, self.rung = "killed", None, None
 
-    def _step(self, event: Event, time: float) -> None:
+    def _step(self, event: Event) -> None:
         if self.state != "training":  # What it waited for before is here.
             self.state, self.awaits = "training", ""
         self.peers_here = _whole(event, "peers")
@@ -170,8 +168,6 @@ class PeerStory:
         self.tokens_per_s, self.loss = _number(event, "tokens_per_s"), _number(event, "loss")
         self.sent, self.received = _whole(event, "sent"), _whole(event, "received")
         self.rung = Rung(rung) if (rung := _text(event, "rung")) else None
-        if self.loss is not None:
-            self.curve.append((time, self.loss))
 
     def _fail(self, event: Event) -> None:
         self.voids.append((_whole(event, "round"), _peers(event, "roster"), _text(event, "reason")))

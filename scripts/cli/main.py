@@ -506,7 +506,7 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="Text to train on: a file or folder.  [default: Python's own]")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the report, the logs and the peers' homes.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the figures, the logs and the peers' homes.")] = Path(
         "flockstep-demo"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of the model and of the order of the text.")] = 0,

@@ -28,7 +28,7 @@ from ..local_run import ADDRESS, LINK, START_SECONDS
 from ..page.page import EarlyPage
 from ..processes import PROCESS_POLL, Killed, Process, Processes
 from ..story import PeerStory
-from .report import Findings, report, report_summary
+from .findings import Findings, summary_of
 
 DEMO_STALL_SECONDS = 180.0
 """Seconds without a finished round or a newcomer after which the demo fails: ten rounds on two busy cores."""
@@ -221,7 +221,6 @@ class Demo:
             data="the Python standard library" if self.options.data is None else self.options.data.name,
             peers=[peer.story for peer in self.peers],
             keeper=self.keeper.story,
-            started=self.started,
             seconds=seconds,
             heldout_loss_start=before,
             heldout_loss_end=evaluation.loss(),
@@ -232,7 +231,7 @@ class Demo:
 
 
 def run_demo(options: DemoOptions) -> None:
-    """Run the demo, print the figures, and write the report. Raises `LocalError` if roots differ or the loss did not fall."""
+    """Run the demo, print the figures, and write `summary.json`. Raises `LocalError` if roots differ or no loss fell."""
     check_out(options.out)
     if options.data is not None:
         from ...optim.data.sources import open_source
@@ -261,12 +260,11 @@ def run_demo(options: DemoOptions) -> None:
         demo.watch()
         view.finish(demo.stories)
         findings = demo.measure(manifest)
-    write_whole(options.out / "summary.json", json.dumps(report_summary(findings), indent=2).encode())
-    write_whole(options.out / "report.html", report(findings).encode())
+    write_whole(options.out / "summary.json", json.dumps(summary_of(findings), indent=2).encode())
     for name, figure in findings.figures():
         console.print(f"{name:<14} {figure}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"\n{findings.prompt}{findings.sample}\n", highlight=False, markup=False, soft_wrap=True, style="dim")
-    console.print(f"report         {options.out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"all figures    {options.out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
     if faults := findings.faults():
         raise LocalError("; ".join(faults), remedy=f"the logs are under {options.out}/")
 

@@ -231,7 +231,6 @@ def utilization(
     phase_s: Annotated[float, typer.Option(min=0, help="[inner] seconds: phases by time, not by --steps.")] = 0.0,
     baseline: Annotated[list[str] | None, typer.Option(help="Also measure hivemind's delayed averaging.")] = None,
     baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
-    report: Annotated[Path | None, typer.Option(help="File for a picture, HTML.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train on shaped lines: the share of time spent training.
@@ -240,7 +239,7 @@ def utilization(
 
     \b
     Examples:
-      flockstep bench utilization --rate 16.7 --step-s 0.3 --report utilization.html
+      flockstep bench utilization --rate 16.7 --step-s 0.3
       flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
       flockstep bench utilization --step-s 0.1,0.1,0.1,7.5 --steps 900 --phase-s 90
       flockstep bench utilization --params 10M --step-s real --steps 20 --baseline hivemind
@@ -264,7 +263,6 @@ def utilization(
         phase_seconds=phase_s,
         baseline=baseline or [],
         baseline_python=baseline_python,
-        report=report,
         as_json=as_json,
     )
     if not run_utilization(options, typer.echo, partial(typer.echo, err=True)):

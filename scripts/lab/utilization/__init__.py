@@ -6,6 +6,5 @@
     measure          One measurement: real peers on shaped lines, from the published run to the figures.
     options          The options of `flockstep bench utilization`, the cases they name, and the run of each.
     peer             The bench's own system: a `Swarm` that trains a synthetic model, whose steps take a given time.
-    report           The picture: when each peer trained, and how full its line was.
-    utilization      `flockstep bench utilization`: measure all cases, and write table, picture and JSON.
+    utilization      `flockstep bench utilization`: measure all cases, and write table or JSON.
 """

@@ -23,7 +23,6 @@ from .figures import (
     round_parts,
     rounds_ended,
     stalled_between,
-    within,
 )
 from .lines import BOOTSTRAP, LineCounters, SwarmLines, peer_address, peer_name, shaped_line
 from .options import UtilizationCase, real_sizes
@@ -40,12 +39,11 @@ EXTRA_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PeerTrace:
-    """What one peer did: for the picture. Rates are bytes/s of its sending line, (time, rate)."""
+    """What one peer did."""
 
     boundaries: tuple[Boundary, ...]
     stalls: tuple[tuple[float, float], ...]
     """Waits inside of `Swarm.step`, (start, end)."""
-    rates: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +192,10 @@ def _trained(
         if len(those) < 2:
             raise LocalError(f"peer {index} has the results of {len(those)} rounds, and it takes two to measure")
     figures = [peer_figures(those, samples) for those, samples in zip(boundaries, counters.samples, strict=True)]
-    traces = []
-    for those, samples, report in zip(boundaries, counters.samples, reports, strict=True):
-        sent = within([(sample.time, sample.sent) for sample in samples], those[0].time, those[-1].time)
-        stalls = tuple((start, end) for start, end in report["stalls"])
-        traces.append(PeerTrace(those, stalls, tuple(rates_of(sent))))
+    traces = [
+        PeerTrace(those, tuple((start, end) for start, end in report["stalls"]))
+        for those, report in zip(boundaries, reports, strict=True)
+    ]
     row = UtilizationRow(case=case, peers=tuple(figures), traces=tuple(traces))
     if case.system != "flockstep":
         return replace(row, certified=min(those[-1].round - those[0].round for those in boundaries))
@@ -263,14 +260,3 @@ def patience(case: UtilizationCase) -> float:
     slowest = max(case.step_seconds, default=REAL_STEP_AT_MOST)
     transfer = case.params * BITS_AT_MOST / (case.rate * 1e6)
     return 3 * (case.rounds + 1) * (case.steps * step + slowest + transfer) + EXTRA_SECONDS
-
-
-def rates_of(counter: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the rate over each second of a counter, (its middle, rate)."""
-    rates = []
-    start, before = counter[0] if counter else (0.0, 0.0)
-    for moment, value in counter:
-        if moment - start >= 1.0:
-            rates.append(((start + moment) / 2, (value - before) / (moment - start)))
-            start, before = moment, value
-    return rates

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_type_hints
 
 from ....collectives.codec import codec_named
@@ -116,7 +115,6 @@ class UtilizationOptions:
     phase_seconds: float
     baselines: tuple[str, ...]
     baseline_python: str
-    report: Path | None
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -149,9 +147,6 @@ class UtilizationOptions:
                 raise UsageError(f"there is no baseline {baseline!r}", remedy=f"choose from {known}")
         if self.baselines and not self.step_seconds:
             raise UsageError("the baselines have no real steps", remedy="give the seconds of a step: --step-s 1.0")
-        if self.report is not None and not self.report.absolute().parent.is_dir():
-            folder = self.report.absolute().parent
-            raise UsageError(f"--report {self.report}: there is no folder {folder}", remedy="make it first")
         for case in self.cases():
             case.check()
 

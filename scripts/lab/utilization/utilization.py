@@ -1,4 +1,4 @@
-"""`flockstep bench utilization`: measure all cases, and write table, picture and JSON.
+"""`flockstep bench utilization`: measure all cases, and write table or JSON.
 
 Theory of operation. Every case runs in processes of its own, one case after the other: a bootstrap and the peers, each in
 a network namespace (`lines`). A peer's loop counts the seconds that it spends in inner steps, and notes when it has the
@@ -16,13 +16,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ....peer.disk import write_whole
 from ....peer.errors import LocalError
 from ..bench.allreduce import INSTALL
 from .lines import check_lines
 from .measure import UtilizationRow, measure_utilization
 from .options import UtilizationOptions
-from .report import utilization_page
 
 HEADINGS = ("mode and codec", "Mbit/s", "trains", "planned", "worst", "peak", "idle s", "line s", "rounds", "void")
 
@@ -58,9 +56,6 @@ def run_utilization(
         Console().print(utilization_table(rows))
         for line in utilization_notes(rows):
             write_line(line)
-    if options.report is not None:
-        write_whole(options.report, utilization_page(rows).encode())
-        report(f"the picture is in {options.report}")
     return not any(row.failure for row in rows)
 
 

@@ -37,7 +37,6 @@ GIVEN: dict[str, Any] = {
     "phase_seconds": 0.0,
     "baseline": [],
     "baseline_python": "",
-    "report": None,
     "as_json": True,
 }
 
@@ -65,7 +64,6 @@ def options(**changed: Any) -> UtilizationOptions:
         ({"modes": ["psychic"]}, "no mode 'psychic'"),
         ({"codecs": ["int4/int5"]}, "int5"),
         ({"baseline": ["petals"]}, "no baseline 'petals'"),
-        ({"report": Path("nowhere/at/all.html")}, "there is no folder"),
         ({"steps": 0}, "steps"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The rows of `flockstep bench utilization`: JSON, table and picture."""
+"""The rows of `flockstep bench utilization`: JSON and table."""
 
 import io
 import json
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from flockstep.scripts.lab.utilization.figures import Boundary, PeerFigures
-from flockstep.scripts.lab.utilization.measure import PeerTrace, UtilizationRow, patience, rates_of
+from flockstep.scripts.lab.utilization.measure import PeerTrace, UtilizationRow, patience
 from flockstep.scripts.lab.utilization.options import UtilizationCase
-from flockstep.scripts.lab.utilization.report import training_times, utilization_page
 from flockstep.scripts.lab.utilization.utilization import utilization_notes, utilization_table
 from rich.console import Console
 
@@ -34,7 +33,7 @@ CASE = UtilizationCase(
 ONE = PeerFigures(0.8, 2, 100.0, 80.0, 50_000_000, 40_000_000, 6e6, 5e6)
 OTHER = PeerFigures(0.6, 2, 100.0, 60.0, 30_000_000, 40_000_000, 3e6, 10e6)
 BOUNDARIES = (Boundary(100.0, 0.0, 1), Boundary(200.0, 80.0, 3))
-TRACE = PeerTrace(BOUNDARIES, ((95.0, 100.0), (140.0, 150.0), (190.0, 200.0)), ((110.0, 6e6), (120.0, 0.0)))
+TRACE = PeerTrace(BOUNDARIES, ((95.0, 100.0), (140.0, 150.0), (190.0, 200.0)))
 ROW = UtilizationRow(
     case=CASE, peers=(ONE, OTHER), traces=(TRACE, TRACE), certified=2, void=1, round_seconds={"gather": 0.5}
 )
@@ -128,29 +127,6 @@ def test_a_row_of_fragments_counts_their_rounds() -> None:
     console.print(utilization_table([row]))
     assert "10 of 10" in console.file.getvalue()  # type: ignore[attr-defined]
     assert replace(row.case, system="hivemind", mode="delayed").cycle == 1
-
-
-def test_training_is_what_the_stalls_leave() -> None:
-    assert list(training_times(TRACE)) == [(100.0, 140.0), (150.0, 190.0)]
-    assert list(training_times(PeerTrace(BOUNDARIES, (), ()))) == [(100.0, 200.0)]
-    beyond = PeerTrace(BOUNDARIES, ((90.0, 110.0), (105.0, 120.0), (250.0, 260.0)), ())
-    assert list(training_times(beyond)) == [(120.0, 200.0)]
-
-
-def test_the_picture_shows_every_peer_and_escapes_what_it_says() -> None:
-    page = utilization_page([ROW, FAILED])
-    assert page.count('<rect class="bar') == 4
-    assert "70.0%" in page
-    assert "Peer 1: 60.0%." in page
-    assert "&lt;no group&gt;" in page
-    assert "<script" not in page
-    assert len(set(re.findall(r'<title id="(u\d+-title)"', page))) == 1
-
-
-def test_rates_are_those_of_whole_seconds() -> None:
-    counter = [(0.25 * quarter, 100.0 * min(quarter, 8)) for quarter in range(13)]
-    assert rates_of(counter) == [(0.5, 400.0), (1.5, 400.0), (2.5, 0.0)]
-    assert rates_of([]) == []
 
 
 def test_patience_grows_with_everything_that_takes_long() -> None:
