@@ -1,7 +1,7 @@
 """Rendezvous: from a join link to a bootstrap, then the run's manifest, then its members.
 
 The only file outside of `peer/` that opens the real host. The asynchronous functions run in the network process;
-`publish_manifest`, `fetch_manifest`, `fetch_members` and `visit` are for commands that only read or publish, and open a
+`publish_manifest`, `fetch_manifest` and `visit` are for commands that only read or publish, and open a
 network of their own meanwhile.
 """
 
@@ -290,13 +290,6 @@ def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> 
     return visit(link, config, telemetry, fetch)
 
 
-def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> list[Member]:
-    """Find the active members of a link's run. Raises `FlockstepError`."""
-
-    async def fetch(node: Node, directory: Directory) -> list[Member]:
-        return list(await find_members(node, directory, link.run_id))
-
-    return visit(link, config, telemetry, fetch)
 
 
 def visit(

@@ -327,7 +327,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("evidence.unproven", "A ban is kept without its evidence, which takes too much room.", "peer step reason"),
         _row("evidence.unwritten", "A conviction was not written to the disk.", "peer step reason"),
         _row("evidence.unavailable", "The file of convictions cannot be opened.", "step reason"),
-        _row("credit.unknown", "A member did not send the certificates from which credit follows.", "peer step reason"),
     ),
     "Members and the directory": (
         _row("member.new", "A member counts: it was met, or enough others have met it.", "peer step reason"),

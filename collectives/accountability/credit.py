@@ -35,8 +35,6 @@ class Credits:
     def __init__(self) -> None:
         self.round = 0
         """The last round that was taken."""
-        self.unlisted = 0
-        """Rounds whose certificates are of an earlier version and list no credit."""
         self._tokens: Counter[PeerId] = Counter()
         self._rounds: Counter[PeerId] = Counter()
 
@@ -45,7 +43,6 @@ class Credits:
         self.round = value.round
         peers = [value.members[index] for index in value.contributors]
         self._rounds.update(peers)
-        self.unlisted += not value.credit
         self._tokens.update(dict(zip(peers, value.credit, strict=False)))
 
     def all(self) -> tuple[PeerCredit, ...]:

@@ -36,7 +36,6 @@ from ...peer.node.node import Node
 from ...peer.plain import shortened
 from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
-from ..accountability.trust import TrustRecord
 from ..chain.branches import Relation
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
@@ -139,9 +138,9 @@ class RunWatcher:
         return self._charter.earned or self._own is not None
 
     @property
-    def trust(self) -> Mapping[PeerId, TrustRecord]:
-        """The trust of all peers in the last rosters, whether they are here or not."""
-        return self._view.trust
+    def chain(self) -> ChainView:
+        """What is verified of the run's chain."""
+        return self._view
 
     @property
     def statements(self) -> OwnerStatements:

@@ -407,7 +407,7 @@ def ask_run(link: JoinLink, signed: SignedManifest, config: PeerConfig) -> RunAs
             problem = str(error)
         members, picture = watcher.members(), watcher.picture()
         shown = str(link_at_head(link, members, named))
-        statements, trust = watcher.statements, watcher.trust if charter_of(signed).earned else {}
+        statements, trust = watcher.statements, watcher.chain.trust if charter_of(signed).earned else {}
         return RunAsked(statements, members, picture.members, trust, picture.votes, named, shown, problem)
 
     return watched(link, config, ask)

@@ -1,44 +1,36 @@
 """`flockstep run credit`: who has contributed how much to a run, summed over its certificates, which are all checked.
 
-A visitor asks members for the chain from the first round on, page by page, and keeps the sums alone. A name is what the
-holder of a key calls itself in its record, now or when this computer last saw it: it proves nothing, and two peers may have
-the same one. So every row shows the peer's id.
+The sums are those of the light client behind every view. A name is what the holder of a key calls itself in its record, now
+or when this computer last saw it: it proves nothing, and two peers may have the same one. So every row shows the peer's id.
 """
 
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...collectives.accountability.credit import Credits, PeerCredit
-from ...collectives.chain.certificate import value_of
+from ...collectives.accountability.credit import PeerCredit
 from ...collectives.chain.chain import NOTHING
-from ...collectives.chain.fork_choice import head_of, training
-from ...collectives.chain.packed import checked
-from ...collectives.chain.replay import ask_certificates
-from ...collectives.spec import charter_of
-from ...dht.directory.interface import Directory
+from ...collectives.chain.fork_choice import head_of
 from ...dht.members.remembered import Remembered
-from ...dht.members.table import Member
-from ...dht.rendezvous import find_manifest, find_members, visit
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import SignedManifest
-from ...peer import wire
 from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, RemoteError, UsageError
-from ...peer.node.node import Node
+from ...peer.errors import NetworkError, UsageError
 from ...peer.plain import SHORT_ID, plain_text
-from ...peer.telemetry import Telemetry, log_path
+from ...peer.telemetry import Telemetry
 from ...peer.transport import PeerId
-from ...peer.wire.signed import verify_signed
+from .snapshot import WHOLE_HISTORY
+from .watching import watched
+
+if TYPE_CHECKING:
+    from ...collectives.visit.watcher import RunWatcher
 
 FORMULAS = ("=", "+", "-", "@")
 """A spreadsheet computes a cell that begins with one of these, and a name is a stranger's: an apostrophe makes it a text."""
@@ -46,14 +38,13 @@ FORMULAS = ("=", "+", "-", "@")
 
 @dataclass(frozen=True, slots=True)
 class CreditTable:
-    """The credit of a run's contributors after a round, with the names that they give themselves."""
+    """The credit of a run's contributors in the rounds that were verified, with the names that they give themselves."""
 
+    first: int
     round: int
     credit: tuple[PeerCredit, ...]
     names: Mapping[PeerId, str]
     """By peer; as its holder wrote it, to be shown by `plain_text` alone."""
-    unlisted: int
-    """Rounds whose certificates list no credit."""
 
     def rows(self) -> list[dict[str, str | int]]:
         """Return one row a peer, for programs."""
@@ -69,18 +60,15 @@ def show_credit(
     """Show the credit of all contributors of a run. Raises `FlockstepError`."""
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of one table", remedy="leave one of them out")
-    with closing(Telemetry(log_path(config.home))) as telemetry:
-        table = fetch_credit(JoinLink.parse(link_text), config, telemetry)
+    table = fetch_credit(JoinLink.parse(link_text), config)
     rows = table.rows()
     if as_json:
-        write_line(json.dumps({"round": table.round, "unlisted_rounds": table.unlisted, "credit": rows}))
+        write_line(json.dumps({"first_round": table.first, "round": table.round, "credit": rows}))
     elif as_csv:
         write_line(csv_of(rows))
     elif rows:
         Console().print(table_of(rows))
-        write_line(f"Up to round {table.round}; each name is what the peer calls itself.")
-        if table.unlisted:
-            write_line(f"The certificates of {table.unlisted} rounds are of an earlier version and list no tokens.")
+        write_line(f"Rounds {table.first} to {table.round}; each name is what the peer calls itself.")
     else:
         write_line("No round of this run is certified yet.")
 
@@ -111,65 +99,22 @@ def table_of(rows: Sequence[Mapping[str, str | int]]) -> Table:
     return view
 
 
-def fetch_credit(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> CreditTable:
-    """Fetch and check a run's chain from its first round on, and sum up its credit. Raises `FlockstepError`."""
-    remembered = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry)
-    names = {peer: body.name for peer, body in remembered.bodies().items() if body.name}
+def fetch_credit(link: JoinLink, config: PeerConfig) -> CreditTable:
+    """Verify a run's chain back to its first round, and sum up its credit. Raises `FlockstepError`."""
 
-    async def ask(node: Node, directory: Directory) -> CreditTable:
-        signed = await find_manifest(directory, link.run_id)
-        if charter_of(signed).kind != "open":
-            raise UsageError("the certificates of this run are for its members only, so it shows its credit to no visitor")
-        members = list(await find_members(node, directory, link.run_id))
-        for member in members:
-            node.learn(member.peer, member.body.addresses)
-        found = await fold_credit(node, members, signed)
-        seen = {member.peer: member.body.name for member in members}
-        return CreditTable(found.round, found.all(), names | seen, found.unlisted)
+    async def read(watcher: "RunWatcher") -> CreditTable:
+        if not watcher.shows_chain:
+            raise UsageError(
+                "the certificates of this run are for its members only, so it shows its credit to no visitor",
+                remedy="--home shows it where one of its peers has its home folder",
+            )
+        await watcher.look(WHOLE_HISTORY)
+        chain, seen = watcher.chain, {member.peer: member.body.name for member in watcher.members()}
+        if chain.head == NOTHING and any(head_of(member) != NOTHING for member in watcher.members()):
+            raise NetworkError("no member shows the run's certificates", remedy="ask again while its keepers are here")
+        return CreditTable(chain.first, chain.head.round, chain.credit, names | seen)
 
-    return visit(link, config, telemetry, ask)
-
-
-async def fold_credit(node: Node, members: Sequence[Member], signed: SignedManifest) -> Credits:
-    """Return the credit of the longest checked chain that a member shows, those first whose head most members state.
-
-    Raises `NetworkError` where certified rounds are stated, and no member shows a chain from the first one on. A member
-    that shows false certificates is charged.
-    """
-    here = training(members)
-    if not any(head_of(member) != NOTHING for member in here):
-        return Credits()
-    stated = Counter(head_of(member) for member in here)
-    best = Credits()
-    for provider in sorted(here, key=lambda it: (-stated[head_of(it)], -it.body.round, it.body.head, it.peer)):
-        found = await _chain_of(node, provider, signed)
-        if found.round >= provider.body.round and found.round:
-            return found
-        best = max(best, found, key=lambda each: each.round)
-    if not best.round:
-        raise NetworkError(
-            "no member that is here shows the certificates from the first round on",
-            remedy="ask again while the run's owner, or a member of its first rounds, is here",
-        )
-    return best
-
-
-async def _chain_of(node: Node, provider: Member, signed: SignedManifest) -> Credits:
-    """Return the credit of a member's chain, as far as it shows and proves it."""
-    found, charter = Credits(), charter_of(signed)
-    before: wire.Certificate | None = None
-    try:
-        while found.round < provider.body.round:
-            question = wire.LedgerAsk(signed.run_id, found.round + 1, wire.MAX_PAGE)
-            page = await ask_certificates(node, provider.peer, question)
-            if not page:
-                raise NetworkError(f"it shows no certificates from round {found.round + 1} on")
-            await node.compute(partial(checked, page, signed.run_id, verify_signed, charter, before=before))
-            for certificate in page:
-                found.take(value_of(certificate))
-            before = page[-1]
-    except NetworkError as error:
-        node.telemetry.emit("credit.unknown", peer=provider.peer, step="ask for certificates", reason=str(error))
-    except RemoteError as error:
-        node.charge(provider.peer, "show certificates", error)
-    return found
+    with closing(Telemetry()) as telemetry:
+        bodies = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry).bodies()
+    names = {peer: body.name for peer, body in bodies.items() if body.name}
+    return watched(link, config, read)

@@ -29,7 +29,7 @@ def test_a_visitor_sees_who_has_contributed_under_the_name_that_it_gives_itself(
         owner.kill()
     table = json.loads(shown)
     (row,) = table["credit"]
-    assert (row["peer"], row["name"], table["unlisted_rounds"]) == (peer, "Anna [red]", 0)
+    assert (row["peer"], row["name"], table["first_round"]) == (peer, "Anna [red]", 1)
     assert row["rounds"] == table["round"] >= 2
     assert row["tokens"] >= 2 * 5 * 16  # Two rounds of five steps of a sequence of 16.
     (line,) = csv.DictReader(lines.splitlines())

@@ -16,7 +16,7 @@ from flockstep.dht.members.body import MEMBER_KIND, MemberBody
 from flockstep.dht.members.table import LIFETIME
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
-from flockstep.dht.rendezvous import fetch_manifest, fetch_members, publish_manifest
+from flockstep.dht.rendezvous import fetch_manifest, publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
@@ -86,7 +86,6 @@ def test_a_run_is_published_and_found_through_a_hivemind_dht_alone(stranger: Str
     assert link.bootstraps == ()
     publish_manifest(signed, link, LOOPBACK, Telemetry())
     assert fetch_manifest(link, LOOPBACK, Telemetry()) == signed
-    assert fetch_members(link, LOOPBACK, Telemetry()) == []
     other = replace(link, run_id="a" * 52)
     with pytest.raises(NetworkError, match="know no run"):
         fetch_manifest(other, LOOPBACK, Telemetry())
