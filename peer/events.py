@@ -344,8 +344,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "peer step reason"),
         _row("directory.junk", "The directory returned bytes that are no record.", "step reason"),
         _row("directory.republish_failed", "A value was not republished.", "step reason"),
-        _row("store.converted", "The directory server's file of an earlier version was rewritten.", "step reason",
-             records="entries that were read"),
         _row("member.clamped", "Figures of this peer did not fit its member record and were cut or left out.",
              "step reason"),
         _row("share.ignored", "A member's data share is malformed and was ignored.", "peer step reason"),

@@ -6,13 +6,10 @@ that its size is bounded by the store's. Entries are not validated again: client
 Nothing is synced: a killed process loses nothing, and after a power failure members republish within half a minute.
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
-from ...peer.digest import DIGEST_BYTES, keyed
-from ...peer.errors import LocalError, MalformedMessage
-from ...peer.log_file import LOG_HEADER_BYTES, LogFile
+from ...peer.errors import LocalError
+from ...peer.log_file import LogFile
 from ...peer.telemetry import Telemetry
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES
@@ -23,9 +20,6 @@ MAX_ENTRY_BYTES = MAX_RECORD_BYTES + MAX_STORED_ADDRESSES * MAX_ADDRESS_BYTES + 
 SLACK = 2
 SLACK_BYTES = 1 << 20
 """The file is rewritten once it has so many times the store's bytes, and so much more."""
-
-FORMER_MARK = b"FSD1"
-"""The mark of files that an earlier version wrote, whose hash is over the payload alone."""
 
 
 class StoreFile:
@@ -45,14 +39,7 @@ class StoreFile:
             if entry.is_alive(now):
                 store.put(entry)
 
-        if former := self._read_former():
-            for payload in former:
-                with contextlib.suppress(MalformedMessage):
-                    take(payload)
-            reason = f"{self._file.path} had the format of an earlier version"
-            self._telemetry.emit("store.converted", step="open", reason=reason, records=len(former))
-        else:
-            self._file.load(lambda record: take(record.payload))
+        self._file.load(lambda record: take(record.payload))
         self.rewrite(store)
 
     def append(self, entry: Entry, store: Store) -> None:
@@ -78,23 +65,3 @@ class StoreFile:
         if not self._is_failing:  # Once: otherwise each entry would emit it while the disk is full.
             self._telemetry.emit("store.not_kept", step="write", reason=str(error))
         self._is_failing = True
-
-    def _read_former(self) -> list[bytes]:
-        """Read the payloads of a file in the former format; none of any other, which `load` reads or reports."""
-        with contextlib.suppress(OSError):
-            data = self._file.path.read_bytes()
-            return list(_former_payloads(data)) if data.startswith(FORMER_MARK) else []
-        return []
-
-
-def _former_payloads(data: bytes) -> Iterator[bytes]:
-    """Yield every whole payload: mark, length (4 bytes), hash, payload."""
-    position = 0
-    while (position := data.find(FORMER_MARK, position)) >= 0:
-        start = position + LOG_HEADER_BYTES
-        length = int.from_bytes(data[position + len(FORMER_MARK) : start - DIGEST_BYTES], "big")
-        payload = data[start : start + min(length, MAX_ENTRY_BYTES)]
-        is_whole = data[start - DIGEST_BYTES : start] == keyed("entry of a store", payload)
-        if is_whole:
-            yield payload
-        position = start + length if is_whole else position + 1

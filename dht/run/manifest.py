@@ -230,13 +230,6 @@ class EvalSettings:
     """Texts that the model continues each time."""
 
 
-_GONE = {
-    "vouch_after": "the owner itself gives votes, by `flockstep run vouch LINK ID`",
-    "steward": "the owner itself appoints voters, by `flockstep run appoint LINK`",
-}
-"""Keys of `[admission]` that earlier versions had, and what does the same."""
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """All that the peers of a run agree on."""
@@ -275,9 +268,6 @@ class Manifest:
             start_given(tables)
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
-            for key, instead in _GONE.items():
-                if isinstance(tables.get("admission"), dict) and key in tables["admission"]:
-                    raise UsageError(f"[admission] {key} is gone: {instead}")
             manifest = from_table(cls, {**tables, "owner": owner})
             # Before others' defaults are computed of these.
             checked = {"data": manifest.data, "inner": manifest.inner, "outer": manifest.outer}

@@ -13,11 +13,9 @@ from flockstep.dht.directory.store import (
     Store,
 )
 from flockstep.dht.directory.store_file import MAX_ENTRY_BYTES, SLACK, SLACK_BYTES, StoreFile
-from flockstep.peer.digest import keyed
 from flockstep.peer.log_file import LogFile
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,42 +270,3 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "directory" / "something").touch()
     disk = Disk(tmp_path / "directory")
     assert [event["event"] for event in disk.events] == ["file.unavailable", "store.not_kept"]
-
-
-def former(entry: Entry) -> bytes:
-    """A record as the version before wrote it."""
-    payload = encode(entry)
-    return b"FSD1" + len(payload).to_bytes(4, "big") + keyed("entry of a store", payload) + payload
-
-
-def test_a_file_of_the_former_format_is_converted_once_and_damage_in_it_costs_what_it_touches(tmp_path: Path) -> None:
-    path = tmp_path / "directory"
-    entries = [value(b"key %d" % number) for number in range(4)]
-    records = [former(entry) for entry in entries]
-    records[1] = b"FSD1" + bytes([0, 0, 8, 0]) + records[1][8:]  # As if it reached over those behind it.
-    no_entry = b"FSD1" + (4).to_bytes(4, "big") + keyed("entry of a store", b"junk") + b"junk"
-    path.write_bytes(b"".join([*records, no_entry, former(value(b"torn"))[:-1]]))
-    disk = Disk(path)
-    assert list(disk.store) == [entries[0], *entries[2:]]
-    (said,) = disk.events
-    assert said["event"] == "store.converted"
-    again = Disk(path)
-    assert (list(again.store), again.events) == ([entries[0], *entries[2:]], [])
-
-
-def test_a_file_of_the_former_format_stays_whole_where_the_disk_takes_no_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "directory"
-    path.write_bytes(former(value(RUN)))
-
-    def refuse(draft: Path, path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr("os.replace", refuse)
-        disk = Disk(path)
-    assert [event["event"] for event in disk.events] == ["store.converted", "store.not_kept"]
-    assert path.read_bytes() == former(value(RUN))
-    disk.put(value(b"next"))
-    assert [entry.key for entry in Disk(path).store] == [RUN, b"next"]

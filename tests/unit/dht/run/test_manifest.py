@@ -197,8 +197,6 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + '[admission]\nallow = "12D3"', 'kind is "open": write kind = "allow"'),
         (SMALL + '[admission]\nkind = "allow"\nallow = "12D3"', "'12D3' is not a peer id"),
         (SMALL + '[admission]\nvoters = "members"\nkeepers = "12D3"', 'everybody votes: write voters = "keepers"'),
-        (SMALL + "[admission]\nvouch_after = 30", "vouch_after is gone: the owner itself gives votes"),
-        (SMALL + '[admission]\nsteward = "12D3"', "steward is gone: the owner itself appoints"),
         (SMALL + '[admission]\nvoters = "work"', "must be one of members, keepers, not 'work'"),
         (SMALL + '[admission]\nstall = "majority"', "must be one of present, wait, not 'majority'"),
         (SMALL + "[timing]\nfloor = 200", "floor 200 is above ceiling 120"),
