@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -282,9 +283,41 @@ def test_every_folder_is_a_room() -> None:
     assert {str(path.parent.relative_to(ROOT)) for path in FILES} == {*ROOMS, *FLOORS}
 
 
-def test_the_map_of_the_house_names_every_room() -> None:
-    rows = re.findall(r"^\| `(\w+/[\w/]+)` \|", (ROOT / "docs/house.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(ROOMS)
+def storeys(room: str) -> int:
+    """How many rooms stand on each other from the ground of a floor up to this one."""
+    return 1 + max((storeys(f"{room.rsplit('/', 1)[0]}/{below}") for below in ROOMS[room]), default=0)
+
+
+def drawing() -> Iterator[str]:
+    """The lines of the drawing in docs/house.md: the highest floor and room first, and what each room may import."""
+    yield "```text"
+    for floor in reversed(FLOORS):
+        files = {path.stem for path in (ROOT / floor).glob("*.py")} - {"__init__"}
+        yield floor
+        if face := sorted(files - FOUNDATION[floor]):
+            yield from wrapped("face", face)
+        rooms = [room for room in ROOMS if room.rsplit("/", 1)[0] == floor]
+        for room in sorted(rooms, key=lambda room: (-storeys(room), room)):
+            yield from wrapped(room.rsplit("/", 1)[1], ["──►", *sorted(ROOMS[room])] if ROOMS[room] else [])
+        yield from wrapped("foundation", sorted(FOUNDATION[floor]))
+    yield from ("```", "", "| room | subject |", "|---|---|")
+    for room in ROOMS:
+        yield f"| `{room}` | {(ast.get_docstring(parsed(f'{room}/__init__.py')) or '').splitlines()[0].removesuffix('.')} |"
+
+
+def wrapped(name: str, words: Sequence[str]) -> Iterator[str]:
+    yield from textwrap.wrap(" ".join(words), 116, initial_indent=f"  {name:15}", subsequent_indent=" " * 17) or [f"  {name}"]
+
+
+def redrawn(page: str) -> str:
+    """The page docs/house.md with the drawing as it is now."""
+    before, mark, rest = page.partition("<!-- drawn -->\n")
+    return "\n".join((before + mark.rstrip(), *drawing(), "<!-- end -->")) + rest.partition("<!-- end -->")[2]
+
+
+def test_the_drawing_of_the_house_is_that_of_its_rooms() -> None:
+    page = (ROOT / "docs/house.md").read_text(encoding="utf-8")
+    assert page == redrawn(page), "python tests/unit/test_house.py draws it anew"
 
 
 def test_the_rooms_of_collectives_have_few_storeys_and_nothing_runs_in_circles() -> None:
@@ -293,11 +326,11 @@ def test_the_rooms_of_collectives_have_few_storeys_and_nothing_runs_in_circles()
         arrows.setdefault(box(name), set()).update(boxes_imported(name))
 
     @cache
-    def storeys(place: str) -> int:
-        return 1 + max((storeys(below) for below in arrows.get(place, ())), default=0)  # A circle never ends.
+    def height(place: str) -> int:
+        return 1 + max((height(below) for below in arrows.get(place, ())), default=0)  # A circle never ends.
 
-    heights = {place: storeys(place) for place in arrows if not place.endswith("/__init__")}
-    assert max(height for place, height in heights.items() if place.startswith("collectives/")) <= MAX_STOREYS
+    heights = {place: height(place) for place in arrows if not place.endswith("/__init__")}
+    assert max(found for place, found in heights.items() if place.startswith("collectives/")) <= MAX_STOREYS
 
 
 def test_pure_files_know_no_time_no_chance_and_no_network() -> None:
@@ -402,3 +435,8 @@ def test_the_wheel_holds_the_package_without_its_laboratory(tmp_path: Path) -> N
         result = run_python("-m", "flockstep", *verb, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(wheel)})
         assert (result.returncode, result.stdout) == (2, ""), result.stderr
         assert re.fullmatch("flockstep: the laboratory .* is not part of an installation — .*\n", result.stderr)
+
+
+if __name__ == "__main__":
+    house = ROOT / "docs/house.md"
+    house.write_text(redrawn(house.read_text(encoding="utf-8")), encoding="utf-8")
