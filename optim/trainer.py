@@ -216,7 +216,8 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
 def keep_for_export(swarm: Swarm, source: TokenSource | SequenceUnits) -> None:
     """Keep the tokenizer of the run's data with the parts of its model, and for other members. A failure is an event."""
     try:
-        keep_tokenizer(source, swarm.config, swarm.config.home / "runs" / swarm.run_id / FOLDER)
+        folder = swarm.config.home / "runs" / swarm.run_id / FOLDER
+        keep_tokenizer(source, swarm.manifest.data, swarm.config, folder)
     except FlockstepError as error:
         swarm.telemetry.emit("model.not_kept", step="keep the tokenizer", reason=str(error))
 

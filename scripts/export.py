@@ -24,6 +24,7 @@ from ..collectives.chain.chain import ChainPosition
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.consent import FROM_MEMBERS
+from ..optim.data.tokenizer import files_folder
 from ..optim.flat import FlatLayout
 from ..optim.models.hf import DTYPES, end_generation, load_saved, merge_adapter, save_hf, save_tokenizer
 from ..optim.models.kept import (
@@ -47,7 +48,7 @@ from ..optim.pin import importable
 from ..optim.shards.index import TOKENIZER
 from ..optim.shards.opening import open_index
 from ..optim.shards.reader import tokenizer_files
-from ..optim.shards.seeding import SEED, files_folder
+from ..optim.shards.seeding import SEED
 from ..optim.shards.tokenizer_config import CONFIG_NAME, TEMPLATE, decode_config, encode_config
 from ..peer.arrays import Floats
 from ..peer.disk import disk_errors, write_whole

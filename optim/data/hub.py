@@ -88,18 +88,18 @@ class Hub:
         """Return the commit of a branch or tag of a repository; `kind` is datasets or models. Raises `OSError`."""
         return self._commit_of(self._listing(kind, repository, revision))
 
-    def files(self, repository: str, revision: str) -> list[HubFile]:
-        """Return the files of a dataset at a revision, in the order of their names. Raises `OSError`."""
-        listing = self._listing("datasets", repository, revision)
+    def files(self, repository: str, revision: str, kind: str = "datasets") -> list[HubFile]:
+        """Return the files of a repository at a revision, by their names; for `kind` see `commit`. Raises `OSError`."""
+        listing = self._listing(kind, repository, revision)
         commit = self._commit_of(listing)
         if _COMMIT.fullmatch(revision) and commit != revision:
             raise OSError(f"the hub answers with commit {commit[:12]} for {revision[:12]}")
         files, entries = [], listing.get("siblings")
+        place = f"{self._endpoint}/{'' if kind == 'models' else f'{kind}/'}{repository}/resolve/{commit}"
         for entry in entries if isinstance(entries, list) else ():
             name, size = (entry.get(key) for key in ("rfilename", "size")) if isinstance(entry, dict) else (None, None)
             if isinstance(name, str) and type(size) is int and 0 <= size <= MAX_FILE_BYTES and _PLAIN_NAME.fullmatch(name):
-                url = f"{self._endpoint}/datasets/{repository}/resolve/{commit}/{quote(name)}"
-                files.append(HubFile(self, name, url, size))
+                files.append(HubFile(self, name, f"{place}/{quote(name)}", size))
         return sorted(files, key=lambda file: file.name)
 
     def read(self, url: str, start: int, length: int) -> bytes:
@@ -219,6 +219,15 @@ def hub_files(place: str, split: str, *, trusted: bool) -> tuple[str, list[HubFi
     kind, names = chosen([file.name for file in files], match["folder"] or "", split, f"hf:{place}")
     wanted = set(names)
     return kind, [file for file in files if file.name in wanted]
+
+
+def read_hub(repository: str, commit: str, name: str, most: int) -> bytes:
+    """Return a file of a model of the hub at a commit, by the user's token. Raises `OSError`."""
+    files = Hub(token_of_user()).files(repository, commit, "models")
+    file = next((file for file in files if file.name == name), None)
+    if file is None or file.size > most:
+        raise OSError(f"it has no {name}" if file is None else f"{name} has {file.size:,} bytes, {most:,} at most")
+    return file.hub.read(file.url, 0, file.size)
 
 
 def newest_commit(kind: str, repository: str) -> str:

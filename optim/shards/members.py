@@ -6,8 +6,8 @@ from pathlib import Path
 from ...peer.digest import digest
 from ...peer.disk import disk_errors, write_whole
 from ...peer.errors import LocalError, NetworkError
+from ..data.tokenizer import files_folder
 from .index import INDEX, ShardIndex
-from .seeding import files_folder
 from .web import NotThere
 
 READ_BYTES = 4 << 20

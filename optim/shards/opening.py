@@ -9,6 +9,7 @@ HASH is that of the index, 64 hex digits; `run create` fills it in. The same dat
 readers share the work.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,13 +25,13 @@ from ..data.datasets import SequenceUnits
 from ..data.rows import Skips
 from ..data.sources import TokenSource, open_data
 from ..data.tokenizer import BYTES as BYTE_TOKENIZER
-from ..data.tokenizer import FileTokenizer, Tokenizer, find_tokenizer
+from ..data.tokenizer import FileTokenizer, Tokenizer, files_folder, find_file, find_tokenizer, provided_tokenizer
 from .cache import Shards
 from .index import BYTES, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
 from .members import Absent, Bring, Members
 from .places import Folder, HubFolder, Place, patiently
 from .reader import TokenShards
-from .seeding import files_folder
+from .tokenizer_config import CONFIG_NAME, encode_config
 from .web import Web
 
 
@@ -67,6 +68,7 @@ def open_corpus(
     """
     source = config.data or data.source
     if not is_packed(source):
+        _fetch_tokenizer(data, config, members)
         return open_data(data, config, mine=mine, skips=skips)
     trusted = bool(config.data) or trusts_data(source, config, mine=mine)
     if not trusted:
@@ -75,6 +77,23 @@ def open_corpus(
     awaits = None if members is None else members.awaits
     shards = Shards(place, index.dtype, config.home, int(config.data_cache * 1e9), awaits)
     return TokenShards(index, shards, place, name=source, sequence_length=data.sequence_length)
+
+
+def _fetch_tokenizer(data: Data, config: PeerConfig, members: FromMembers | None) -> None:
+    """Fetch the tokenizer of a run from its members, if they provide it and it is not here. Raises `LocalError`."""
+    if (provided := provided_tokenizer(data)) is None or members is None or config.tokenizer:
+        return
+    with contextlib.suppress(UsageError):
+        find_file(data, config)
+        return
+    place = Members(*provided, config.home, members.bring)
+    while True:
+        try:
+            place.whole(INDEX, provided[1])  # The one file that this place knows.
+            return
+        except Absent:
+            if not members.awaits():
+                return
 
 
 def open_index(
@@ -160,8 +179,13 @@ def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerCo
     return BYTE_TOKENIZER if found is None else FileTokenizer(Path(TOKENIZER), found)
 
 
-def keep_tokenizer(source: TokenSource | SequenceUnits, config: PeerConfig, folder: Path) -> None:
-    """Write the files of the tokenizer of packed data into a folder, for `flockstep export`. Raises `FlockstepError`."""
+def keep_tokenizer(source: TokenSource | SequenceUnits, data: Data, config: PeerConfig, folder: Path) -> None:
+    """Write the files of the tokenizer of a run into a folder, for `flockstep export`. Raises `FlockstepError`."""
+    files: dict[str, bytes] = {}
     if isinstance(source, TokenShards):
-        for name, content in source.tokenizer_files(files_folder(config.home)).items():
-            write_whole(folder / name, content)
+        files = source.tokenizer_files(files_folder(config.home))
+    elif isinstance(tokenizer := find_tokenizer(data, config), FileTokenizer):
+        end = {"eos_token": tokenizer.end_text} if tokenizer.end_text else {}
+        files = {TOKENIZER: find_file(data, config)[1], CONFIG_NAME: encode_config(end)}
+    for name, content in files.items():
+        write_whole(folder / name, content)

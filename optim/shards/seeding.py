@@ -24,6 +24,7 @@ from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ..consent import FROM_MEMBERS
+from ..data.tokenizer import files_folder, provided_tokenizer
 from .index import INDEX, MAX_INDEX_BYTES, MAX_SHARD_BYTES, read_index
 
 SEED = "seed"
@@ -49,11 +50,6 @@ def shards_folder(home: Path) -> Path:
     return home / "cache" / "shards"
 
 
-def files_folder(home: Path) -> Path:
-    """Return the folder of indices and tokenizers from elsewhere, each named by its hash."""
-    return home / "cache" / "files"
-
-
 class Seeds:
     """The files of one run's data on this computer, over a node. Nothing that others send raises here."""
 
@@ -62,6 +58,7 @@ class Seeds:
         self._node, self._directory = node, directory
         self._run, self._owner = signed.run_id, signed.manifest.owner
         self._index = None if match is None else bytes.fromhex(match["index"])
+        self._tokenizer = provided_tokenizer(signed.manifest.data)
         self._home = home
         self._own = home / "runs" / signed.run_id / SEED
         self._served: dict[bytes, FileBlob] = {}
@@ -72,11 +69,21 @@ class Seeds:
         node.on_ask(wire.FilesAsk, self._tell)
 
     async def run(self) -> None:
-        """Serve what lies on the disk, as it comes and goes, until cancelled."""
-        while self._index is not None:
+        """Serve what lies on the disk, as it comes and goes, until cancelled, and fetch a tokenizer for others, too."""
+        while self._index is not None or self._tokenizer is not None:
             began = trio.current_time()
             await self.look()
+            if self._tokenizer is not None and self._tokenizer[0] not in self._served:
+                await self._fetch_tokenizer(*self._tokenizer)
             await trio.sleep(max(SCAN_SECONDS, SCAN_SHARE * (trio.current_time() - began)))
+
+    async def _fetch_tokenizer(self, key: bytes, size: int) -> None:
+        try:
+            await self.fetch(key, size, files_folder(self._home) / key.hex(), ())
+        except NetworkError:
+            pass  # Said, and tried again.
+        except (OSError, FlockstepError) as error:
+            self._node.telemetry.emit("data.not_provided", step="keep the run's tokenizer", reason=str(error))
 
     async def look(self) -> None:
         """Serve what lies on the disk now."""
@@ -161,6 +168,11 @@ class Seeds:
 
     def _scan(self) -> Iterator[tuple[bytes, FileBlob]]:
         """Yield the files of the run's data on this computer. Raises `OSError` and `UsageError`."""
+        if self._tokenizer is not None:
+            hash_, size = self._tokenizer
+            path = files_folder(self._home) / hash_.hex()
+            if path.is_file() and path.stat().st_size == size:
+                yield hash_, FileBlob(path, 0, size)
         if (key := self._index) is None:
             return
         index = files_folder(self._home) / key.hex()

@@ -35,6 +35,7 @@ from ...optim.pin import PinnedModel, pin_model
 from ...optim.shards.seeding import SEED
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
+from ...peer.digest import digest
 from ...peer.disk import user_path, write_whole
 from ...peer.errors import FlockstepError, LocalError, UsageError
 from ...peer.identity import Identity, identity_path, is_peer_id
@@ -83,7 +84,7 @@ def create_run(
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     seed = _seed_of(manifest, path)
-    manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
+    manifest = replace(manifest, data=_pinned(manifest, path, config.home), model=_pinned_model(manifest.model))
     built = _built_model(manifest, model, path, write_line)
     manifest = replace(manifest, layout=built.layout)
     if fleet is not None and built.layout:
@@ -165,11 +166,13 @@ def _seed_of(manifest: Manifest, path: Path) -> Path | None:
     return folder
 
 
-def _pinned(data: Data, path: Path) -> Data:
+def _pinned(manifest: Manifest, path: Path, home: Path) -> Data:
     """Return the data settings with the commit of a dataset of the hub, the hash of packed data, and that of a tokenizer.
 
-    The file of a tokenizer is beside `path`, or beside the shards that it made.
+    The file of a tokenizer is beside `path`, on the hub, or beside the shards that it made. This home folder keeps it for the
+    members of the run, except where they are invited: they need it before the others know them. Raises `FlockstepError`.
     """
+    data = manifest.data
     from ...optim.shards.opening import is_packed, pinned_data
 
     if is_packed(data.source):
@@ -180,15 +183,19 @@ def _pinned(data: Data, path: Path) -> Data:
         data = replace(data, source=pinned_source(data.source))
     if data.tokenizer == "bytes":
         return data
-    from ...optim.data.tokenizer import hash_of
+    from ...optim.data.tokenizer import files_folder, hash_of, pinned_tokenizer
 
-    found = hash_of(path.parent / user_path(data.tokenizer))
-    if data.tokenizer_hash not in ("", found):
+    name, content = pinned_tokenizer(data.tokenizer, path.parent)
+    alone, provided = (hash_of(content, provided=each) for each in (False, True))
+    found = alone if manifest.admission.kind == "invite" else provided
+    if data.tokenizer_hash not in ("", alone, provided):
         raise UsageError(
-            f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {found}",
+            f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {alone}",
             remedy="leave tokenizer_hash out: it is filled in",
         )
-    return replace(data, tokenizer_hash=found)
+    if found == provided:
+        write_whole(files_folder(home) / digest(content).hex(), content)
+    return replace(data, tokenizer=name, tokenizer_hash=found)
 
 
 def _warning_of_data(data: Data) -> str:

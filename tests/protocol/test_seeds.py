@@ -10,10 +10,13 @@ import pytest
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
+from flockstep.optim.data.tokenizer import files_folder, hash_of
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.seeding import HELD_SECONDS, SEED, Seeds, files_folder, shards_folder
+from flockstep.optim.shards.seeding import HELD_SECONDS, SCAN_SECONDS, SEED, Seeds, shards_folder
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest
+from flockstep.peer.disk import write_whole
 from flockstep.peer.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
@@ -221,3 +224,22 @@ def test_a_pack_that_has_changed_is_not_provided_and_said(tmp_path: Path) -> Non
         assert "is not the index that the run pins" in str(told["reason"])
 
     run(tmp_path, body)
+
+
+def test_a_tokenizer_alone_goes_from_member_to_member(tmp_path: Path) -> None:
+    content = train_tokenizer(tmp_path / "tokenizer.json")
+    key, index = digest(content), packed(tmp_path / "p", tokenizer=content)
+    data = Data(source="text:{stdlib}", tokenizer="x.json", tokenizer_hash=hash_of(content, provided=True))
+    signed = SignedManifest.sign(Manifest(owner=OWNER.peer_id, name="x", data=data), OWNER)
+    write_whole(files_folder(tmp_path / OWNER.peer_id) / key.hex(), content)
+
+    async def main() -> None:
+        async with world_of(World(tmp_path, signed, index)) as world, trio.open_nursery() as nursery:
+            for identity in (ANNA, BEN):  # As a keeper, or a peer that trains.
+                nursery.start_soon(world[identity].seeds.run)
+                await trio.sleep(2 * SCAN_SECONDS)
+                assert (files_folder(world[identity].home) / key.hex()).read_bytes() == content
+                world[OWNER].node.blobs.drop([key])  # The second one has it from the first.
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)

@@ -28,6 +28,8 @@ class StandIn:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """The path and the Authorization of each question."""
     endpoint: str = ""
+    is_model: bool = False
+    """Whether it holds a model, and no dataset."""
 
     @property
     def paths(self) -> list[str]:
@@ -42,7 +44,7 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.asked.append((path, self.headers.get("Authorization")))
-            start = f"/datasets/{REPOSITORY}/resolve/{hub.commit}/"
+            start = f"{'' if hub.is_model else '/datasets'}/{REPOSITORY}/resolve/{hub.commit}/"
             if path.startswith((f"/api/datasets/{REPOSITORY}/revision/", "/api/models/")):
                 names = [{"rfilename": name, "size": hub.sizes.get(name, len(data))} for name, data in hub.files.items()]
                 self.answer(200, json.dumps({"sha": hub.commit, "siblings": names}).encode())

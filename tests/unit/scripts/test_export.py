@@ -85,7 +85,7 @@ def test_the_tokenizer_of_packed_data_comes_with_the_model(tmp_path: Path, keeps
         (run / "seed").write_text(str(tmp_path / "p"))
     else:
         config = PeerConfig(home=home, data=f"tokens:{tmp_path}/p")
-        keep_tokenizer(open_corpus(data, config), config, run / "model")
+        keep_tokenizer(open_corpus(data, config), data, config, run / "model")
     export(home, tmp_path / "out", quiet)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "user: hi<|endoftext|>"

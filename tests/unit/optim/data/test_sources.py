@@ -7,7 +7,7 @@ import pytest
 import torch
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.optim.data.text import MAX_TEXT_BYTES
-from flockstep.optim.data.tokenizer import hash_of
+from flockstep.optim.data.tokenizer import read_tokenizer
 from flockstep.peer.disk import user_path
 from flockstep.peer.errors import UsageError
 from torch import Tensor
@@ -153,7 +153,7 @@ def test_a_path_that_no_file_can_have_is_a_usage_error(place: str) -> None:
         with pytest.raises(UsageError):
             open_source(f"{kind}:{place}", sequence_length=4)
     with pytest.raises(UsageError):
-        hash_of(Path("folder") / user_path(place))
+        read_tokenizer(Path("folder") / user_path(place))
 
 
 def test_a_text_that_is_too_long_is_not_read(tmp_path: Path) -> None:

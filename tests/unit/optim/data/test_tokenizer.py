@@ -7,9 +7,20 @@ import numpy as np
 import pytest
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.data.sources import TokenSource, open_data
-from flockstep.optim.data.tokenizer import BYTES, FileTokenizer, find_tokenizer, hash_of
+from flockstep.optim.data.tokenizer import (
+    BYTES,
+    MAX_TOKENIZER_BYTES,
+    FileTokenizer,
+    files_folder,
+    find_tokenizer,
+    hash_of,
+    pinned_tokenizer,
+    provided_tokenizer,
+)
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, UsageError
+from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -35,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def data_of(path: Path, **changes: str) -> Data:
-    settings = {"tokenizer": path.name, "tokenizer_hash": hash_of(path), **changes}
+    settings = {"tokenizer": path.name, "tokenizer_hash": hash_of(path.read_bytes(), provided=False), **changes}
     return Data(source=f"text:{path.parent}/corpus.txt", sequence_length=16, **settings)  # type: ignore[arg-type] # texts
 
 
@@ -127,3 +138,47 @@ def test_a_text_for_which_a_file_has_no_token_is_one_line(path: Path) -> None:
     known = json.loads(path.read_text()) | {"model": words, "added_tokens": []}
     with pytest.raises(UsageError, match=r"fails on a text: .*UNK"):
         FileTokenizer(path, json.dumps(known).encode()).encode(["the swarm"])
+
+
+ZEROS = f"blake3:{'0' * 64}"
+
+
+def test_what_members_have_brought_is_found_before_another_file_of_its_name(path: Path, tmp_path: Path) -> None:
+    content = path.read_bytes()
+    data = data_of(path, tokenizer_hash=hash_of(content, provided=True))
+    assert provided_tokenizer(data) == (digest(content), len(content))
+    path.write_bytes(content + b" ")
+    with pytest.raises(UsageError, match="is not the run's tokenizer"):
+        find_tokenizer(data, PeerConfig(home=tmp_path))
+    brought = files_folder(tmp_path) / digest(content).hex()
+    brought.parent.mkdir(parents=True)
+    brought.write_bytes(content)
+    assert find_tokenizer(data, PeerConfig(home=tmp_path)).digest == digest(content)
+
+
+@pytest.mark.parametrize(
+    "pinned", ["", ZEROS, f"{ZEROS}/0", f"{ZEROS}/{MAX_TOKENIZER_BYTES + 1}", f"{ZEROS}/5x", f"{ZEROS[:-1]}/5"]
+)
+def test_a_tokenizer_of_no_bounded_length_is_not_provided(pinned: str) -> None:
+    assert provided_tokenizer(Data(source="text:x", tokenizer="x.json", tokenizer_hash=pinned)) is None
+
+
+def test_a_tokenizer_of_the_hub_is_pinned_with_its_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx")
+    content, wrong = path.read_bytes(), {"config.json": b"{}", "bad/tokenizer.json": b"{}"}
+    with stand_in(StandIn({"tokenizer.json": content, **wrong}, is_model=True)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        for name in (f"hf:{REPOSITORY}", f"hf:{REPOSITORY}@{COMMIT}"):
+            assert pinned_tokenizer(name, path.parent) == (f"hf:{REPOSITORY}@{COMMIT}", content)
+        for name, reason in (
+            (f"hf:{REPOSITORY}@{COMMIT}/bad", "is no tokenizer"),
+            (f"hf:{REPOSITORY}@{COMMIT}/none", "it has no none/tokenizer.json"),
+            (f"hf:{REPOSITORY}@{'1' * 40}", "the hub answers with commit"),
+            ("hf:../x", "is no tokenizer of the hub"),
+        ):
+            with pytest.raises(UsageError, match=reason) as refused:
+                pinned_tokenizer(name, path.parent)
+            assert refused.value.remedy
+        hub.sizes["tokenizer.json"] = MAX_TOKENIZER_BYTES + 1
+        with pytest.raises(UsageError, match="at most"):
+            pinned_tokenizer(f"hf:{REPOSITORY}", path.parent)

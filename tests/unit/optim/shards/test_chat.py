@@ -131,7 +131,7 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     source = open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
     assert isinstance(source, TokenShards)
     assert source.index.masked
-    keep_tokenizer(source, PeerConfig(home=tmp_path / "home"), tmp_path / "kept")
+    keep_tokenizer(source, data, PeerConfig(home=tmp_path / "home"), tmp_path / "kept")
     assert (tmp_path / "kept" / "tokenizer.json").read_bytes() == content
     config = decode_config(tmp_path / "kept" / "tokenizer_config.json")
     assert config == {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}

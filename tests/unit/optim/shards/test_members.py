@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.consent import host_of, is_public_data
+from flockstep.optim.data.tokenizer import hash_of
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.opening import FromMembers, open_corpus, pinned_data, seed_folder, tokenizer_of
+from flockstep.optim.shards.opening import (
+    FromMembers,
+    keep_tokenizer,
+    open_corpus,
+    pinned_data,
+    seed_folder,
+    tokenizer_of,
+)
 from flockstep.optim.shards.reader import TokenShards
+from flockstep.optim.shards.tokenizer_config import decode_config
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, NetworkError, NotAgreed, UsageError
 from flockstep.scripts.runs.run import create_run
-from support.packed import packed, train_tokenizer
+from support.packed import STORIES, packed, train_tokenizer
 
 LENGTH = 32
 
@@ -110,6 +119,31 @@ def test_who_trains_waits_for_a_member_that_has_a_file(tmp_path: Path, index: Sh
     assert others.awaited == 3
     assert list(source.read(0, 2, 0))
     assert others.awaited == 6
+
+
+def test_a_tokenizer_alone_is_provided_too(tmp_path: Path, index: ShardIndex) -> None:
+    (tmp_path / "corpus.txt").write_text("".join(STORIES))
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    source, pinned = f"text:{tmp_path}/corpus.txt", hash_of(content, provided=True)
+    data = Data(source=source, tokenizer="hf:org/name@x", tokenizer_hash=pinned, sequence_length=LENGTH)
+    others, config = Others(tmp_path / "p"), PeerConfig(home=tmp_path / "home", allow_data=source)
+    others.hidden.add(digest(content))
+
+    def awaits() -> bool:
+        others.awaited += 1
+        others.hidden.clear()
+        return True
+
+    with pytest.raises(UsageError, match="tokenizer is not at"):
+        open_corpus(data, config, members=FromMembers(others.bring, lambda: False))
+    for _ in range(2):  # The second time from the home folder.
+        found = open_corpus(data, config, members=FromMembers(others.bring, awaits))
+        assert found.vocab_size == index.vocab_size
+    assert (others.awaited, others.brought) == (1, [digest(content)])
+    assert tokenizer_of(found, data, config).digest == digest(content)
+    keep_tokenizer(found, data, config, tmp_path / "kept")
+    assert (tmp_path / "kept" / "tokenizer.json").read_bytes() == content
+    assert decode_config(tmp_path / "kept" / "tokenizer_config.json") == {"eos_token": "<|endoftext|>"}
 
 
 def test_who_leaves_or_is_no_member_is_told_in_one_line(tmp_path: Path, index: ShardIndex) -> None:
