@@ -143,19 +143,7 @@ async def keep_run(
     with home_lock(config.home, pid=os.getpid()):
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
             kept_by(reached.signed, await stated_revision(reached.directory, reached.remembered, reached.signed, telemetry))
-            keeper = Keeper(
-                reached.node,
-                reached.directory,
-                reached.signed,
-                reached.folder,
-                reached.remembered,
-                invite=reached.invite,
-                name=config.name,
-                version=version("flockstep"),
-                resume=config.resume,
-                anchor=reached.anchor,
-                rung=lambda: reached.host.reachability.rung,
-            )
+            keeper = Keeper(reached, config, version("flockstep"))
             reached.host.prefer(reached.node.is_member)
             telemetry.emit("peer.start", peer=reached.node.peer_id, device=KEEPER_DEVICE, version=version("flockstep"))
             nursery.start_soon(keeper.run)

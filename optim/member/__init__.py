@@ -4,11 +4,11 @@
                  root.
     border       Defines what crosses between the trainer and its network process: commands, answers, notices, shared
                  vectors.
-    catch_up     Brings my state to the run's: from my disk, by replaying missed rounds, or by state transfer.
-    depart       Leaving in order: who leaves ends the round that it is bound to, and votes once more where the others
-                 need it.
+    catch_up     Brings my state to the run's: by replaying missed rounds, or by state transfer.
     evaluations  Publishes my evaluations of the shared model, and reads those of the other drawn members until the run's
                  result is known.
+    held         Holds the state (θ, m) of one peer, its position in the run, and the ledger that follows it.
+    member       One member of a run: holds its state, takes part in rounds, makes their outer steps, and catches up.
     membership   Decides for one peer of a run: when a phase ends, what becomes of Δ, whose state is taken. On the
                  first rank only.
     network      Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when
@@ -17,7 +17,8 @@
                  and state.
     progress     Reports the progress of a peer's training: losses and rates about once a second, sums over an inner
                  phase.
-    reach        Reaches a run: host, directory, manifest and node; and the figures of an attempt, for every kind of member.
+    reach        Reaches a run, and keeps in contact with it: host, directory, manifest and node, then the members and
+                 what is published.
     share        Draws my share of a dataset as batches: leases units, publishes the leases, keeps my progress on
                  disk.
 """

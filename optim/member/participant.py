@@ -50,7 +50,7 @@ from ..data.leases import View
 from ..outer import OuterSettings
 from ..pace import slowest
 from ..shards.seeding import Seeds
-from .apply import LeafHashes, elements_of, keep_rest, leaf_step
+from .apply import elements_of, keep_rest, leaf_step
 from .border import (
     BLANK,
     AttachVectors,
@@ -72,9 +72,10 @@ from .border import (
     vectors_of,
 )
 from .catch_up import PROOF_PATIENCE, CatchUp
-from .depart import finish_round
 from .evaluations import Evaluations
-from .reach import attempt_figures, reach_run, stated_revision
+from .held import HeldState
+from .member import attempt_figures, finish_round
+from .reach import reach_run, stated_revision
 
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
@@ -214,8 +215,8 @@ class Participant:
         self._seeds = connected.seeds
         self._signed = signed
         self._resume = connected.config.resume
-        self._vectors, self._state = vectors, (vectors.theta, vectors.momentum)
-        self._outer = OuterSettings.of(signed.manifest)
+        self._vectors = vectors
+        outer, state = OuterSettings.of(signed.manifest), (vectors.theta, vectors.momentum)
         self._spec = spec
         self._gossip = gossip
         self._archive = archive
@@ -223,7 +224,8 @@ class Participant:
         self._trainers = Expected(gossip.presence.active, node.peer_id)
         self._averager = Averager(node, spec, self._trainers, archive.outputs, archive.conduct)
         resumes, anchor = connected.config.resume, connected.anchor
-        self._catch_up = CatchUp(node, spec, self._outer, self._state, archive, anchor=anchor, resumes=resumes)
+        self._held = HeldState(node, spec, outer, state, archive)
+        self._catch_up = CatchUp(node, spec, self._held, archive, anchor=anchor, resumes=resumes)
         self._heads = Heads(connected.directory, signed.run_id, spec.charter, self._telemetry)
         invite, name = connected.invite, connected.config.name
         self._body = MemberBody(state=MemberState.SYNCING, invite=invite, name=name, num_cells=spec.num_cells)
@@ -262,9 +264,9 @@ class Participant:
     async def join(self, command: JoinRun) -> None:
         """Become a member that nobody waits for yet: with the trainer's state, or, if it has none, that of my disk."""
         self._joined = command.again
-        await self._catch_up.resume(command.position)
+        await self._held.resume(command.position)
         if command.position == BLANK and self._resume:
-            await self._catch_up.restore()
+            await self._held.restore()
         elif command.again:
             await self._check_kept(command.position)
         self._body = replace(
@@ -284,18 +286,18 @@ class Participant:
 
     async def _check_kept(self, position: ChainPosition) -> None:
         """Restore the state from disk where an earlier process of mine died in the middle of an outer step."""
-        await self._catch_up.hash_state()
+        await self._held.hash()
         is_known = position.certificate is not None or bool(self._spec.start)  # Not a state that the seed makes.
         if self._position.root != position.root and is_known:
             reason = f"the vectors have the root {self._position.root.hex()[:8]}, not {position.root.hex()[:8]}"
             self._telemetry.emit("state.torn", step="restart", reason=reason, round=position.round)
-            await self._catch_up.restore()
+            await self._held.restore()
 
     async def sync(self, command: SyncState) -> StateSynced:
         """Hold the run's state: my own if I start the run, else that of the others."""
-        catch_up, began = self._catch_up, time.monotonic()
-        catch_up.changed, before, source = False, catch_up.num_bytes, None
-        leaves = await catch_up.hash_state()
+        held, catch_up, began = self._held, self._catch_up, time.monotonic()
+        held.changed, before, source = False, held.num_bytes, None
+        await held.hash()
         catch_up.ask_again()
         certificate = self._averager.decided
         is_replayed = certificate is not None and await catch_up.replay(certificate)
@@ -303,7 +305,7 @@ class Participant:
             # Who misses round after round is never between rounds, where the others' heads are examined.
             await catch_up.await_proofs(self._gossip, PROOF_PATIENCE)
         if certificate is not None:
-            leaves = await catch_up.hash_state()
+            await held.hash()
         if self._body.state != MemberState.TRAINING or catch_up.provider(self._gossip.presence.active()) is not None:
             self._body = replace(self._body, state=MemberState.SYNCING)
             self._announce()
@@ -313,19 +315,19 @@ class Participant:
             # Without `resume` the run is to begin anew, so the published head does not bind me.
             published = self._heads.ahead if self._resume else None
             rounds = kept_by(self._signed, self._heads.revision).num_rounds
-            leaves, source = await catch_up.reach(
+            source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )
         self._joined = True
         catch_up.proofs.is_beaten = False
-        await catch_up.advance(self._position)
+        await held.advance(self._position)
         self._averager.expect(self._position.round + 1, self._position.certificate)
-        self._settle(leaves)
-        figures: dict[str, Any] = {"bytes": catch_up.num_bytes - before, "seconds": round(time.monotonic() - began, 3)}
+        self._settle()
+        figures: dict[str, Any] = {"bytes": held.num_bytes - before, "seconds": round(time.monotonic() - began, 3)}
         figures |= {"round": self._position.round, "root": self._position.root.hex()}
         self._telemetry.emit("state.synced", peer=source or "", **figures)
         self._send_pulse()  # An older pulse, about another state, would have the trainer sync again.
-        return StateSynced(self._position, catch_up.changed)
+        return StateSynced(self._position, held.changed)
 
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
         """Attempt the next round with what the trainer left in `delta`, and make its outer step if it is certified."""
@@ -345,39 +347,39 @@ class Participant:
         )
         self._gossip.presence.attend(self._averager.drawn())
         self._round_over = trio.Event()
-        averaged = await self._averager.average(contribution, self._catch_up.state.next_root)
+        averaged = await self._averager.average(contribution, self._held.next_root)
         outcome = averaged.outcome
-        is_done, leaves = outcome.kind is OutcomeKind.DONE, None
+        is_done, is_true = outcome.kind is OutcomeKind.DONE, False
         figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
         if is_done:
-            leaves = await self._make_step(averaged)
+            is_true = await self._make_step(averaged)
             figures["loss"] = command.loss if math.isfinite(command.loss) else None
             figures["credit"] = credit_in(outcome.value, self._node.peer_id)
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         self._round_over.set()
-        if leaves is not None:
-            self._settle(leaves)
+        if is_true:
+            self._settle()
             self._nursery.start_soon(self._evaluations.look, self._position.certificate)
-        return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and leaves is None)
+        return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and not is_true)
 
-    async def _make_step(self, averaged: Averaged) -> LeafHashes | None:
-        """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
-        outcome, catch_up = averaged.outcome, self._catch_up
+    async def _make_step(self, averaged: Averaged) -> bool:
+        """Make the outer step of a certified round. Returns whether it led to the certified state."""
+        outcome, held = averaged.outcome, self._held
         if self._node.peer_id in outcome.cut:
-            terms, codec = self._terms(outcome.slot.round), catch_up.spec.contribution
+            terms, codec = self._terms(outcome.slot.round), held.spec.contribution
             x = FlatSum(terms, outcome.value.bounds[0])
             await self._node.compute(keep_rest, x, codec, outcome.value.bounds, averaged.mine, terms[1])
-        leaves = await catch_up.step(outcome.value.bounds, averaged.outputs)
+        await held.step(outcome.value.bounds, averaged.outputs)
         root = self._position.root
-        await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
+        await held.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
         # One publishes, and the proposer rotates.
         if outcome.members[0] == self._node.peer_id and outcome.certificate is not None:
-            self._nursery.start_soon(partial(self._heads.publish, outcome.certificate, is_last=catch_up.is_last))
+            self._nursery.start_soon(partial(self._heads.publish, outcome.certificate, is_last=held.is_last))
         if root == outcome.value.next_root:
-            return leaves
+            return True
         reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.value.next_root.hex()[:8]}"
         self._telemetry.emit("state.drift", step="apply", reason=reason)
-        return None
+        return False
 
     def _terms(self, number: int) -> tuple[FlatVector, FlatVector]:
         """Δ and the residual of the cells that a round averages: their sum is my contribution."""
@@ -416,18 +418,18 @@ class Participant:
         self._announce()
         await self._node.leave(command.reason)
 
-    def _settle(self, leaves: LeafHashes) -> None:
+    def _settle(self) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
-        position = self._position
-        write, last = self._archive.checkpoints.write, self._catch_up.is_last
-        self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
+        position, held = self._position, self._held
+        write, leaves = self._archive.checkpoints.write, held.leaves[0] + held.leaves[1]
+        self._nursery.start_soon(write, position, held.vectors, leaves, held.is_last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))
         self._announce()
 
     @property
     def _position(self) -> ChainPosition:
         """Where my state stands."""
-        return self._catch_up.place
+        return self._held.place
 
     def _follow(self, statements: OwnerStatements) -> None:
         """Carry out what the run's owner states, and show the others that I hold it."""

@@ -1,24 +1,32 @@
-"""Reaches a run: host, directory, manifest and node; and the figures of an attempt, for every kind of member."""
+"""Reaches a run, and keeps in contact with it: host, directory, manifest and node, then the members and what is published.
+
+For every kind of member, and before it holds a state. In the directory stand the newest head, what the run's owner has
+stated, and evaluations of the shared model.
+"""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import trio
 
-from ...collectives.allreduce.actions import Outcome, OutcomeKind
+from ...collectives.allreduce.actions import Outcome
 from ...collectives.chain.chain import Head
-from ...collectives.chain.head import RunValues
+from ...collectives.chain.head import Heads, RunValues
 from ...collectives.light.anchor import find_anchor
 from ...collectives.spec import charter_of, credential
 from ...collectives.state.archive import LEDGER_FILE
 from ...dht.directory.interface import Directory
 from ...dht.keys import listing_key
-from ...dht.members.owner_log import read_pages
+from ...dht.members.body import MemberBody, fitted
+from ...dht.members.gossip import Gossip
+from ...dht.members.owner_log import OwnerLog, read_pages
 from ...dht.members.remembered import Remembered
+from ...dht.members.table import MemberTable
 from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
@@ -30,12 +38,15 @@ from ...peer.errors import NetworkError, RemoteError
 from ...peer.identity import Identity, identity_path
 from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
-from ...peer.transport import Host, Traffic
+from ...peer.transport import Host, Rung
 from ..shards.seeding import Seeds
+from .evaluations import Evaluations
 
 STATEMENTS_SECONDS = 5.0
 """The members pass on what the owner has stated, too; so a newcomer does not wait longer for a directory."""
 
+ANNOUNCE_PERIOD = 2.0
+"""Seconds between announcements of mere progress; a change of state is announced at once."""
 
 @dataclass(frozen=True, slots=True)
 class ReachedRun:
@@ -54,6 +65,106 @@ class ReachedRun:
     """The certificate that the join link names, or of a newcomer its bootstraps; None if none does."""
     seeds: Seeds
     """The files of the run's data, where members provide them."""
+
+
+class Contact:
+    """One peer's contact with its run."""
+
+    def __init__(
+        self, node: Node, gossip: Gossip, body: MemberBody, rung: Callable[[], Rung | None] = lambda: None
+    ) -> None:
+        """`rung` returns how others reach me, None where that is not known."""
+        self.node = node
+        self.gossip = gossip
+        self.presence = gossip.presence
+        self.body = body
+        """What my record states."""
+        self.heads: Heads | None = None
+        """The published head; None where nothing is published."""
+        self.owner_log: OwnerLog | None = None
+        self.evaluations: Evaluations | None = None
+        self._rung = rung
+        self._announced: float | None = None
+        self._clamped = ""
+
+    @classmethod
+    def of(cls, reached: ReachedRun, body: MemberBody) -> Self:
+        """The contact with a run that this computer has reached."""
+        node, directory, signed, remembered = reached.node, reached.directory, reached.signed, reached.remembered
+        charter, seed = charter_of(signed), signed.manifest.seed
+        table = MemberTable(
+            signed.run_id,
+            node.peer_id,
+            sequence=int(time.time() * 1000),
+            charter=charter,
+            wall_time=time.time,
+            known=remembered.bodies(),
+        )
+        gossip = Gossip(node, table, directory, signed.run_id, seed=seed, remembered=remembered)
+        body = replace(body, invite=reached.invite)
+        contact = cls(node, gossip, body, lambda: reached.host.reachability.rung)
+        contact.heads = Heads(directory, signed.run_id, charter, node.telemetry)
+        contact.evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
+        stated = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
+        contact.owner_log = OwnerLog(node, gossip.presence, directory, stated, seed=seed, remembered=remembered)
+        return contact
+
+    def begin(self, mine: Head) -> None:
+        """Meet the members, and look for what is published; `mine` is the head of my state."""
+        start = self.node.nursery.start_soon
+        start(self.gossip.run)
+        if self.owner_log is not None:
+            start(self.owner_log.run)
+        if self.heads is not None:
+            start(self.heads.look, mine)
+
+    async def await_look(self, seconds: float) -> None:
+        """Wait for the first answers of the directory, for some seconds at most."""
+        with trio.move_on_after(seconds):
+            await self.gossip.looked.wait()
+            if self.heads is not None:
+                await self.heads.looked.wait()
+
+    def report(self, outcome: Outcome, *, is_last: bool) -> None:
+        """After a certified round: publish its head, if I proposed it or the run ends with it; read its evaluations."""
+        certificate, start = outcome.certificate, self.node.nursery.start_soon
+        if self.heads is not None and certificate is not None and (is_last or outcome.members[0] == self.node.peer_id):
+            start(partial(self.heads.publish, certificate, is_last=is_last))  # At the end its proposer may leave at once.
+        if self.evaluations is not None:
+            start(self.evaluations.look, certificate)
+
+    def change(self, **changes: Any) -> None:
+        """Change fields of my record, which the next announcement states."""
+        self.body = replace(self.body, **changes)
+
+    def announce(self, **changes: Any) -> None:
+        """Announce my record, with these changes."""
+        self._announced = trio.current_time()
+        node, traffic = self.node, self.node.transport.traffic()
+        self.change(
+            addresses=node.transport.addresses(),  # They change when this computer moves to another network.
+            rung=self._rung(),
+            up=node.upload_rate,
+            down=node.download_rate,
+            sent=traffic.sent,
+            received=traffic.received,
+            **changes,
+        )
+        body, clamped = fitted(self.body)
+        if clamped and clamped != self._clamped:
+            node.telemetry.emit("member.clamped", step="announce", reason=clamped)
+        self._clamped = clamped
+        self.gossip.announce(body)
+
+    def renew(self, *, at_once: bool = False) -> None:
+        """Announce my record again if that is due, or `at_once`; not before its first announcement."""
+        if self._announced is not None and (at_once or trio.current_time() - self._announced >= ANNOUNCE_PERIOD):
+            self.announce()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether others may dial me elsewhere than my record says."""
+        return self.body.addresses != self.node.transport.addresses()
 
 
 @asynccontextmanager
@@ -124,18 +235,3 @@ def has_ledger(folder: Path) -> bool:
     """Return True if I hold certificates of the run: I am no newcomer, and my chain binds me."""
     ledger = folder / LEDGER_FILE
     return ledger.exists() and ledger.stat().st_size > 0
-
-
-def attempt_figures(outcome: Outcome, seconds: float, before: Traffic, now: Traffic) -> dict[str, Any]:
-    """Return the fields of the event that an attempt ends with (`ROUND_EVENTS`), the loss left out."""
-    figures: dict[str, Any] = {
-        "round": outcome.slot.round,
-        "attempt": outcome.slot.attempt,
-        "roster": list(outcome.members),
-        "seconds": round(seconds, 3),
-        "sent": now.sent - before.sent,
-        "received": now.received - before.received,
-    }
-    if outcome.kind is OutcomeKind.DONE:
-        return figures | {"cut": list(outcome.cut), "root": outcome.value.next_root.hex()}
-    return figures | {"reason": outcome.reason}

@@ -74,7 +74,7 @@ def run(folder: Path, body: object, *, missed: int, checkpoint: bool) -> None:
         await all_of(others, missed)
         for other in others if checkpoint else ():
             await other.serve_state()
-        await late.catch_up.hash_state()
+        await late.held.hash()
         await body(others, late)  # type: ignore[operator]
 
     run_virtual(partial(with_swarm, 6, main, cells=CELLS, home=(folder, 100)))

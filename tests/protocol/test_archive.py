@@ -214,7 +214,7 @@ def test_a_round_that_lands_while_the_state_is_written_voids_the_draft_and_the_n
 async def begin_again(swarm: SimSwarm, index: int) -> RestoringPeer:
     """The next life of a sim, with what its folder holds."""
     sim = RestoringPeer(await swarm.restart(index))
-    await sim.catch_up.restore()
+    await sim.held.restore()
     sim.sim.averager.expect(sim.place.round + 1, sim.place.certificate)
     return sim
 
@@ -233,7 +233,7 @@ def test_a_new_life_begins_where_the_disk_ends_and_goes_on(tmp_path: Path, round
             assert restored["round"] == rounds
             assert restored["checkpoint"] == rounds - rounds % EVERY
             assert not sim.named("replay.failed")
-            assert sim.catch_up.num_bytes == 0
+            assert sim.held.num_bytes == 0
             await sim.serve_state()
             assert not sim.named("checkpoint.written")  # The one that it has is enough until the next is due.
         await train(again, 1)
@@ -276,10 +276,10 @@ def test_a_damaged_checkpoint_is_not_begun_with_and_its_good_leaves_are_not_fetc
         again = RestoringPeer(await swarm.restart(0))
         for vector in again.state:
             vector[:] = np.arange(vector.size)
-        await again.catch_up.restore()
+        await again.held.restore()
         assert len(again.named("checkpoint.damaged")) == 1
         assert not again.named("state.restored")
-        await again.catch_up.hash_state()
+        await again.held.hash()
         await catch_up(again, sims[1:])
         assert (again.place.round, again.sim.root) == (5, root)
         taken = again.named("state.taking")
@@ -322,7 +322,7 @@ def test_a_damaged_output_ends_the_replay_and_others_have_it(tmp_path: Path, how
         assert again.place.round == 6
         assert "no peer has an output" in str(again.named("replay.failed")[0]["reason"])
         assert again.ledger.head == ends  # What is known is not forgotten before others have been asked.
-        await again.catch_up.hash_state()
+        await again.held.hash()
         await catch_up(again, sims[1:])
         assert (again.place.head, again.sim.root) == (ends, root)
         for key in filter(lambda key: key != digest(b""), outputs):
@@ -347,11 +347,11 @@ def test_a_checkpoint_of_a_chain_that_was_left_is_not_begun_with(tmp_path: Path)
         await mine.serve_state()
         swarm.network.mend(mine.sim.peer)
         swarm.sims = [mine.sim, *alone]
-        await mine.catch_up.hash_state()
+        await mine.held.hash()
         mine.ledger.follow([c for number in range(5, 8) if (c := others[0].ledger.certificate(number)) is not None])
         again = await begin_again(swarm, 0)
         assert not again.named("state.restored")
-        await again.catch_up.hash_state()
+        await again.held.hash()
         await catch_up(again, others)
         assert (again.place.round, again.sim.root) == (7, others[0].sim.root)
 
@@ -468,7 +468,7 @@ def test_a_disk_that_fails_while_a_state_is_taken_costs_the_checkpoint_only(tmp_
         await train(others, 4)
         for vector in late.state:
             vector[:] = np.arange(vector.size)
-        await late.catch_up.hash_state()
+        await late.held.hash()
         members = [other.member() for other in others]
         with pytest.MonkeyPatch.context() as patch:
             BrokenDisk(patch, 5)
@@ -491,7 +491,7 @@ def test_a_draft_that_is_there_decides_which_of_two_checkpoints_is_taken(tmp_pat
         Draft(tmp_path / late.sim.peer / "checkpoints" / "2", CELLS * 256).close()
         for vector in late.state:
             vector[:] = np.arange(vector.size)
-        await late.catch_up.hash_state()
+        await late.held.hash()
         members = [other.member() for other in others]
         offer, following = await late.catch_up._choose(members[0], members)
         assert (offer.place.round, len(following)) == (2, 2)

@@ -70,12 +70,12 @@ def test_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
                 migrant.directory._board = board
             met = max(migrant.round for migrant in swarm)
             await wait_for(
-                lambda: len({m.catch_up.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000
+                lambda: len({m.held.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000
             )
             assert max(migrant.round for migrant in swarm) <= met + 2
             assert len({migrant.sim.root for migrant in swarm}) == 1
             for migrant in swarm:
-                assert migrant.ledger.head == migrant.catch_up.place.head
+                assert migrant.ledger.head == migrant.held.place.head
                 assert migrant.ledger.first == 1
                 survived = migrant.ledger.at(heads[winner].round)
                 assert survived == heads[winner]
@@ -257,7 +257,7 @@ def test_what_one_voter_decided_alone_ends_the_round_of_less_than_four_only(
             await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
             await trio.sleep(6.0)
             me, other = swarm[:2]
-            before = me.catch_up.place
+            before = me.held.place
             certificate = certify(before.certificate, 100, roster=[other.identity], run=RUN)
             for again in range(2):
                 me.sim.averager.behind = False  # As after a search that has found nothing.
@@ -412,9 +412,9 @@ def test_strangers_that_state_another_model_keep_newcomers_out_and_throw_no_memb
             await wait_for(lambda: len(me.gossip.presence.active()) == 7, 60)
             with pytest.raises(UsageError, match="this model is not that of the run's members"):
                 await me.catch_up.reach(me.gossip, 15.0)
-            before = me.catch_up.place
+            before = me.held.place
             await me.catch_up.reach(me.gossip, 15.0, compare=False)
-            assert me.catch_up.place == before
+            assert me.held.place == before
             nursery.cancel_scope.cancel()
 
     run_virtual(main)

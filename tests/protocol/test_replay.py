@@ -43,8 +43,8 @@ def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, mis
         sizes = [event["bytes"] for event in late.named("round.replayed")]
         assert [event["round"] for event in late.named("round.replayed")] == list(range(2, missed + 2))
         assert sizes == [codec_named("int4").num_bytes(CELLS)] * missed
-        assert late.catch_up.num_bytes == missed * codec_named("int4").num_bytes(CELLS)
-        assert late.catch_up.changed
+        assert late.held.num_bytes == missed * codec_named("int4").num_bytes(CELLS)
+        assert late.held.changed
         # It serves what it has fetched, and goes on with the others.
         for key in (output for other in others for output in other.sim.outcomes[-1].value.outputs):
             assert late.sim.node.blobs.get(key, "anybody") is not None
@@ -223,7 +223,7 @@ def test_outputs_that_do_not_lead_to_the_certified_state_change_nothing(tmp_path
 def test_a_state_that_has_drifted_is_not_replayed_on(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         late.sim.theta[3] += 1
-        await late.catch_up.hash_state()
+        await late.held.hash()
         for other in others:
             await other.serve_state()
         await catch_up(late, others)
@@ -246,7 +246,7 @@ def test_who_states_more_than_it_can_show_is_not_believed_again(tmp_path: Path) 
         assert not honest.named("peer.charged")  # It may have gone over to a better chain.
         assert honest.catch_up.provider([claim]) is None
         assert honest.catch_up.proofs.credible([claim, honest.member()]) == [honest.member()]
-        assert not honest.catch_up.changed
+        assert not honest.held.changed
         another = liar.member(round=99, head=b"y" * 32, chain_tokens=10**6)
         assert honest.catch_up.proofs.credible([another]) == [another]
 
@@ -508,7 +508,7 @@ def test_who_signed_two_certificates_of_one_slot_is_accused_and_everybody_keeps_
         voters = [identity for identity in identities(4) if identity.peer_id in {late.sim.peer, *theirs.voters[:2]}]
         other = open_value(certify(before, 100, roster=identities(4), run=RUN).value)
         late.ledger.append(mine := decided(other, theirs.slot, voters))
-        late.catch_up.place = position_after(mine, RUN)
+        late.held.place = position_after(mine, RUN)
         claim = next(other.member() for other in others if other.sim.peer not in theirs.voters[:2])
         for _ in range(2):
             assert await late.catch_up.examine([claim])
@@ -548,7 +548,7 @@ def test_newcomers_follow_a_chain_whose_certificates_did_not_arrive_at_first(tmp
         del swarm.sims[1:]
         await first.rounds(3)
         for newcomer in newcomers:
-            await newcomer.catch_up.hash_state()
+            await newcomer.held.hash()
         late, members = newcomers[0], [peer.member() for peer in (first, *newcomers)]
         failures = [NetworkError("the line is full")]
 

@@ -50,7 +50,7 @@ def run_rounds(
         for other in others:
             await other.serve_state()
         blank(late)
-        await late.catch_up.hash_state()
+        await late.held.hash()
         await body(swarm, others, late)
 
     run_virtual(lambda: with_swarm(count, main, cells=CELLS, home=(folder, 100), uploads=uploads, seed=seed))
@@ -101,7 +101,7 @@ def test_a_newcomer_takes_leaves_from_all_members_at_once_and_keeps_a_checkpoint
         await trio.sleep(1)
         assert late.place.head == others[0].place.head
         assert leaves_of(late) == leaves_of(others[0])
-        assert late.catch_up.num_bytes == STATE_BYTES
+        assert late.held.num_bytes == STATE_BYTES
         assert sum(counts.values()) == NUM_LEAVES
         assert min(counts.values()) >= NUM_LEAVES // 5
         (offer,) = await ask_offers(others[0].sim.node, [late.sim.peer], RUN)
@@ -129,7 +129,7 @@ def test_one_dies_one_lies_and_one_is_slow_and_the_state_still_comes(tmp_path: P
             await take(late, others)
         assert late.place.head == honest.place.head
         assert leaves_of(late) == leaves_of(honest)
-        assert late.catch_up.num_bytes == STATE_BYTES
+        assert late.held.num_bytes == STATE_BYTES
         charges = late.named("peer.charged")
         assert {(charge["peer"], charge["step"]) for charge in charges} == {(liar.sim.peer, "provide a leaf")}
         assert len(charges) <= 2  # Two of its leaves were under way; then it was asked for nothing more.
@@ -155,8 +155,8 @@ def test_who_is_killed_in_the_middle_fetches_nothing_again_in_its_next_life(tmp_
         await take(again, others)
         assert again.place.head == others[0].place.head
         assert leaves_of(again) == leaves_of(others[0])
-        assert again.named("state.taking")[0]["bytes"] == STATE_BYTES - again.catch_up.num_bytes >= begun
-        assert sum(counts.values()) - first == again.catch_up.num_bytes // LEAF_BYTES
+        assert again.named("state.taking")[0]["bytes"] == STATE_BYTES - again.held.num_bytes >= begun
+        assert sum(counts.values()) - first == again.held.num_bytes // LEAF_BYTES
         # What was under way at the moment of the death had not come: two leaves of each of three providers.
         assert NUM_LEAVES <= sum(counts.values()) <= NUM_LEAVES + 6
 
@@ -179,7 +179,7 @@ def test_rounds_that_go_by_break_no_transfer_and_are_replayed_behind_it(tmp_path
         assert [event["round"] for event in late.named("round.replayed")] == [2, 3, 4]
         assert sum(counts.values()) == NUM_LEAVES
         blank(late)
-        late.catch_up.place = start_of_run(bytes(32))
+        late.held.place = start_of_run(bytes(32))
         await take(late, others)
         assert late.place.head == others[0].place.head
         assert sum(counts.values()) == NUM_LEAVES  # From its own checkpoint this time.
@@ -226,7 +226,7 @@ def test_only_leaves_that_differ_are_fetched(tmp_path: Path) -> None:
         await take(late, others)
         assert leaves_of(late) == leaves_of(others[0])
         assert sum(counts.values()) == 2
-        assert late.catch_up.num_bytes == 2 * LEAF_BYTES
+        assert late.held.num_bytes == 2 * LEAF_BYTES
 
     run_rounds(3, body, tmp_path)
 
@@ -406,7 +406,7 @@ def test_whatever_providers_do_an_honest_one_is_enough_and_no_leaf_is_kept_twice
             nursery.start_soon(strike)
             await take(late, others)
         assert leaves_of(late) == leaves
-        assert late.catch_up.num_bytes == STATE_BYTES
+        assert late.held.num_bytes == STATE_BYTES
         liars = {other.sim.peer for other, what in zip(others[1:], behaviours, strict=True) if what == "liar"}
         assert {charge["peer"] for charge in late.named("peer.charged")} <= liars
 

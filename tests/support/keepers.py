@@ -53,6 +53,7 @@ from flockstep.optim.member.border import (
     TrainingVectors,
 )
 from flockstep.optim.member.participant import Connected
+from flockstep.optim.member.reach import ReachedRun
 from flockstep.optim.outer import OuterSettings
 from flockstep.optim.shards.seeding import Seeds
 from flockstep.peer import wire
@@ -162,7 +163,7 @@ class Peer:
         if self.keeper is not None:
             kept = self.keeper.kept
             assert kept is not None
-            return kept.place.round, state_root(*kept.vectors).hex()
+            return kept.place.round, state_root(*kept.held.vectors).hex()
         assert self.vectors is not None
         return self.round, state_root(self.vectors.theta, self.vectors.momentum).hex()
 
@@ -220,13 +221,25 @@ class KeptRun:
                 async with Node(transport, peer.identity, PeerConfig(), peer.telemetry, inline=True) as node:
                     peer.node = node
                     node.origin_of = self._origin_of  # type: ignore[method-assign]  # A network in memory has no addresses.
-                    folder = self._folder / peer.peer
-                    remembered = Remembered(folder, self.signed.run_id, peer.telemetry)
-                    peer.keeper = Keeper(node, directory, self.signed, folder, remembered, resume=resume)
+                    peer.keeper = Keeper(self._reached(node, directory), PeerConfig(resume=resume))
                     await peer.keeper.run()
 
         self._nursery.start_soon(live)
         return peer
+
+    def _reached(self, node: Node, directory: MemoryDirectory) -> ReachedRun:
+        folder, home = self._folder / node.peer_id, PeerConfig().home
+        return ReachedRun(
+            node=node,
+            host=cast(Host, MemoryHost(cast(MemoryTransport, node.transport))),
+            directory=directory,
+            signed=self.signed,
+            remembered=Remembered(folder, self.signed.run_id, node.telemetry),
+            invite=b"",
+            folder=folder,
+            anchor=None,
+            seeds=Seeds(node, directory, self.signed, home),
+        )
 
     def train(self, number: int, *, resume: bool = True, seconds: float = PHASE_SECONDS) -> Peer:
         peer, transport, directory = self._begin(key(number))
@@ -293,21 +306,20 @@ class KeptRun:
         seconds: float,
     ) -> None:
         signed, folder, border = self.signed, self._folder / peer.peer, Border()
-        remembered = Remembered(folder, signed.run_id, peer.telemetry)
-        transport = cast(MemoryTransport, node.transport)
+        reached = self._reached(node, directory)
         connected = Connected(
             cast(Channel, border),
             nursery,
             config=config,
             node=node,
-            host=cast(Host, MemoryHost(transport)),
+            host=reached.host,
             directory=directory,
             signed=signed,
-            remembered=remembered,
+            remembered=reached.remembered,
             invite=b"",
             folder=folder,
             anchor=None,
-            seeds=Seeds(node, directory, signed, config.home),
+            seeds=reached.seeds,
         )
         size = CELLS * CELL
         kept: Any = codecs_named(signed.manifest.codec.contributions).memory_dtype

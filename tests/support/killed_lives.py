@@ -114,10 +114,10 @@ async def live(sim: RestoringPeer, others: Callable[[], list[RestoringPeer]], un
         outcome = await sim.sim.round()
         if outcome.kind is OutcomeKind.DONE:
             place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
-            await sim.catch_up.advance(place)
+            await sim.held.advance(place)
             await sim.serve_state()
             continue
-        await sim.catch_up.hash_state()
+        await sim.held.hash()
         if (certificate := sim.sim.averager.decided) is not None:
             await sim.catch_up.replay(certificate)
         elif ahead or outcome.kind is not OutcomeKind.VOID:
@@ -125,7 +125,7 @@ async def live(sim: RestoringPeer, others: Callable[[], list[RestoringPeer]], un
             await sim.catch_up.examine(members)
             if (provider := sim.catch_up.provider(members)) is not None:
                 await sim.catch_up.take_from(provider, members)
-        await sim.catch_up.hash_state()
+        await sim.held.hash()
         sim.sim.averager.expect(sim.place.round + 1, sim.place.certificate)
         await trio.sleep(0.5)
 
@@ -173,7 +173,7 @@ async def killed_at(number: int, count: int, folder: Path) -> Killed:
             again = sims[0] = RestoringPeer(await swarm.start_again(0))
             found.listen(again, lambda: True)
             found.compare(first, again)
-            await again.catch_up.restore()
+            await again.held.restore()
             again.sim.averager.expect(again.place.round + 1, again.place.certificate)
             await live(again, beside(again), lambda: ended() >= 2)
             is_over = True

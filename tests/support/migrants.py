@@ -21,6 +21,7 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.catch_up import CatchUp
+from flockstep.optim.member.held import HeldState
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
@@ -78,7 +79,8 @@ class Migrant:
             self.gossip.presence.on_newcomer(averager.add_member)
             theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
             self.sim = SimPeer(self.identity, node, averager, theta, np.zeros_like(theta), "int4")
-            self.catch_up = CatchUp(node, spec, OUTER, (self.sim.theta, self.sim.momentum), self.archive, anchor=self.anchor)
+            self.held = HeldState(node, spec, OUTER, (self.sim.theta, self.sim.momentum), self.archive)
+            self.catch_up = CatchUp(node, spec, self.held, self.archive, anchor=self.anchor)
             self.body = MemberBody(state=MemberState.SYNCING, addresses=transport.addresses(), layout=b"m" * 32)
             self.gossip.announce(self.body)
             node.nursery.start_soon(self.gossip.run)
@@ -88,15 +90,14 @@ class Migrant:
                 await self.phase()
 
     async def sync(self) -> None:
-        leaves, _ = await self.catch_up.reach(self.gossip, 15.0, published=self.published, rounds=9)
-        await self.catch_up.advance(self.catch_up.place)
-        await self.settle(leaves)
+        await self.catch_up.reach(self.gossip, 15.0, published=self.published, rounds=9)
+        await self.held.advance(self.held.place)
+        await self.settle()
 
-    async def settle(self, leaves: tuple[Sequence[bytes], Sequence[bytes]]) -> None:
-        place = self.catch_up.place
+    async def settle(self) -> None:
+        place = self.held.place
         self.sim.averager.expect(place.round + 1, place.certificate)
-        state = self.sim.theta, self.sim.momentum
-        await self.archive.checkpoints.write(place, state, [*leaves[0], *leaves[1]])
+        await self.archive.checkpoints.write(place, self.held.vectors, self.held.leaves[0] + self.held.leaves[1])
         self.body = replace(
             self.body,
             state=MemberState.TRAINING,
@@ -119,13 +120,14 @@ class Migrant:
         outcome = await self.sim.round(tokens=self.tokens)
         if outcome.kind is OutcomeKind.DONE:
             place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
-            await self.catch_up.advance(place)
-            await self.settle(await self.catch_up.hash_state())
+            await self.held.advance(place)
+            await self.held.hash()
+            await self.settle()
             self.done += 1
 
     @property
     def round(self) -> int:
-        return self.catch_up.place.round
+        return self.held.place.round
 
     def named(self, name: str) -> list[Event]:
         return [event for event in self.events if event["event"] == name]

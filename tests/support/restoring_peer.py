@@ -11,6 +11,7 @@ from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
+from flockstep.optim.member.held import HeldState
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event
@@ -28,22 +29,23 @@ class RestoringPeer:
         self.archive = sim.archive
         self.ledger = sim.archive.ledger
         self.state = sim.theta, sim.momentum
-        self.catch_up = CatchUp(sim.node, sim.averager._spec, outer, self.state, sim.archive)
+        self.held = HeldState(sim.node, sim.averager._spec, outer, self.state, sim.archive)
+        self.catch_up = CatchUp(sim.node, sim.averager._spec, self.held, sim.archive)
 
     @property
     def place(self) -> ChainPosition:
-        return self.catch_up.place
+        return self.held.place
 
     async def rounds(self, count: int) -> None:
         for _ in range(count):
             outcome = await self.sim.round()
             assert outcome.kind is OutcomeKind.DONE
             place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
-            await self.catch_up.advance(place)
+            await self.held.advance(place)
 
     async def serve_state(self) -> None:
         """Write a checkpoint of the current state, if one is due."""
-        await self.catch_up.hash_state()
+        await self.held.hash()
         leaves = merkle.leaves(self.sim.theta) + merkle.leaves(self.sim.momentum)
         await self.archive.checkpoints.write(self.place, self.state, leaves)
 
@@ -85,7 +87,7 @@ def run_rounds(
         *others, late = sims
         swarm.sims.remove(late.sim)
         await all_of(others, missed)
-        await late.catch_up.hash_state()
+        await late.held.hash()
         await body(swarm, others, late)
 
     run_virtual(lambda: with_swarm(count, main, cells=CELLS, codec=codec, home=(folder, 100)))

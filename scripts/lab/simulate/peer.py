@@ -29,9 +29,10 @@ from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
 from ....dht.members.table import Member, MemberTable
 from ....dht.run.admission import Charter
-from ....optim.member.apply import LeafHashes, leaf_step
+from ....optim.member.apply import leaf_step
 from ....optim.member.catch_up import CatchUp
-from ....optim.member.depart import stay_for_round
+from ....optim.member.held import HeldState
+from ....optim.member.member import stay_for_round
 from ....optim.pace import Pace, slowest
 from ....peer import wire
 from ....peer.config import PeerConfig
@@ -155,7 +156,7 @@ class SimulatedPeer:
     @property
     def place(self) -> ChainPosition:
         """The chain position of its state."""
-        return self._catch_up.place
+        return self._held.place
 
     async def live(
         self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
@@ -169,10 +170,11 @@ class SimulatedPeer:
                 await self._assemble(node, directory, folder)
                 self._watcher.assembled(self)
                 self._body = replace(self._body, addresses=transport.addresses())
-                await self._catch_up.resume(ChainPosition(0, self.state.root, 0, None))
+                await self._held.resume(ChainPosition(0, self.state.root, 0, None))
                 node.nursery.start_soon(self._gossip.run)
                 if founder:
-                    await self._settle(await self._catch_up.hash_state())
+                    await self._held.hash()
+                    await self._settle()
                 else:
                     await self._sync()
                 with self._training:
@@ -202,7 +204,8 @@ class SimulatedPeer:
         kept = self.archive.outputs, self.archive.conduct
         self.averager = WatchedAverager(node, spec, Expected(self._gossip.presence.active, self.peer), *kept)
         self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
-        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
+        self._held = HeldState(node, spec, OUTER, (state.theta, state.momentum), self.archive)
+        self._catch_up = CatchUp(node, spec, self._held, self.archive)
         self._gossip.presence.on_newcomer(self.averager.add_member)
         self._gossip.presence.follow_chain(lambda: self.averager.electorate.votes, lambda: None)
 
@@ -212,7 +215,7 @@ class SimulatedPeer:
         if self.averager.busy:
             await self._at_rest.wait()
         self._training.cancel()
-        await stay_for_round(self.averager, lambda: self.place, self._catch_up.state.next_root, SIM_LEAVE_PATIENCE)
+        await stay_for_round(self.averager, lambda: self.place, self._held.next_root, SIM_LEAVE_PATIENCE)
         self._announce(state=MemberState.LEFT)
         await self.node.leave("the simulation sends it away")
 
@@ -272,20 +275,20 @@ class SimulatedPeer:
                 seconds=duration,
             )
             self._at_rest = trio.Event()
-            averaged = await self.averager.average(contribution, self._catch_up.state.next_root)
+            averaged = await self.averager.average(contribution, self._held.next_root)
             outcome = averaged.outcome
             done = outcome.kind is OutcomeKind.DONE
             if done:
                 if self.peer in outcome.cut:
                     self.state.keep_rest(averaged, x)
-                leaves = await self._catch_up.step(outcome.value.bounds, averaged.outputs)
-                root = self._catch_up.state.root
+                await self._held.step(outcome.value.bounds, averaged.outputs)
+                root = self.place.root
                 place = ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate)
-                await self._catch_up.advance(place)
+                await self._held.advance(place)
             self._note(averaged)
             self._watcher.ended(self, averaged)
             if done:
-                await self._settle(leaves)
+                await self._settle()
             self._at_rest.set()
             if done:
                 return
@@ -306,18 +309,18 @@ class SimulatedPeer:
         self._announce(state=MemberState.SYNCING)
         with trio.move_on_after(SIM_SYNC_PATIENCE):
             await self._gossip.looked.wait()
-        leaves, source = await self._catch_up.reach(self._gossip, SIM_SYNC_PATIENCE)
+        source = await self._catch_up.reach(self._gossip, SIM_SYNC_PATIENCE)
         place = self.place
-        await self._catch_up.advance(place)
+        await self._held.advance(place)
         self.averager.expect(place.round + 1, place.certificate)
         self.node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
-        await self._settle(leaves)
+        await self._settle()
         self._watcher.moved(self)
 
-    async def _settle(self, leaves: LeafHashes) -> None:
+    async def _settle(self) -> None:
         """Write a checkpoint if one is due, and announce that I train."""
-        place, state = self.place, (self.state.theta, self.state.momentum)
-        await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
+        place, held = self.place, self._held
+        await self.archive.checkpoints.write(place, held.vectors, held.leaves[0] + held.leaves[1])
         self.settled = True
         self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from flockstep.optim.member.depart import FINISH_SECONDS, finish_round
+from flockstep.optim.member.member import FINISH_SECONDS, finish_round
 from flockstep.peer.telemetry import Event, Telemetry
 
 

@@ -1,0 +1,258 @@
+"""One member of a run: holds its state, takes part in rounds, makes their outer steps, and catches up.
+
+Theory of operation. A member owns no clock of rounds. Whoever drives it says when it averages, when it looks for a newer
+state and when it leaves: a trainer in another process (`participant`), a keeper that trains nothing (`keeper.keeper`),
+or a simulation. A certified round moves its state and is announced; so is a state that was taken from others. A state
+that a certificate proves is left only for one that is proven, since what made the member look may be one liar's word.
+
+Who leaves ends the round that it is bound to, and votes once more where the others need it; the round of that last vote
+gives it no vote in the next one.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import trio
+
+from ...collectives.accountability.credit import credit_in
+from ...collectives.allreduce.actions import ROUND_EVENTS, Outcome, OutcomeKind
+from ...collectives.averager import Averager
+from ...collectives.chain.chain import ChainPosition, Head
+from ...collectives.chain.fork_choice import Expected, alike, position_in_body
+from ...collectives.contribution import Averaged, Contribution, NextRoot
+from ...collectives.spec import Spec, spec_of
+from ...collectives.state.archive import Archive
+from ...collectives.state.checkpoint_file import TensorAt
+from ...dht.members.body import MemberState
+from ...dht.run.statements import OwnerStatements
+from ...peer.arrays import Floats
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Traffic
+from ..outer import OuterSettings
+from .apply import leaf_step
+from .catch_up import PROOF_PATIENCE, CatchUp
+from .held import HeldState
+from .reach import Contact, ReachedRun
+
+SYNC_PATIENCE = 15.0
+"""Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
+
+FINISH_SECONDS = 1.5
+"""A leaving peer's time to end a round whose cut it has acknowledged, before its deputies must do its work again.
+
+Of the three seconds that leaving may take: half a second remains for the goodbye, one for the end of the process.
+"""
+DEPART_PERIOD = 0.25
+"""Seconds between two looks at who is ready, and after an attempt without effect."""
+
+
+class Member:
+    """One member of a run."""
+
+    def __init__(
+        self,
+        contact: Contact,
+        spec: Spec,
+        outer: OuterSettings,
+        vectors: tuple[Floats, Floats],
+        archive: Archive,
+        *,
+        anchor: Head | None = None,
+        resumes: bool = True,
+    ) -> None:
+        """`anchor` is the certificate that the join link names; without `resumes` the run is to begin anew."""
+        self.contact = contact
+        self.archive = archive
+        node, presence = contact.node, contact.presence
+        self._node = node
+        self._resumes = resumes
+        self._round_over: trio.Event | None = None
+        self.expected = Expected(presence.active, node.peer_id)
+        """The other members of my rounds."""
+        self.averager = Averager(node, spec, self.expected, archive.outputs, archive.conduct)
+        self.held = HeldState(node, spec, outer, vectors, archive)
+        self.catch_up = CatchUp(node, spec, self.held, archive, anchor=anchor, resumes=resumes)
+        presence.on_newcomer(self.averager.add_member)
+        presence.follow_chain(lambda: self.averager.electorate.votes, lambda: archive.conduct.certified)
+        if contact.owner_log is not None:
+            contact.owner_log.on_change(self._follow)
+
+    @classmethod
+    async def open(
+        cls,
+        reached: ReachedRun,
+        contact: Contact,
+        vectors: tuple[Floats, Floats],
+        num_cells: int,
+        tensors: Sequence[TensorAt],
+        *,
+        resume: bool,
+    ) -> Self:
+        """A member of a reached run, with its archive on disk; its model has `tensors` in so many cells."""
+        node, manifest = reached.node, reached.signed.manifest
+        spec, outer = spec_of(reached.signed, num_cells, reached.invite), OuterSettings.of(manifest)
+        advance, every = leaf_step(outer, spec.output, spec.settings), manifest.checkpoint_rounds
+        archive = await Archive.open(node, spec, reached.folder, tensors, advance, every=every, resume=resume)
+        contact.change(num_cells=num_cells)
+        return cls(contact, spec, outer, vectors, archive, anchor=reached.anchor, resumes=resume)
+
+    @property
+    def place(self) -> ChainPosition:
+        """Where its state stands."""
+        return self.held.place
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it holds the run's state and takes part."""
+        return self.contact.body.state == MemberState.TRAINING
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the run is further than its state; for use between rounds, which themselves report how they ended."""
+        members = alike(self.contact.presence.active(), self._node.peer_id)
+        return self.averager.behind or self.catch_up.proofs.is_beaten or self.catch_up.follows_another_chain(members)
+
+    async def average(self, contribution: Contribution) -> Averaged:
+        """Attempt the next round; if it is certified, make its outer step, and announce the new state.
+
+        `held.is_certified` is False where that step led elsewhere: then the state is to be taken from others.
+        """
+        node, held = self._node, self.held
+        self.contact.presence.attend(self.averager.drawn())
+        before, began = node.transport.traffic(), trio.current_time()
+        self._round_over = trio.Event()
+        try:
+            averaged = await self.averager.average(contribution, held.next_root)
+            outcome = averaged.outcome
+            is_done = outcome.kind is OutcomeKind.DONE
+            figures = attempt_figures(outcome, trio.current_time() - began, before, node.transport.traffic())
+            if is_done:
+                await held.step(outcome.value.bounds, averaged.outputs)
+                root, due = held.place.root, outcome.value.next_root
+                await held.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
+                if root != due:
+                    reason = f"the outer step led to {root.hex()[:8]}, certified is {due.hex()[:8]}"
+                    node.telemetry.emit("state.drift", step="apply", reason=reason)
+                if contribution.vector is not None:
+                    figures["loss"] = contribution.loss if math.isfinite(contribution.loss) else None
+                    figures["credit"] = credit_in(outcome.value, node.peer_id)
+            node.telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
+        finally:
+            self._round_over.set()
+        if is_done:
+            if held.is_certified:
+                self.settle()
+            self.contact.report(outcome, is_last=held.is_last)
+        return averaged
+
+    async def sync(self, *, compare: bool = False, rounds: float = math.inf, starts: bool = True) -> None:
+        """Hold the run's newest state, and announce it: mine if I start the run, or no other one is proven.
+
+        Raises what `CatchUp.reach` does; the arguments are its own.
+        """
+        contact, catch_up, held, began = self.contact, self.catch_up, self.held, trio.current_time()
+        before, source = held.num_bytes, None
+        catch_up.ask_again()
+        if (certificate := self.averager.decided) is not None:
+            await catch_up.replay(certificate)
+        holds = self.is_settled and (held.is_certified or held.place.certificate is None)
+        if holds:
+            await catch_up.await_proofs(contact.gossip, PROOF_PATIENCE)
+        if not holds or catch_up.provider(contact.presence.active()) is not None:
+            contact.announce(state=MemberState.SYNCING)
+            await contact.await_look(SYNC_PATIENCE)
+            # Without `resumes` the published head does not bind me.
+            published = contact.heads.ahead if contact.heads is not None and self._resumes else None
+            source = await catch_up.reach(
+                contact.gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=compare, starts=starts
+            )
+        catch_up.proofs.is_beaten = False
+        await held.advance(held.place)
+        self.averager.expect(held.place.round + 1, held.place.certificate)
+        self.settle()
+        figures: dict[str, Any] = {"round": held.place.round, "root": held.place.root.hex()}
+        figures |= {"bytes": held.num_bytes - before, "seconds": round(trio.current_time() - began, 3)}
+        self._node.telemetry.emit("state.synced", peer=source or "", **figures)
+
+    def settle(self) -> None:
+        """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
+        place, held = self.place, self.held
+        leaves, write = held.leaves[0] + held.leaves[1], self.archive.checkpoints.write
+        self._node.nursery.start_soon(write, place, held.vectors, leaves, held.is_last)
+        self.contact.announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
+
+    async def finish(self) -> None:
+        """Wait for the end of a round whose cut I have acknowledged, and for its outer step; no longer than leaving may."""
+        if self._round_over is not None and (self.averager.finishing or not self.averager.busy):
+            await finish_round(self._round_over, self.averager.round, self._node.telemetry)
+
+    async def leave(self, reason: str, patience: float = 0.0) -> None:
+        """Send everybody a goodbye, after one more round, for `patience` seconds at most, if my vote may be needed for it."""
+        if patience:
+            await stay_for_round(self.averager, lambda: self.place, self.held.next_root, patience)
+        self.contact.announce(state=MemberState.LEFT)
+        await self._node.leave(reason)
+
+    def _follow(self, statements: OwnerStatements) -> None:
+        """Carry out what the run's owner states, and show the others that I hold it."""
+        contact, conduct = self.contact, self.archive.conduct
+        conduct.follow(statements, contact.body.invite)
+        contact.gossip.follow(conduct.charter)
+        if statements.records:
+            contact.change(statements=statements.hash, statements_bytes=len(statements.packed))
+            contact.renew(at_once=True)
+
+
+async def finish_round(is_over: trio.Event, round_: int, telemetry: Telemetry) -> None:
+    """Wait for the end of a round whose cut I have acknowledged, for `FINISH_SECONDS` at most."""
+    with trio.move_on_after(FINISH_SECONDS):
+        await is_over.wait()
+        return
+    reason = f"it has not ended within {FINISH_SECONDS:g} s, so that deputies may have to do my work again"
+    telemetry.emit("peer.left_round", reason=reason, round=round_)
+
+
+async def stay_for_round(
+    averager: Averager, place: Callable[[], ChainPosition], next_root: NextRoot, patience: float
+) -> None:
+    """Take part in the next round without a contribution if my vote may be needed for it, for `patience` seconds at most.
+
+    `place` is where my state stands. I am ready once another member is: a term that begins with me alone would stall, and
+    where several leave there may be few others. The state stays what it is, since I leave.
+    """
+    with trio.move_on_after(patience):
+        while averager.is_needed and not averager.behind:
+            position = place()
+            if averager.round != position.round + 1:
+                return
+            if averager.is_called or averager.waiting():
+                leaving = Contribution(
+                    vector=None,
+                    round=position.round + 1,
+                    base_root=position.root,
+                    tokens=0,
+                    steps=0,
+                    loss=0.0,
+                    grace=0.0,
+                    is_leaving=True,
+                )
+                averaged = await averager.average(leaving, next_root)
+                if averaged.outcome.kind is OutcomeKind.DONE:
+                    return
+            await trio.sleep(DEPART_PERIOD)
+
+
+def attempt_figures(outcome: Outcome, seconds: float, before: Traffic, now: Traffic) -> dict[str, Any]:
+    """Return the fields of the event that an attempt ends with (`ROUND_EVENTS`), the loss left out."""
+    figures: dict[str, Any] = {
+        "round": outcome.slot.round,
+        "attempt": outcome.slot.attempt,
+        "roster": list(outcome.members),
+        "seconds": round(seconds, 3),
+        "sent": now.sent - before.sent,
+        "received": now.received - before.received,
+    }
+    if outcome.kind is OutcomeKind.DONE:
+        return figures | {"cut": list(outcome.cut), "root": outcome.value.next_root.hex()}
+    return figures | {"reason": outcome.reason}
