@@ -143,21 +143,20 @@ class Keeper:
             await trio.sleep_forever()
 
     async def leave(self, reason: str, patience: float = 0.0) -> None:
-        """End the round whose cut I have acknowledged, and apply it, then send everybody a goodbye.
-
-        Where my vote may be needed for the next round I stay for that one, for `patience` seconds at most.
-        """
+        """Leave in order (`Member.leave`), after at most `patience` seconds."""
         kept = self._kept
         if kept is None:
             self._contact.announce(state=MemberState.LEFT)
             await self._node.leave(reason)
             return
-        await kept.finish()
-        self._keeping.cancel()
-        if patience and kept.averager.is_needed:
-            reason_to_stay = "its vote may be needed for the next round; a second signal ends it at once"
-            self._telemetry.emit("peer.stays", reason=reason_to_stay, round=kept.averager.round)
-        await kept.leave(reason, patience)
+
+        def stop() -> None:
+            self._keeping.cancel()
+            if patience and kept.averager.is_needed:
+                why = "its vote may be needed for the next round; a second signal ends it at once"
+                self._telemetry.emit("peer.stays", reason=why, round=kept.averager.round)
+
+        await kept.leave(reason, patience, stop)
 
     async def _keep(self, kept: Member) -> None:
         is_late = False

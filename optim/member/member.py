@@ -20,7 +20,7 @@ from ...collectives.allreduce.actions import ROUND_EVENTS, Outcome, OutcomeKind
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, position_in_body
-from ...collectives.contribution import Averaged, Contribution, NextRoot
+from ...collectives.contribution import Averaged, Contribution
 from ...collectives.spec import Spec, spec_of
 from ...collectives.state.archive import Archive
 from ...collectives.state.checkpoint_file import TensorAt
@@ -182,17 +182,49 @@ class Member:
         self._node.nursery.start_soon(write, place, held.vectors, leaves, held.is_last)
         self.contact.announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 
-    async def finish(self) -> None:
-        """Wait for the end of a round whose cut I have acknowledged, and for its outer step; no longer than leaving may."""
-        if self._round_over is not None and (self.averager.finishing or not self.averager.busy):
-            await finish_round(self._round_over, self.averager.round, self._node.telemetry)
+    async def leave(self, reason: str, patience: float = 0.0, stop: Callable[[], None] = lambda: None) -> None:
+        """End the round whose cut I have acknowledged, with its outer step, then send everybody a goodbye.
 
-    async def leave(self, reason: str, patience: float = 0.0) -> None:
-        """Send everybody a goodbye, after one more round, for `patience` seconds at most, if my vote may be needed for it."""
+        With `patience` end any attempt that runs, since the others count on me until I say goodbye; and where my vote may be
+        needed for one more round, stay for that: for so many seconds in all. `stop` keeps my driver from further attempts.
+        """
+        until, is_over, averager = trio.current_time() + patience, self._round_over, self.averager
+        if is_over is not None and patience:
+            with trio.move_on_at(until):
+                await is_over.wait()
+        elif is_over is not None and (averager.finishing or not averager.busy):
+            await finish_round(is_over, averager.round, self._node.telemetry)
+        stop()
         if patience:
-            await stay_for_round(self.averager, lambda: self.place, self.held.next_root, patience)
+            with trio.move_on_at(until):
+                if self._round_over is not None:  # Else the end of a cancelled attempt would unhook the last one.
+                    await self._round_over.wait()
+                await self._stay()
         self.contact.announce(state=MemberState.LEFT)
         await self._node.leave(reason)
+
+    async def _stay(self) -> None:
+        """Take part in the next round without a contribution, while my vote may be needed for it.
+
+        I am ready once another member is: a term that begins with me alone would stall, and where several leave there may
+        be few others. The state stays what it is, since I leave.
+        """
+        averager, place = self.averager, self.place
+        while averager.is_needed and not averager.behind and averager.round == place.round + 1:
+            if averager.is_called or averager.waiting():
+                leaving = Contribution(
+                    vector=None,
+                    round=averager.round,
+                    base_root=place.root,
+                    tokens=0,
+                    steps=0,
+                    loss=0.0,
+                    grace=0.0,
+                    is_leaving=True,
+                )
+                if (await averager.average(leaving, self.held.next_root)).outcome.kind is OutcomeKind.DONE:
+                    return
+            await trio.sleep(DEPART_PERIOD)
 
     def _follow(self, statements: OwnerStatements) -> None:
         """Carry out what the run's owner states, and show the others that I hold it."""
@@ -211,36 +243,6 @@ async def finish_round(is_over: trio.Event, round_: int, telemetry: Telemetry) -
         return
     reason = f"it has not ended within {FINISH_SECONDS:g} s, so that deputies may have to do my work again"
     telemetry.emit("peer.left_round", reason=reason, round=round_)
-
-
-async def stay_for_round(
-    averager: Averager, place: Callable[[], ChainPosition], next_root: NextRoot, patience: float
-) -> None:
-    """Take part in the next round without a contribution if my vote may be needed for it, for `patience` seconds at most.
-
-    `place` is where my state stands. I am ready once another member is: a term that begins with me alone would stall, and
-    where several leave there may be few others. The state stays what it is, since I leave.
-    """
-    with trio.move_on_after(patience):
-        while averager.is_needed and not averager.behind:
-            position = place()
-            if averager.round != position.round + 1:
-                return
-            if averager.is_called or averager.waiting():
-                leaving = Contribution(
-                    vector=None,
-                    round=position.round + 1,
-                    base_root=position.root,
-                    tokens=0,
-                    steps=0,
-                    loss=0.0,
-                    grace=0.0,
-                    is_leaving=True,
-                )
-                averaged = await averager.average(leaving, next_root)
-                if averaged.outcome.kind is OutcomeKind.DONE:
-                    return
-            await trio.sleep(DEPART_PERIOD)
 
 
 def attempt_figures(outcome: Outcome, seconds: float, before: Traffic, now: Traffic) -> dict[str, Any]:

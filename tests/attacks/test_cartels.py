@@ -22,15 +22,15 @@ ROUNDS = 5
 
 def cartel(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.0) -> None:
     """From round `scale` on, make rounds with the fellows alone, of a vector of their own, and never leave that chain."""
-    everybody, follows = liar.averager._active, liar._catch_up.follows_another_chain
-    provider = liar._catch_up.provider
+    everybody, follows = liar.averager._active, liar.member.catch_up.follows_another_chain
+    provider = liar.member.catch_up.provider
 
     def apart() -> bool:
         return liar.averager.round >= scale
 
     liar.averager._active = lambda: frozenset(fellows) if apart() else everybody()
-    liar._catch_up.follows_another_chain = lambda members: not apart() and follows(members)  # type: ignore[method-assign]
-    liar._catch_up.provider = lambda members: None if apart() else provider(members)  # type: ignore[method-assign]
+    liar.member.catch_up.follows_another_chain = lambda members: not apart() and follows(members)  # type: ignore[method-assign]
+    liar.member.catch_up.provider = lambda members: None if apart() else provider(members)  # type: ignore[method-assign]
     if scale <= 1:  # They are in no roster before: in their run they are the founders.
         charter = replace(liar.averager._spec.charter, founders=frozenset(fellows))
         liar.averager._spec = replace(liar.averager._spec, charter=charter)

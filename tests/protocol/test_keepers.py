@@ -22,7 +22,7 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import sign
-from support.keepers import CELLS, MODEL, KeptRun, Peer, all_at, in_memory, kept_run, key
+from support.keepers import CELLS, MODEL, PHASE_SECONDS, KeptRun, Peer, all_at, in_memory, kept_run, key
 
 KEEPER = 10
 """The number of the first keeper's key."""
@@ -145,6 +145,25 @@ def test_keepers_that_leave_in_order_leave_a_run_that_goes_on(tmp_path: Path) ->
         assert not [event for peer in left for event in peer.named("agreement.stalled")]
 
     live(body, tmp_path, 4)
+
+
+def test_a_keeper_that_leaves_in_the_middle_of_an_attempt_ends_it_before_its_last_one(tmp_path: Path) -> None:
+    """The end of the first attempt unhooked the one with which it leaves, which then received nothing."""
+
+    async def body(run: KeptRun) -> None:
+        stays, leaver = (run.keep(KEEPER + number) for number in range(2))
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([stays, leaver, *trainers], 2))
+        assert leaver.keeper is not None
+        kept = leaver.keeper.kept
+        assert kept is not None
+        await run.until(lambda: kept.averager.busy and not kept.averager.finishing)
+        leaving = trio.current_time()
+        await leaver.keeper.leave("left", 120.0)
+        assert leaver.named("peer.stays")
+        assert trio.current_time() - leaving < 2 * PHASE_SECONDS
+
+    live(body, tmp_path, 2)
 
 
 def test_members_that_never_become_ready_delay_rounds_and_prevent_none(tmp_path: Path) -> None:

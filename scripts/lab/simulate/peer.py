@@ -1,25 +1,23 @@
 """One simulated peer: production code with a sleep in the place of training.
 
-Theory of operation. A peer joins, takes the run's state from a provider, and then alternates inner phases and rounds, as
-`optim.member.participant` and `optim.swarm` do together. The inner phase ends by the same `Pace`; a slow peer
-contributes fewer tokens. Above a full roster the members of a round are a sample that follows from the round's number.
+Theory of operation. A peer drives a `Member` of production (`optim.member.member`) as a trainer does: it joins, takes the
+run's state from a provider, and then alternates inner phases and rounds. The inner phase ends by the same `Pace`; a slow
+peer contributes fewer tokens. Above a full roster the members of a round are a sample that follows from the round's number.
 A peer outside of it waits for the others' next state and takes that (it follows).
 """
 
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
-from ....collectives.allreduce.actions import ROUND_EVENTS, OutcomeKind
+from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.averager import Averager
 from ....collectives.chain.chain import ChainPosition
-from ....collectives.chain.fork_choice import Expected, position_in_body
 from ....collectives.codec import FlatSum
 from ....collectives.contribution import Averaged, Contribution, NextRoot
 from ....collectives.spec import Spec
@@ -27,12 +25,12 @@ from ....collectives.state.archive import Archive
 from ....dht.directory.interface import Directory
 from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
-from ....dht.members.table import Member, MemberTable
+from ....dht.members.table import Member as Row
+from ....dht.members.table import MemberTable
 from ....dht.run.admission import Charter
 from ....optim.member.apply import leaf_step
-from ....optim.member.catch_up import CatchUp
-from ....optim.member.held import HeldState
-from ....optim.member.member import stay_for_round
+from ....optim.member.member import Member
+from ....optim.member.reach import Contact
 from ....optim.pace import Pace, slowest
 from ....peer import wire
 from ....peer.config import PeerConfig
@@ -109,15 +107,15 @@ class WatchedNode(Node):
         self.on_fetch(peer, key)
 
 
-class WatchedAverager(Averager):
-    """An averager that reports its contributions to the watcher."""
+def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
+    """Let an averager report the contributions with which it takes part in attempts."""
+    average = averager.average
 
-    on_contribute: Callable[[Contribution], None]
+    async def watched(contribution: Contribution, next_root: NextRoot) -> Averaged:
+        started(contribution)
+        return await average(contribution, next_root)
 
-    async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
-        """Report, then average."""
-        self.on_contribute(contribution)
-        return await super().average(contribution, next_root)
+    averager.average = watched  # type: ignore[method-assign]  # As the attacks do.
 
 
 class SimulatedPeer:
@@ -132,7 +130,6 @@ class SimulatedPeer:
         self.state = state
         self.scope = trio.CancelScope()
         self._training = trio.CancelScope()
-        self._at_rest = trio.Event()
         self.is_leaving = False
         """True from the moment that it was told to leave."""
         self.settled = False
@@ -143,8 +140,7 @@ class SimulatedPeer:
         self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
-        self._body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
-        self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
+        self._seen: tuple[tuple[Row, ...], ChainPosition, int] | None = None
         self._follows_another_chain = False
         self._drawn: frozenset[str] = frozenset()
 
@@ -156,7 +152,17 @@ class SimulatedPeer:
     @property
     def place(self) -> ChainPosition:
         """The chain position of its state."""
-        return self._held.place
+        return self.member.place
+
+    @property
+    def averager(self) -> Averager:
+        """Its rounds."""
+        return self.member.averager
+
+    @property
+    def archive(self) -> Archive:
+        """What it keeps on disk."""
+        return self.member.archive
 
     async def live(
         self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
@@ -169,12 +175,12 @@ class SimulatedPeer:
                 node.on_fetch = lambda provider, key: self._watcher.served(provider, key, self)
                 await self._assemble(node, directory, folder)
                 self._watcher.assembled(self)
-                self._body = replace(self._body, addresses=transport.addresses())
-                await self._held.resume(ChainPosition(0, self.state.root, 0, None))
-                node.nursery.start_soon(self._gossip.run)
+                await self.member.held.resume(ChainPosition(0, self.state.root, 0, None))
+                self._contact.begin(self.place.head)
                 if founder:
-                    await self._held.hash()
-                    await self._settle()
+                    await self.member.held.hash()
+                    self.member.settle()
+                    self.settled = True
                 else:
                     await self._sync()
                 with self._training:
@@ -184,9 +190,9 @@ class SimulatedPeer:
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self.node = node
-        self._gossip = Gossip(
-            node, MemberTable(SIM_RUN, self.peer), directory, SIM_RUN, seed=self._random.getrandbits(32)
-        )
+        table, seed = MemberTable(SIM_RUN, self.peer), self._random.getrandbits(32)
+        body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
+        self._contact = Contact(node, Gossip(node, table, directory, SIM_RUN, seed=seed), body)
         spec = Spec(
             run=SIM_RUN,
             num_cells=NUM_CELLS,
@@ -200,24 +206,14 @@ class SimulatedPeer:
             num_fragments=self._options.fragments,
         )
         advance = leaf_step(OUTER, state.codec)
-        self.archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
-        kept = self.archive.outputs, self.archive.conduct
-        self.averager = WatchedAverager(node, spec, Expected(self._gossip.presence.active, self.peer), *kept)
-        self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
-        self._held = HeldState(node, spec, OUTER, (state.theta, state.momentum), self.archive)
-        self._catch_up = CatchUp(node, spec, self._held, self.archive)
-        self._gossip.presence.on_newcomer(self.averager.add_member)
-        self._gossip.presence.follow_chain(lambda: self.averager.electorate.votes, lambda: None)
+        archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
+        self.member = Member(self._contact, spec, OUTER, (state.theta, state.momentum), archive)
+        watch(self.averager, lambda contribution: self._watcher.started(self, contribution))
 
     async def leave(self) -> None:
         """Stay for one more round where my vote may be needed, then send a Goodbye and leave."""
         self.is_leaving = True
-        if self.averager.busy:
-            await self._at_rest.wait()
-        self._training.cancel()
-        await stay_for_round(self.averager, lambda: self.place, self._held.next_root, SIM_LEAVE_PATIENCE)
-        self._announce(state=MemberState.LEFT)
-        await self.node.leave("the simulation sends it away")
+        await self.member.leave("the simulation sends it away", SIM_LEAVE_PATIENCE, self._training.cancel)
 
     async def _train(self) -> None:
         began = trio.current_time()
@@ -234,7 +230,7 @@ class SimulatedPeer:
 
     async def _stay(self) -> None:
         while not self._training.cancel_called:
-            if self._behind() or self._catch_up.provider(self._gossip.presence.active()) is not None:
+            if self._behind() or self.member.catch_up.provider(self._contact.presence.active()) is not None:
                 await self._sync()
             await trio.sleep(self._glance)
         await trio.sleep_forever()
@@ -263,74 +259,35 @@ class SimulatedPeer:
         number = self.place.round + 1
         x = self.state.contribution(self.peer, number)
         while not self._behind() and self.peer in self._next_members():
-            self._gossip.presence.attend(self._next_members())
-            contribution = Contribution(
-                vector=FlatSum([x]),
-                round=number,
-                base_root=self.place.root,
-                tokens=steps * TOKENS_PER_STEP,
-                steps=steps,
-                loss=1.0,
-                grace=self._pace.grace(duration),
-                seconds=duration,
+            averaged = await self.member.average(
+                Contribution(
+                    vector=FlatSum([x]),
+                    round=number,
+                    base_root=self.place.root,
+                    tokens=steps * TOKENS_PER_STEP,
+                    steps=steps,
+                    loss=1.0,
+                    grace=self._pace.grace(duration),
+                    seconds=duration,
+                )
             )
-            self._at_rest = trio.Event()
-            averaged = await self.averager.average(contribution, self._held.next_root)
-            outcome = averaged.outcome
-            done = outcome.kind is OutcomeKind.DONE
-            if done:
-                if self.peer in outcome.cut:
-                    self.state.keep_rest(averaged, x)
-                await self._held.step(outcome.value.bounds, averaged.outputs)
-                root = self.place.root
-                place = ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate)
-                await self._held.advance(place)
-            self._note(averaged)
+            is_done = averaged.outcome.kind is OutcomeKind.DONE
+            if is_done and self.peer in averaged.outcome.cut:
+                self.state.keep_rest(averaged, x)
             self._watcher.ended(self, averaged)
-            if done:
-                await self._settle()
-            self._at_rest.set()
-            if done:
+            if is_done:
                 return
             await trio.sleep(SIM_RETRY_SECONDS)
 
-    def _note(self, averaged: Averaged) -> None:
-        outcome = averaged.outcome
-        figures: dict[str, Any] = {"round": outcome.slot.round, "attempt": outcome.slot.attempt}
-        figures |= {"roster": list(outcome.members)}
-        if outcome.kind is OutcomeKind.DONE:
-            figures |= {"cut": list(outcome.cut), "root": self.place.root.hex()}
-            self.node.telemetry.emit("round.done", **figures)
-        else:
-            self.node.telemetry.emit(ROUND_EVENTS[outcome.kind], reason=outcome.reason, **figures)
-
     async def _sync(self) -> None:
         """Take the run's state, until no member has a better one."""
-        self._announce(state=MemberState.SYNCING)
-        with trio.move_on_after(SIM_SYNC_PATIENCE):
-            await self._gossip.looked.wait()
-        source = await self._catch_up.reach(self._gossip, SIM_SYNC_PATIENCE)
-        place = self.place
-        await self._held.advance(place)
-        self.averager.expect(place.round + 1, place.certificate)
-        self.node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
-        await self._settle()
-        self._watcher.moved(self)
-
-    async def _settle(self) -> None:
-        """Write a checkpoint if one is due, and announce that I train."""
-        place, held = self.place, self._held
-        await self.archive.checkpoints.write(place, held.vectors, held.leaves[0] + held.leaves[1])
+        await self.member.sync()
         self.settled = True
-        self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
-
-    def _announce(self, **changes: Any) -> None:
-        self._body = replace(self._body, **changes)
-        self._gossip.announce(self._body)
+        self._watcher.moved(self)
 
     def _behind(self) -> bool:
         self._look()
-        return self.averager.behind or self._follows_another_chain
+        return self.averager.behind or self.member.catch_up.proofs.is_beaten or self._follows_another_chain
 
     def _next_members(self) -> frozenset[str]:
         """Return the known members of the next round."""
@@ -339,12 +296,13 @@ class SimulatedPeer:
 
     def _look(self) -> None:
         """Update the cached members and fork choice if any member, my position or a proof has changed."""
-        members, place, news = self._gossip.presence.active(), self.place, self._catch_up.proofs.news
+        catch_up, members, place = self.member.catch_up, self._contact.presence.active(), self.place
+        news = catch_up.proofs.news
         seen = self._seen
         if seen is not None and seen[0] is members and seen[1] is place and seen[2] == news:
             return
         self._seen = members, place, news
-        self._follows_another_chain = self._catch_up.follows_another_chain(members)
+        self._follows_another_chain = catch_up.follows_another_chain(members)
         self._drawn = self.averager.drawn()
 
     def _report(self, signed: wire.Signed) -> None:
