@@ -67,6 +67,7 @@ class Member:
         node, presence = contact.node, contact.presence
         self._node = node
         self._resumes = resumes
+        self._settings = spec.settings
         self._round_over: trio.Event | None = None
         self.expected = Expected(presence.active, node.peer_id)
         """The other members of my rounds."""
@@ -109,9 +110,12 @@ class Member:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the run is further than its state; for use between rounds, which themselves report how they ended."""
+        """Whether the run is further than its state."""
+        if self.averager.behind or self.catch_up.proofs.is_beaten:
+            return True
         members = alike(self.contact.presence.active(), self._node.peer_id)
-        return self.averager.behind or self.catch_up.proofs.is_beaten or self.catch_up.follows_another_chain(members)
+        # A round itself reports how it ended.
+        return not self.averager.busy and self.catch_up.follows_another_chain(members)
 
     async def average(self, contribution: Contribution) -> Averaged:
         """Attempt the next round; if it is certified, make its outer step, and announce the new state.
@@ -146,10 +150,11 @@ class Member:
             self.contact.report(outcome, is_last=held.is_last)
         return averaged
 
-    async def sync(self, *, compare: bool = False, rounds: float = math.inf, starts: bool = True) -> None:
+    async def sync(self, *, compare: bool = False, starts: bool = True) -> None:
         """Hold the run's newest state, and announce it: mine if I start the run, or no other one is proven.
 
-        Raises what `CatchUp.reach` does; the arguments are its own.
+        With `compare` my model must be that of the others. Who cannot start a run (not `starts`) waits for a member that
+        holds its state, even after its last round. Raises what `CatchUp.reach` does.
         """
         contact, catch_up, held, began = self.contact, self.catch_up, self.held, trio.current_time()
         before, source = held.num_bytes, None
@@ -160,12 +165,16 @@ class Member:
         if holds:
             await catch_up.await_proofs(contact.gossip, PROOF_PATIENCE)
         if not holds or catch_up.provider(contact.presence.active()) is not None:
-            contact.announce(state=MemberState.SYNCING)
+            contact.announce(state=MemberState.SYNCING, **position_in_body(held.place))
             await contact.await_look(SYNC_PATIENCE)
-            # Without `resumes` the published head does not bind me.
-            published = contact.heads.ahead if contact.heads is not None and self._resumes else None
+            heads, settings = contact.heads, self._settings
             source = await catch_up.reach(
-                contact.gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=compare, starts=starts
+                contact.gossip,
+                SYNC_PATIENCE,
+                published=heads.ahead if heads is not None and self._resumes else None,
+                rounds=settings(heads.revision).num_rounds if heads and settings and starts else math.inf,
+                compare=compare,
+                starts=starts,
             )
         catch_up.proofs.is_beaten = False
         await held.advance(held.place)

@@ -71,10 +71,16 @@ class Contact:
     """One peer's contact with its run."""
 
     def __init__(
-        self, node: Node, gossip: Gossip, body: MemberBody, rung: Callable[[], Rung | None] = lambda: None
+        self,
+        node: Node,
+        table: MemberTable,
+        gossip: Gossip,
+        body: MemberBody,
+        rung: Callable[[], Rung | None] = lambda: None,
     ) -> None:
-        """`rung` returns how others reach me, None where that is not known."""
+        """`gossip` fills the `table`. `rung` returns how others reach me, None where that is not known."""
         self.node = node
+        self.table = table
         self.gossip = gossip
         self.presence = gossip.presence
         self.body = body
@@ -102,7 +108,7 @@ class Contact:
         )
         gossip = Gossip(node, table, directory, signed.run_id, seed=seed, remembered=remembered)
         body = replace(body, invite=reached.invite)
-        contact = cls(node, gossip, body, lambda: reached.host.reachability.rung)
+        contact = cls(node, table, gossip, body, lambda: reached.host.reachability.rung)
         contact.heads = Heads(directory, signed.run_id, charter, node.telemetry)
         contact.evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         stated = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))

@@ -26,10 +26,7 @@ from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.collectives.lines import CodecChoice
-from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
-from flockstep.dht.members.gossip import Gossip
-from flockstep.dht.members.table import MemberTable
 from flockstep.optim.member import network
 from flockstep.optim.member.border import (
     BLANK,
@@ -41,6 +38,7 @@ from flockstep.optim.member.border import (
     TrainingVectors,
     vectors_of,
 )
+from flockstep.optim.member.member import Member
 from flockstep.optim.member.participant import Connected, Participant, serve
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import keyed
@@ -100,16 +98,14 @@ class Corruptor(Connected):
     def handlers(self) -> Sequence[Handler]:
         return *super().handlers(), Corrupt.handled_by(self._corrupt), Stand.handled_by(self._stand)
 
-    def make_participant(
-        self, vectors: TrainingVectors, spec: Spec, table: MemberTable, gossip: Gossip, archive: Archive
-    ) -> Participant:
-        return Peer(self.corruption, self, vectors, spec, table, gossip, archive)
+    def make_participant(self, vectors: TrainingVectors, member: Member) -> Participant:
+        return Peer(self.corruption, self, vectors, member)
 
     async def _corrupt(self, command: Corrupt) -> None:
         self.corruption = command
 
     async def _stand(self, command: Stand) -> ChainPosition:
-        manifest = self.signed.manifest
+        manifest = self.reached.signed.manifest
         codec = codec_named(manifest.codec.contribution)
         shared = SharedVectors.create(vectors_of(NUM_CELLS, manifest.outer.fragments, codec))
         shared["theta"][:] = np.linspace(-1, 1, NUM_CELLS * CELL)
@@ -126,17 +122,10 @@ class Peer(Participant):
     """The network process of one member, corrupted before it can send its first message."""
 
     def __init__(
-        self,
-        corruption: Corrupt,
-        connected: Connected,
-        vectors: TrainingVectors,
-        spec: Spec,
-        table: MemberTable,
-        gossip: Gossip,
-        archive: Archive,
+        self, corruption: Corrupt, connected: Connected, vectors: TrainingVectors, member: Member
     ) -> None:
-        super().__init__(connected, vectors, spec, table, gossip, archive)
-        self.node, self.identity = connected.node, connected.node.identity
+        super().__init__(connected, vectors, member)
+        self.node, self.identity = self._node, self._node.identity
         self._attack: Attack | None = None
         name, _, scale = corruption.attack.partition(":")
         if name == HONEST:
@@ -148,17 +137,17 @@ class Peer(Participant):
             LIARS[name](self, **options)
         else:
             self._attack = attackers.fresh()
-            self._averager._choice = CodecChoice(careless(self._averager._spec.contribution))
+            self.averager._choice = CodecChoice(careless(self.averager._spec.contribution))
 
     @property
     def averager(self) -> Averager:
         """Its rounds."""
-        return self._averager
+        return self.member.averager
 
     @property
     def archive(self) -> Archive:
         """What it keeps."""
-        return self._archive
+        return self.member.archive
 
     @property
     def peer(self) -> str:
@@ -180,10 +169,10 @@ class Peer(Participant):
 
     async def _train(self, command: Train) -> ChainPosition:
         vectors, members = self._vectors, frozenset(command.members)
-        while members and self._trainers() != members:
-            await self._gossip.presence.changed()
+        while members and self.member.expected() != members:
+            await self._presence.changed()
         while self._position.round < command.round:
-            if self._averager.behind:
+            if self.averager.behind:
                 await self.sync(SyncState())
                 continue
             round_into(self._gradient(self._position.round + 1), vectors.delta)

@@ -15,18 +15,15 @@ from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.codec import CELL, Codec, round_into
+from flockstep.collectives.codec import CELL, Codec, codec_named, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.mixed import codecs_named
-from flockstep.collectives.spec import charter_of, spec_of
-from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.owner_log import publish_pages
 from flockstep.dht.members.remembered import Remembered
-from flockstep.dht.members.table import Member, MemberTable
+from flockstep.dht.members.table import Member
 from flockstep.dht.rendezvous import find_members
 from flockstep.dht.run.manifest import (
     Admission,
@@ -42,7 +39,6 @@ from flockstep.dht.run.manifest import (
 from flockstep.dht.run.revision import kept_by
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
-from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.border import (
     BLANK,
     AverageDelta,
@@ -54,7 +50,6 @@ from flockstep.optim.member.border import (
 )
 from flockstep.optim.member.participant import Connected
 from flockstep.optim.member.reach import ReachedRun
-from flockstep.optim.outer import OuterSettings
 from flockstep.optim.shards.seeding import Seeds
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
@@ -305,37 +300,17 @@ class KeptRun:
         config: PeerConfig,
         seconds: float,
     ) -> None:
-        signed, folder, border = self.signed, self._folder / peer.peer, Border()
-        reached = self._reached(node, directory)
-        connected = Connected(
-            cast(Channel, border),
-            nursery,
-            config=config,
-            node=node,
-            host=reached.host,
-            directory=directory,
-            signed=signed,
-            remembered=reached.remembered,
-            invite=b"",
-            folder=folder,
-            anchor=None,
-            seeds=reached.seeds,
-        )
+        signed, border = self.signed, Border()
+        connected = Connected(cast(Channel, border), nursery, config, self._reached(node, directory))
         size = CELLS * CELL
-        kept: Any = codecs_named(signed.manifest.codec.contributions).memory_dtype
+        codecs = codecs_named(signed.manifest.codec.contributions)
+        kept: Any = codecs.memory_dtype
         theta = np.linspace(-1, 1, size).astype(np.float32)
         peer.vectors = TrainingVectors(theta, np.zeros_like(theta), np.zeros(size, kept), np.zeros(size, kept))
-        table = MemberTable(
-            signed.run_id, node.peer_id, sequence=int(trio.current_time() * 1000) + 1, charter=charter_of(signed)
-        )
-        gossip = Gossip(node, table, directory, signed.run_id, seed=1)
-        spec = spec_of(signed, CELLS, b"")
         if (corrupt := self.corrupt.get(peer.peer)) is not None:
-            corrupt(node, spec.output)
-        every, advance = signed.manifest.checkpoint_rounds, leaf_step(OuterSettings.of(signed.manifest), spec.output)
-        archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
-        peer.conduct = archive.conduct
-        participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
+            corrupt(node, codec_named(signed.manifest.codec.result))
+        participant = await connected.train(peer.vectors, TENSORS)
+        peer.conduct = participant.member.archive.conduct
         position = self.torn.get(peer.peer, BLANK)
         layout = self.layouts.get(peer.peer, MODEL)
         await participant.join(JoinRun(position, "cpu", "test", layout, bytes(32), again=peer.peer in self.torn))

@@ -192,7 +192,7 @@ class SimulatedPeer:
         self.node = node
         table, seed = MemberTable(SIM_RUN, self.peer), self._random.getrandbits(32)
         body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
-        self._contact = Contact(node, Gossip(node, table, directory, SIM_RUN, seed=seed), body)
+        self._contact = Contact(node, table, Gossip(node, table, directory, SIM_RUN, seed=seed), body)
         spec = Spec(
             run=SIM_RUN,
             num_cells=NUM_CELLS,
