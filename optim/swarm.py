@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -88,11 +88,20 @@ class StepReport:
     """How a round ended, if one was attempted."""
 
 
+Inner: TypeAlias = (
+    torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Callable[[nn.Module, SignedManifest], Sequence[torch.optim.Optimizer]]
+)
+"""Inner optimizers, or what builds them for a model and a run."""
+
+
 class Swarm:
     """One model's membership in a run.
 
     `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
-    optimizer, or several, or a function that builds them for the run's manifest. `follow_run` says whether the run's
+    optimizer, or several, or a function that builds them for the run's manifest. Without a model entering only reaches the
+    run, whose manifest is then `signed`, and `join` takes part in it. `follow_run` says whether the run's
     learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
     to optimizers that were built for the run, and the caller's own keep their learning rates.
     `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait. `metrics` is the
@@ -105,10 +114,8 @@ class Swarm:
     def __init__(
         self,
         link: str,
-        model: nn.Module | Callable[[SignedManifest], nn.Module],
-        inner: torch.optim.Optimizer
-        | Sequence[torch.optim.Optimizer]
-        | Callable[[nn.Module, SignedManifest], Sequence[torch.optim.Optimizer]],
+        model: nn.Module | Callable[[SignedManifest], nn.Module] | None = None,
+        inner: Inner = (),
         *,
         follow_run: bool | None = None,
         config: PeerConfig | None = None,
@@ -119,7 +126,7 @@ class Swarm:
         self._link = link
         self._make_model = model
         self._make_inner = inner
-        self._follows_run = callable(inner) if follow_run is None else follow_run
+        self._follow_run = follow_run
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
@@ -150,7 +157,10 @@ class Swarm:
         else:
             self.telemetry = Telemetry()
         try:
-            self._enter()
+            self._open()
+            made = self._make_model
+            if made is not None:
+                self.join(made if isinstance(made, nn.Module) else made(self.signed), self._make_inner)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -168,22 +178,30 @@ class Swarm:
             port = self._page.enter_context(shown_metrics(self._metrics, figures.figures, notice))
             self.telemetry.emit("metrics.ready", port=port)
 
-    def _enter(self) -> None:
-        ranks = self._ranks
-        opened = ranks.from_first(RunOpened, lambda: self._first.open())
+    def _open(self) -> None:
+        """Reach the run."""
+        opened = self._ranks.from_first(RunOpened, lambda: self._first.open())
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
         # By the owner's newest revision, also before the chain names it: a run that nobody can train under the one before
         # gets no round by which to name it. The outer step follows the chain alone (`membership`).
         self._signed, self._revision = signed, opened.revision
-        self.manifest = manifest = revised_by(signed, opened.revision)
+        self.manifest = revised_by(signed, opened.revision)
         self.run_id = signed.run_id
-        made, expected = self._make_model, replace(signed, manifest=manifest)
-        self.model = made if isinstance(made, nn.Module) else made(expected)
-        inner = self._make_inner
+
+    @property
+    def signed(self) -> SignedManifest:
+        """The run, with its manifest as its owner has revised it."""
+        return replace(self._signed, manifest=self.manifest)
+
+    def join(self, model: nn.Module, inner: Inner) -> None:
+        """Become a member of the run with this model. Raises `FlockstepError`."""
+        ranks, manifest = self._ranks, self.manifest
+        self.model = model
+        self._follows_run = callable(inner) if self._follow_run is None else self._follow_run
         if isinstance(inner, torch.optim.Optimizer):
             inner = [inner]
-        self.optimizers = list(inner(self.model, expected) if callable(inner) else inner)
+        self.optimizers = list(inner(model, self.signed) if callable(inner) else inner)
         self._inner = InnerOptimizers(self.optimizers)
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)

@@ -88,62 +88,28 @@ def join_run(
         if device.type == "cuda" and local_rank is not None:
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
-        prepared: list[TokenSource | SequenceUnits] = []
-
-        def open_agreed(signed: SignedManifest, is_new: bool) -> TokenSource | SequenceUnits:
-            """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
-            data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
-            try:
-                if not config.data:
-                    trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
-                if not mine:
-                    how = swarm.from_first(lambda: agree(signed, is_new))  # No rank opens what its user refuses.
-                    swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=how)
-            except NotAgreed as refused:
-                refused.revision = swarm.revision
-                raise
-            with following(swarm):
-                members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
-                return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
-
-        def reopen() -> TokenSource | SequenceUnits:
-            source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
-            check_tokenizer(swarm.model, source)
-            return source
-
-        published: list[SignedManifest] = []
-
-        def prepare(signed: SignedManifest) -> nn.Module:
-            published.append(signed)
+        with Swarm(link, config=config, on_event=on_event, stop=stop) as swarm:
             # Data before the model: a wrong path fails before anything takes long.
-            source, spec = open_agreed(signed, is_new=True), signed.manifest.model
-            data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
-            prepared.append(source)
+            source = open_agreed(swarm, agree, is_new=True)
             if swarm.speaks:
-                check_room(signed, device, config, swarm.telemetry)
-            allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
-            model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
-            check_length(model, data.sequence_length)
-            with following(swarm):
-                check_tokenizer(model, source)
-            if config.checkpoint_activations:
-                recompute_activations(model)
-            if config.load_in_4bit:
-                quantize_base(model, device)
-            model = model.to(device)
-            return model if local_rank is None else spread(model, device, shard=config.shard)
-
-        inner = partial(inner_of, adamw=adamw_8bit) if config.optimizer_8bit else inner_of
-        swarm = Swarm(link, prepare, inner, config=config, on_event=on_event, stop=stop)
-        with swarm:
+                check_room(swarm.signed, device, config, swarm.telemetry)
+            model = build(swarm, source, device)
+            inner = partial(inner_of, adamw=adamw_8bit) if config.optimizer_8bit else inner_of
+            swarm.join(model if local_rank is None else spread(model, device, shard=config.shard), inner)
             if swarm.speaks:
-                keep_for_export(swarm, prepared[0])
+                keep_for_export(swarm, source)
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
+
+            def reopen() -> TokenSource | SequenceUnits:
+                again = open_agreed(swarm, agree, is_new=False)
+                check_tokenizer(swarm.model, again)
+                return again
+
             with following(swarm):
                 adaptive = local_rank is None or not config.shard
-                train(swarm, prepared[0], device, adaptive=adaptive, reopen=reopen, rest=rest)
+                train(swarm, source, device, adaptive=adaptive, reopen=reopen, rest=rest)
             if stop.is_set():
                 swarm.reason = farewell()
             if save is not None:
@@ -151,6 +117,40 @@ def join_run(
                 if swarm.speaks:
                     save_tensors(tensors, save, round=str(swarm.round), state_root=swarm.root)
         return Summary(swarm.round, swarm.root, swarm.reason, save)
+
+
+def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, bool], str], *, is_new: bool) -> TokenSource | SequenceUnits:
+    """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
+    signed, config = swarm.signed, swarm.config
+    data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
+    try:
+        if not config.data:
+            trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
+        if not mine:
+            how = swarm.from_first(lambda: agree(signed, is_new))  # No rank opens what its user refuses.
+            swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=how)
+    except NotAgreed as refused:
+        refused.revision = swarm.revision
+        raise
+    with following(swarm):
+        members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
+        return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
+
+
+def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device) -> nn.Module:
+    """Build the model that a run pins, for the data of `source`, on a device. Raises `FlockstepError`."""
+    signed, config = swarm.signed, swarm.config
+    spec, mine = signed.manifest.model, signed.manifest.owner == swarm.peer_id
+    allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
+    model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
+    check_length(model, signed.manifest.data.sequence_length)
+    with following(swarm):
+        check_tokenizer(model, source)
+    if config.checkpoint_activations:
+        recompute_activations(model)
+    if config.load_in_4bit:
+        quantize_base(model, device)
+    return model.to(device)
 
 
 def open_reported(
