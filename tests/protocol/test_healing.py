@@ -73,7 +73,7 @@ def test_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
                 lambda: len({m.held.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000
             )
             assert max(migrant.round for migrant in swarm) <= met + 2
-            assert len({migrant.sim.root for migrant in swarm}) == 1
+            assert len({migrant.root for migrant in swarm}) == 1
             for migrant in swarm:
                 assert migrant.ledger.head == migrant.held.place.head
                 assert migrant.ledger.first == 1
@@ -170,7 +170,7 @@ def test_a_member_that_states_a_start_state_which_it_does_not_give_keeps_no_run_
                 nursery.start_soon(migrant.live, tmp_path)
             await trio.sleep(1)
             await wait_for(lambda: min(migrant.done for migrant in honest) >= 2, 1000)
-            assert len({migrant.sim.root for migrant in honest}) == 1
+            assert len({migrant.root for migrant in honest}) == 1
             assert not founds or all(migrant.named("state.retry") for migrant in honest)
             nursery.cancel_scope.cancel()
 
@@ -236,7 +236,7 @@ def test_a_stranger_that_states_rounds_which_it_cannot_prove_does_not_keep_a_run
             nursery.start_soon(friend.live, tmp_path)
             await wait_for(lambda: min(founder.done, friend.done) >= 2, 400)
             assert founder.named("head.unproven")
-            assert founder.sim.root == friend.sim.root
+            assert founder.root == friend.root
             nursery.cancel_scope.cancel()
 
     run_virtual(main)
@@ -260,10 +260,10 @@ def test_what_one_voter_decided_alone_ends_the_round_of_less_than_four_only(
             before = me.held.place
             certificate = certify(before.certificate, 100, roster=[other.identity], run=RUN)
             for again in range(2):
-                me.sim.averager.behind = False  # As after a search that has found nothing.
+                me.member.averager.behind = False  # As after a search that has found nothing.
                 other.node.send(me.identity.peer_id, certificate)
                 await trio.sleep(0.1)
-                assert me.sim.averager.behind is (always or not again)
+                assert me.member.averager.behind is (always or not again)
             hints = me.named("certificate.hint")
             assert len(hints) == (0 if always else 2)
             assert all("1 of 4 votes decided it in term 1" in str(hint["reason"]) for hint in hints)
@@ -310,6 +310,24 @@ def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: P
     error = sole_error(raised.value)
     assert isinstance(error, NetworkError)
     assert "all 9 rounds of the run are done" in str(error)
+
+
+def test_who_cannot_start_a_run_takes_part_once_it_has_the_state_of_another_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+        found([holder], newcomer)
+        newcomer.starts = False
+        async with network.open(), trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer.live, tmp_path)
+            await trio.sleep(1000)
+            assert newcomer.body.state == MemberState.SYNCING
+            assert [event["step"] for event in newcomer.named("state.awaited")] == ["sync"]
+            nursery.start_soon(holder.live, tmp_path)
+            await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
 
 
 SECONDS_TO_SAY = {"nobody's": 12, "nobody's, and one is mute": 60}

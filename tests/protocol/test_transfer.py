@@ -142,6 +142,27 @@ def test_one_dies_one_lies_and_one_is_slow_and_the_state_still_comes(tmp_path: P
     run_rounds(5, body, tmp_path, uploads=[10 * LEAF_BYTES, LEAF_BYTES / 3, 10 * LEAF_BYTES, 0, 0])
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_state_of_which_a_part_has_come_is_none_of_the_run(tmp_path: Path, killed: bool) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        counts, members = served(others), [other.member() for other in others]
+
+        async def strike() -> None:
+            while counts.total() < 3:  # noqa: ASYNC110  Virtual time, and no event to await.
+                await trio.sleep(0.01)
+            for other in others if killed else ():
+                swarm.network.kill(other.sim.peer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(strike)
+            await late.catch_up.take_from(members[0], members)
+        assert late.held.changed
+        assert late.held.is_blank is killed
+        assert bool(late.named("state.retry")) is killed
+
+    run_rounds(4, body, tmp_path, uploads=[4 * LEAF_BYTES] * 3)
+
+
 def test_who_is_killed_in_the_middle_fetches_nothing_again_in_its_next_life(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         counts = served(others)

@@ -37,6 +37,13 @@ def identities(count: int) -> list[Identity]:
     return [Identity.from_seed(bytes([index + 1]) * 32) for index in range(count)]
 
 
+def delta_of(peer: str, size: int, round_: int, common: float = 0.0) -> Floats:
+    """Return a peer's own direction in a round, plus `common` times the one that all have in it."""
+    seed = int.from_bytes(peer.encode()[-4:]) + round_
+    own, shared = (np.random.default_rng(number).normal(size=size) for number in (seed, round_))
+    return np.asarray(own + common * shared, np.float32) * np.float32(1e-3)
+
+
 @dataclass
 class SimPeer:
     """One peer: its node, averager, state, and events."""
@@ -67,9 +74,7 @@ class SimPeer:
 
     def delta(self, round_: int) -> Floats:
         """Return this peer's contribution: known to the test, different for every peer and round."""
-        seed = int.from_bytes(self.peer.encode()[-4:]) + round_
-        own, common = (np.random.default_rng(number).normal(size=self.theta.size) for number in (seed, round_))
-        return np.asarray(own + self.common * common, np.float32) * np.float32(1e-3)
+        return delta_of(self.peer, self.theta.size, round_, self.common)
 
     async def round(self, *, tokens: int = 100) -> Outcome:
         """Run one attempt of the next round, and apply it if it is certified."""
