@@ -14,7 +14,7 @@ by `after_step`. What the run prescribes for it, a learning-rate schedule and cl
 built for the run; a caller's own keep what their loop does.
 
 A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and rank 0
-decides for all (`ranks`, `membership`).
+decides for all (`ranks`, `client`).
 """
 
 import contextlib
@@ -46,10 +46,10 @@ from .evaluating import HeldOutResult
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
-from .member.membership import (
+from .member.client import (
     Act,
     CaughtUp,
-    Membership,
+    PeerClient,
     PeerStatus,
     PhaseEnd,
     PhaseOutcome,
@@ -147,13 +147,13 @@ class Swarm:
 
     def __enter__(self) -> Self:
         self._ranks = Ranks()
-        self._membership: Membership | None = None
+        self._client: PeerClient | None = None
         if self._ranks.first:
             self.telemetry = Telemetry(log_path(self.config.home))
             if self._on_event is not None:
                 self.telemetry.subscribe(self._on_event)
             self._show_metrics()
-            self._membership = Membership(self._link, self.config, self.telemetry, self._stop)
+            self._client = PeerClient(self._link, self.config, self.telemetry, self._stop)
         else:
             self.telemetry = Telemetry()
         try:
@@ -184,7 +184,7 @@ class Swarm:
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
         # By the owner's newest revision, also before the chain names it: a run that nobody can train under the one before
-        # gets no round by which to name it. The outer step follows the chain alone (`membership`).
+        # gets no round by which to name it. The outer step follows the chain alone (`client`).
         self._signed, self._revision = signed, opened.revision
         self.manifest = revised_by(signed, opened.revision)
         self.run_id = signed.run_id
@@ -240,8 +240,8 @@ class Swarm:
             self.reason = "finished"
         self._keep_buffers()
         self._inner.close()
-        if self._membership is not None:
-            self._membership.close(self.reason)
+        if self._client is not None:
+            self._client.close(self.reason)
         self._page.close()
         self.telemetry.close()
 
@@ -438,8 +438,8 @@ class Swarm:
     def _report(self) -> float | None:
         """Report the mean loss of all ranks since the last report, and return it; None if it is not known."""
         weighed, tokens = self._ranks.sum(*self._losses.take())
-        if self._membership is not None:
-            self._membership.report(weighed, int(tokens))
+        if self._client is not None:
+            self._client.report(weighed, int(tokens))
         mean = weighed / max(tokens, 1)
         return None if math.isnan(mean) else mean
 
@@ -482,23 +482,23 @@ class Swarm:
         began = time.monotonic()
         seconds = min(EVALUATION_SHARE * (began - self._settled_at), EVALUATION_MOST_SECONDS)
         self._settled_at = began
-        evaluator, membership = self._evaluator, self._membership
-        if evaluator is None or membership is None or not membership.is_drawn(self.manifest.eval.prompts):
+        evaluator, client = self._evaluator, self._client
+        if evaluator is None or client is None or not client.is_drawn(self.manifest.eval.prompts):
             return
         try:
-            with self._layout.holding(membership.vectors.theta, self.model) as model:
+            with self._layout.holding(client.vectors.theta, self.model) as model:
                 found = evaluator(model, seconds)
         except Exception as error:  # noqa: BLE001  The boundary to the caller's model: training goes on without a figure.
             reason = f"{type(error).__name__}: {error}"
             self.telemetry.emit("eval.failed", step="evaluate", reason=reason, round=self.round)
             return
-        membership.publish_evaluation(found.loss, found.tokens, found.samples)
+        client.publish_evaluation(found.loss, found.tokens, found.samples)
         took = round(time.monotonic() - began, 3)
         self.telemetry.emit("eval.measured", round=self.round, loss=found.loss, tokens=found.tokens, seconds=took)
 
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
-        delta = None if self._membership is None else np.empty(self._layout.size, np.float32)
+        delta = None if self._client is None else np.empty(self._layout.size, np.float32)
         self._layout.pseudo_gradient(self._theta, self.model, delta)
         caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason, delta))
         self._status = caught_up.status
@@ -513,18 +513,18 @@ class Swarm:
         self._layout.scatter(vector, self.model, self._ranks.share)
 
     @property
-    def _first(self) -> Membership:
-        """The membership, which only rank 0 has."""
-        assert self._membership is not None
-        return self._membership
+    def _first(self) -> PeerClient:
+        """The client, which only rank 0 has."""
+        assert self._client is not None
+        return self._client
 
     @property
     def _theta(self) -> Floats | None:
-        return None if self._membership is None else self._membership.vectors.theta
+        return None if self._client is None else self._client.vectors.theta
 
     @property
     def _delta(self) -> FlatVector | None:
-        return None if self._membership is None else self._membership.vectors.delta
+        return None if self._client is None else self._client.vectors.delta
 
 
 def _check_arithmetic() -> None:

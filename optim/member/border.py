@@ -1,6 +1,6 @@
 """Defines what crosses between the trainer and its network process: commands, answers, notices, shared vectors.
 
-The trainer (`network`) sends the commands, the network process (`participant`) carries them out and sends the notices;
+The trainer (`client`) sends the commands, the network process (`participant`) carries them out and sends the notices;
 `peer.process.bridge` carries both. Imports no torch, like everything that the network process imports.
 """
 

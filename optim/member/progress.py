@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,7 +10,9 @@ from torch import Tensor
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Rung
 from .border import ReportProgress
-from .network import Network
+
+if TYPE_CHECKING:
+    from .client import PeerClient
 
 REPORT_SECONDS = 1.0
 """Between two `step` events: what a person can follow; reading a loss also makes a GPU wait, so not more often."""
@@ -41,13 +44,13 @@ class Losses:
 class Progress:
     """Counts inner steps, tokens and losses of one peer, summed over its ranks."""
 
-    def __init__(self, telemetry: Telemetry, network: Network) -> None:
+    def __init__(self, telemetry: Telemetry, client: "PeerClient") -> None:
         self.steps = 0
         """Inner steps since the start."""
         self.tokens = 0
         """Tokens trained since the start."""
         self._telemetry = telemetry
-        self._network = network
+        self._client = client
         self._reported = self._stepped = time.monotonic()
         self.step_seconds = 0.0
         """What an inner step takes: the last one, with what the caller did beside it, and without waits for a round."""
@@ -99,17 +102,17 @@ class Progress:
         rate = tokens / max(now - self._reported, 1e-9)
         self._phase_weighed += weighed
         self._reported = now
-        pulse = self._network.pulse
+        pulse = self._client.pulse
         self._telemetry.emit(
             "step",
             step=self.steps,
-            tokens=self._network.position.tokens + self.phase_tokens,
+            tokens=self._client.position.tokens + self.phase_tokens,
             loss=loss,
             tokens_per_s=round(rate, 1),
-            round=self._network.position.round,
+            round=self._client.position.round,
             peers=pulse.active,
             sent=pulse.sent,
             received=pulse.received,
             rung=max(pulse.rungs.values(), key=list(Rung).index, default=None),
         )
-        self._network.report_progress(ReportProgress(self.steps, self.tokens, rate, loss))
+        self._client.report_progress(ReportProgress(self.steps, self.tokens, rate, loss))

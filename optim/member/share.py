@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -27,7 +27,9 @@ from ...peer.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from ..data.datasets import Indexed, Units, units_of
 from ..data.leases import UNSETTLED, Lease, Leases, Ranking, Share, UnitId, View
-from .network import Network
+
+if TYPE_CHECKING:
+    from .client import PeerClient
 
 SHARE_PUBLISH_PERIOD = 0.25
 """Least seconds between two publications of my leases: with tiny units something changes at every step."""
@@ -47,9 +49,9 @@ class Shares:
     """One peer's shares of the datasets that it trains on. Use from one thread."""
 
     def __init__(
-        self, network: Network, telemetry: Telemetry, folder: Path, *, seed: int, stop: threading.Event
+        self, client: "PeerClient", telemetry: Telemetry, folder: Path, *, seed: int, stop: threading.Event
     ) -> None:
-        self._network = network
+        self._client = client
         self._stop = stop
         self._telemetry = telemetry
         self._path = folder / "data.json"
@@ -114,7 +116,7 @@ class Shares:
 
     def look(self, walk: "Walk") -> None:
         """Apply the newest view of the other members' leases, if there is a new one."""
-        view = self._network.pulse.leases
+        view = self._client.pulse.leases
         if walk is not self._shared or view is None or view is self._view:
             return
         self._view = view
@@ -129,7 +131,7 @@ class Shares:
         if share != self._published and (last or now - self._published_at >= SHARE_PUBLISH_PERIOD):
             urgent = last or _outline(share) != _outline(self._published)
             self._published, self._published_at = share, now
-            self._network.publish_leases(share, walk.leases.ranking, urgent=urgent)
+            self._client.publish_leases(share, walk.leases.ranking, urgent=urgent)
         if last or now - self._kept_at >= SHARE_KEEP_PERIOD:
             self._kept_at = now
             self._keep(share)
@@ -173,7 +175,7 @@ class Shares:
 
     def _lease(self, units: Units) -> Leases:
         return Leases(
-            self._network.peer_id, units.source, Ranking(self._seed, units.num_units), forward=units.forward
+            self._client.peer_id, units.source, Ranking(self._seed, units.num_units), forward=units.forward
         )
 
     def _start(self, walk: "Walk") -> None:
@@ -186,7 +188,7 @@ class Shares:
         self._shared = walk
         if (kept := self._kept(units.source)) is not None:
             leases.restore(kept)
-        view = self._network.publish_first(leases.share(), leases.ranking)
+        view = self._client.publish_first(leases.share(), leases.ranking)
         if view is not None:
             leases.look(view, time.monotonic())
         peers = 1 if view is None else view.peers

@@ -95,7 +95,7 @@ def test_a_round_leaves_the_other_fragments_and_the_steps_since_the_capture_alon
         while not alone.named("phase.end"):
             alone.step()
         captured, before = weights.clone(), theta.copy()
-        while not alone.swarm._first._network.round_is_over:
+        while not alone.swarm._first._round_is_over:
             pass
         moved = torch.linspace(0, 1e-3, SIZE)
         weights += moved

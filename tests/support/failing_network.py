@@ -1,5 +1,6 @@
 """A network process that a run's other members keep from carrying out anything once it has joined."""
 
+from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.optim.data.leases import View
 from flockstep.optim.member.border import (
     BLANK,
@@ -15,15 +16,27 @@ from flockstep.optim.member.border import (
     SyncState,
 )
 from flockstep.peer.errors import LocalError, NetworkError, UsageError
+from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Channel
 
 
-async def main(channel: Channel) -> None:
-    """The child's entry point."""
+async def fail_later(channel: Channel) -> None:
+    """The child's entry point, where the state is taken once."""
+    await fail(channel, good_syncs=1)
+
+
+async def refuse(channel: Channel) -> None:
+    """The child's entry point, where the members refuse a newcomer."""
+    await fail(channel, good_syncs=0)
+
+
+async def fail(channel: Channel, good_syncs: int) -> None:
     num_syncs = 0
+    owner = Identity.from_seed(bytes(32))
+    signed = SignedManifest.sign(Manifest(owner=owner.peer_id, name="failing", data=Data(source="own")), owner)
 
     async def open_run(command: OpenRun) -> RunOpened:
-        return RunOpened(b"", "me")
+        return RunOpened(signed.publishable, "me")
 
     async def done(command: AttachVectors | JoinRun | LeaveRun) -> None:
         return None
@@ -31,7 +44,7 @@ async def main(channel: Channel) -> None:
     async def sync(command: SyncState) -> StateSynced:
         nonlocal num_syncs
         num_syncs += 1
-        if num_syncs > 1:
+        if num_syncs > good_syncs:
             raise UsageError("this model is not that of the run's members")
         return StateSynced(BLANK, changed=False)
 

@@ -147,7 +147,7 @@ def run_rounds(peers: list[Trainer]) -> None:
 
 def network_pid(swarm: Swarm) -> int:
     """The process id of a member's network process."""
-    return swarm._first._network._process.pid
+    return swarm._first._process.pid
 
 
 def network_of(parent: int) -> Iterator[psutil.Process]:

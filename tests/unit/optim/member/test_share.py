@@ -26,7 +26,7 @@ from flockstep.optim.data.leases import (
     open_share,
 )
 from flockstep.optim.member.border import NO_PULSE
-from flockstep.optim.member.network import Network
+from flockstep.optim.member.client import PeerClient
 from flockstep.optim.member.share import Shares, read_share
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
@@ -91,7 +91,7 @@ class Peer:
         all_peers.setdefault(name, Share())
         self.connection = Connection(name, all_peers)
         self.stop = Stop()
-        self.shares = Shares(cast(Network, self.connection), telemetry, home, seed=SEED, stop=self.stop)
+        self.shares = Shares(cast(PeerClient, self.connection), telemetry, home, seed=SEED, stop=self.stop)
 
     def batches(self, dataset: Any, *, batch_size: int = 4, workers: int = 0) -> Iterator[Any]:
         return self.shares.batches(dataset, batch_size=batch_size, workers=workers)

@@ -1,7 +1,11 @@
-"""Decides for one peer of a run: when a phase ends, what becomes of Δ, whose state is taken. On the first rank only.
+"""One peer of a run, as its trainer drives it: when a phase ends, what becomes of Δ, whose state is taken.
 
-It owns the network process and the flat vectors. What it decides it returns as plain dataclasses, so that every rank of
-the peer receives the same (`ranks`, `swarm`); the model is theirs.
+It runs the network process and owns the flat vectors, on the first rank only. What it decides it returns as plain
+dataclasses, so that every rank of the peer receives the same (`ranks`, `swarm`); the model is theirs.
+
+Training never stops because of the network: while the network process is dead or unreachable every round is void, and a
+thread starts another one, which then takes the run's state like a newcomer. Once this peer is a member, a command that
+the network process cannot carry out raises nothing here either: what others send can be the cause.
 """
 
 import contextlib
@@ -9,36 +13,65 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
-from ...collectives.codec import MAX_CONTRIBUTED
+from ...collectives.codec import CELL, MAX_CONTRIBUTED
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.mixed import codecs_named
 from ...collectives.partition import fragment_of
+from ...collectives.state.checkpoint_file import TensorAt
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, kept_by, open_revision
 from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
-from ...peer.errors import LocalError
-from ...peer.process.bridge import Cancelled
+from ...peer.errors import FlockstepError, LocalError
+from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess, PendingAnswer
 from ...peer.process.shared import SharedVectors, Vectors, bytes_of
 from ...peer.telemetry import Telemetry
+from ...peer.transport import PeerId
 from ...peer.troubles import MEMORY_SHORT
+from ..data.leases import Ranking, Share, View
 from ..flat import FlatLayout
 from ..pace import Pace
 from .apply import elements_of
-from .border import AverageDelta, PublishEvaluation, RunOpened, TrainingVectors, vectors_of
-from .network import Network
+from .border import (
+    BLANK,
+    NO_PULSE,
+    AttachVectors,
+    AverageDelta,
+    FetchFile,
+    JoinRun,
+    LeaveRun,
+    OpenRun,
+    PublishEvaluation,
+    PublishLeases,
+    Pulse,
+    ReportProgress,
+    RoundEnded,
+    RunOpened,
+    SyncState,
+    TelemetryNotice,
+    TrainingVectors,
+    vectors_of,
+)
 from .progress import Progress
 from .share import Shares
 
+_A = TypeVar("_A")
+
+ENTRY = "flockstep.optim.member.participant:main"
+RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Backoff between attempts to restart the network process; the last one repeats."""
+GOODBYE_SECONDS = 2.0
+NETWORK_LEAVE_SECONDS = 0.9
+"""For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
 RETRY_SHARE = 5
 """After a void round the next attempt comes a fifth of a phase later, so that the others need not wait a whole one."""
 RAMP = (0.25, 0.5)
@@ -138,25 +171,52 @@ def fragment_after(rounds: int, layout: FlatLayout, manifest: Manifest) -> slice
     return elements_of(fragment_of(rounds + 1, layout.num_cells, manifest.outer.fragments))
 
 
-class Membership:
-    """One peer's membership in a run. Raises `FlockstepError` until it has joined; later the network raises nothing."""
+class PeerClient:
+    """One peer of a run, as its trainer drives it from one thread.
+
+    Raises `FlockstepError` until it has joined; later the network raises nothing.
+    """
 
     def __init__(self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event) -> None:
+        self.config = config
+        self.pulse = NO_PULSE
+        self.position = BLANK
+        """Where my state stands in the run; kept here for the next network process, should this one die."""
+        self._link = link
         self._telemetry = telemetry
         self._stop = stop
         self._num_rounds = math.inf
         self._revision = b""
         self._shares: Shares | None = None
-        self._waiting = ""
+        self._waiting_for = ""
         self._flight: Flight | None = None
-        self._network = Network(link, config, telemetry, stop.is_set)
+        self._shared: SharedVectors | None = None
+        self._tensors: tuple[TensorAt, ...] = ()
+        self._join: JoinRun | None = None
+        self._joined = False
+        self._leases: PublishLeases | None = None
+        self._restarted: NetworkProcess | None = None
+        self._restarter: threading.Thread | None = None
+        self._round: PendingAnswer[RoundEnded] | None = None
+        self._why_void = ""
+        self._round_ended_at = time.monotonic()
+        """When the last round that I began ended, by the monotonic clock."""
+        self._is_torn = False
+        """Whether the network process died in a round, so that θ may have made a part of its outer step."""
+        self._ready_at: dict[PeerId, float] = {}
+        """When the members that are ready for the pulse's round became so, by the monotonic clock."""
+        self._process = _spawn()
 
     def open(self) -> RunOpened:
         """Reach the run."""
-        opened = self._network.open()
+        try:
+            opened = self._open(self._process)
+        finally:
+            self._drain()
+        self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
         self._signed, self._manifest, self._run_id = signed, signed.manifest, signed.run_id
-        self._folder = self._network.config.home / "runs" / signed.run_id
+        self._folder = self.config.home / "runs" / signed.run_id
         return opened
 
     def attach(self, layout: FlatLayout, memory: int) -> None:
@@ -173,7 +233,8 @@ class Membership:
         )
         codec = codecs_named(manifest.codec.contributions)
         shapes = vectors_of(layout.num_cells, manifest.outer.fragments, codec)
-        self._network.attach(self._shared_vectors(shapes, memory), layout.describe())
+        self._tensors, self._shared = layout.describe(), self._shared_vectors(shapes, memory)
+        self._attach(self._shared)
 
     def _shared_vectors(self, shapes: Vectors, memory: int) -> SharedVectors:
         """Create the shared vectors in memory; in a file where they do not fit. Raises `LocalError`."""
@@ -191,15 +252,17 @@ class Membership:
 
         `frozen` is the fingerprint of what is not trained. Raises `UsageError` where the others have another model.
         """
-        self._network.join(device=device, version=version, layout=self._layout.pin().hash, frozen=frozen)
-        rounds, peers = self._manifest.num_rounds, self._network.pulse.active
+        self._join = JoinRun(self.position, device, version, self._layout.pin().hash, frozen)
+        self._enter(self._join)
+        self._joined = True
+        rounds, peers = self._manifest.num_rounds, self.pulse.active
         self._telemetry.emit("run.joined", run=self._run_id, round=self.round, rounds=rounds, peers=peers)
         self._shares = Shares(
-            self._network, self._telemetry, self._folder, seed=self._manifest.seed, stop=self._stop
+            self, self._telemetry, self._folder, seed=self._manifest.seed, stop=self._stop
         )
         fragments = self._manifest.outer.fragments
         self._ramp = tuple(weight for weight in RAMP for _ in range(fragments)) if self.round else ()
-        self._progress = Progress(self._telemetry, self._network)
+        self._progress = Progress(self._telemetry, self)
         self._begin_phase()
         return self.status()
 
@@ -210,32 +273,33 @@ class Membership:
 
     def fetch_file(self, hash_: bytes, size: int, path: Path) -> None:
         """Write a file of the run's data, which members provide, to a path. From any thread. Raises `FlockstepError`."""
-        self._network.fetch_file(hash_, size, path)
+        self._process.call(FetchFile(hash_, size, path), cancel=self._stop.is_set)
 
     def await_file(self) -> bool:
         """Wait a moment for a member that has a file; returns False where this peer is to leave."""
-        self._network.await_file()
+        self._drain()
         return not self._stop.wait(FILE_RETRY_SECONDS)
 
     @property
     def vectors(self) -> TrainingVectors:
-        """θ, m and Δ."""
-        return self._network.vectors
+        """θ, m and Δ; on some systems other ones after the network process was restarted."""
+        assert self._shared is not None
+        return TrainingVectors.of(self._shared)
 
     @property
     def round(self) -> int:
         """Rounds that this peer's state has behind it."""
-        return self._network.position.round
+        return self.position.round
 
     def status(self) -> PeerStatus:
         """What every rank knows of the peer. Raises `CannotFollow` where this version cannot make the outer steps."""
         self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
-        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step, self._revision)
+        return PeerStatus(self.round, self.position.root.hex(), ended, self._swarm_step, self._revision)
 
     def _follow_revision(self) -> None:
         """Take over the settings that the certificate of my state names."""
-        certificate = self._network.position.certificate
+        certificate = self.position.certificate
         revision = b"" if certificate is None else value_of(certificate).revision
         if revision != self._revision:
             self._manifest = kept_by(self._signed, revision)
@@ -265,16 +329,16 @@ class Membership:
         flight = self._flight
         if flight is not None:
             late = self._progress.steps - flight.step - 2 * self._delay
-            if self._network.round_is_over:
+            if self._round_is_over:
                 return Act.SETTLE, ""
             if late < 0:
                 return Act.TRAIN, ""
             reason = f"no result {2 * self._delay + late} inner steps after the capture: training waits for it"
             self._telemetry.emit("round.overdue", step="train", reason=reason, round=self.round + 1)
             return Act.SETTLE, reason
-        if self._network.poll():
+        if self._poll():
             return Act.CATCH_UP, "the network process was restarted"
-        pulse = self._network.pulse
+        pulse = self.pulse
         current = pulse.round == self.round + 1
         if current and pulse.behind:
             return Act.CATCH_UP, "others are further"
@@ -282,7 +346,7 @@ class Membership:
             now=time.monotonic(),
             started=self._phase_started,
             step=self._progress.phase_steps - self._boundary + self._pace.steps,
-            ready_at=[at for peer, at in self._network.ready_at.items() if current and peer in pulse.ready],
+            ready_at=[at for peer, at in self._ready_at.items() if current and peer in pulse.ready],
             num_active=pulse.active,
             step_seconds=self._progress.step_seconds if self._pace.seconds else 0.0,
         )
@@ -292,8 +356,8 @@ class Membership:
 
     def _must_wait(self, why_not_average: str) -> bool:
         """Whether no round can be attempted, so that training goes on; one event for each reason, one when it ends."""
-        if why_not_average != self._waiting:
-            self._waiting = why_not_average
+        if why_not_average != self._waiting_for:
+            self._waiting_for = why_not_average
             event = "round.awaited" if why_not_average else "round.possible"
             reason = why_not_average or "what was missing is here"
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
@@ -301,12 +365,12 @@ class Membership:
 
     def is_drawn(self, prompts: tuple[str, ...]) -> bool:
         """Return True if I am to evaluate the state that θ holds now, with these prompts: they may be about to change."""
-        due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval)
-        return due is not None and self._network.peer_id in due.evaluators and due.prompts == prompts
+        due = DueEvaluation.after(self.position.certificate, self._manifest.eval)
+        return due is not None and self.peer_id in due.evaluators and due.prompts == prompts
 
     def publish_evaluation(self, loss: float, tokens: int, samples: tuple[str, ...]) -> None:
         """Publish what was measured of that state."""
-        self._network.publish_evaluation(PublishEvaluation(self.round, loss, tokens, samples))
+        self._process.post(PublishEvaluation(self.round, loss, tokens, samples))
 
     def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
         """End the inner phase: take Δ of the elements `span`, which `delta` holds, into a round."""
@@ -338,7 +402,7 @@ class Membership:
             return PhaseOutcome(self.status(), PhaseEnd.ABSTAINED, f"abstained: {reason}")
         self._flight = Flight(work, progress.steps, self._phase_started)
         self._begin_phase()
-        self._network.begin_round(work)
+        self._start_round(work)
         return PhaseOutcome(self.status(), PhaseEnd.BEGUN, reason)
 
     def settle(self) -> PhaseOutcome:
@@ -346,16 +410,16 @@ class Membership:
         flight, self._flight = self._flight, None
         assert flight is not None
         try:
-            ended = self._network.end_round()
+            ended = self._end_round()
             if ended.drifted:
-                self._network.sync()
+                self._sync()
         except Cancelled:
             return PhaseOutcome(self.status(), PhaseEnd.VOID, "asked to stop")
         self._progress.waited()
         if ended.kind is OutcomeKind.DONE:
             self._ramp = self._ramp[1:]
             if self._pace.seconds or not self._delay:
-                self._phase_started = self._network.round_ended_at
+                self._phase_started = self._round_ended_at
             return PhaseOutcome(self.status(), PhaseEnd.DRIFTED if ended.drifted else PhaseEnd.DONE, ended.reason)
         work = flight.work
         self._progress.resume_phase(work.steps, work.tokens, work.loss, work.seconds)
@@ -365,7 +429,7 @@ class Membership:
         self._phase_started = flight.phase_started
         if self._pace.seconds:
             self._phase_started = time.monotonic() - self._pace.seconds * (1 - 1 / RETRY_SHARE)
-        self._network.ready_at.clear()
+        self._ready_at.clear()
         return PhaseOutcome(self.status(), PhaseEnd.VOID, ended.reason)
 
     def catch_up(self, reason: str, delta: Floats | None) -> CaughtUp:
@@ -374,10 +438,10 @@ class Membership:
         Where Δ may be none, since θ was torn when it was measured, W = θ_new.
         """
         assert delta is not None
-        before, changed, torn = self.round, False, self._network.is_torn
+        before, changed, torn = self.round, False, self._is_torn
         with contextlib.suppress(Cancelled):
-            changed = self._network.reenter() if self._network.poll() else self._network.sync()
-            self._network.is_torn = False
+            changed = self._reenter() if self._poll() else self._sync()
+            self._is_torn = False
         if torn:
             delta.fill(0)
             self._telemetry.emit("phase.lost", step="catch up", reason=reason, round=self.round)
@@ -385,7 +449,7 @@ class Membership:
             np.subtract(self.vectors.theta, delta, out=delta)
         self._progress.waited()
         self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
-        self._network.ready_at.clear()
+        self._ready_at.clear()
         return CaughtUp(self.status(), changed or torn)
 
     def close(self, reason: str) -> None:
@@ -393,21 +457,21 @@ class Membership:
         if reason == "finished":
             until = time.monotonic() + LINGER_SECONDS
             while time.monotonic() < until and not self._stop.wait(0.1):
-                self._network.poll()
-                pulse = self._network.pulse
+                self._poll()
+                pulse = self.pulse
                 if pulse.round == self.round + 1 and pulse.kept == self.round and not pulse.lagging:
                     break
-            self._telemetry.emit("run.finished", round=self.round, root=self._network.position.root.hex())
+            self._telemetry.emit("run.finished", round=self.round, root=self.position.root.hex())
         if self._shares is not None:
             self._shares.hand_back()
-        self._network.close(reason)
+        self._end(reason)
         self._telemetry.emit("peer.leave", reason=reason)
 
     def _begin_phase(self) -> None:
         self._phase_started = time.monotonic()
         self._progress.begin_phase()
         self._boundary = self._pace.steps
-        self._network.ready_at.clear()
+        self._ready_at.clear()
 
     @property
     def _swarm_step(self) -> int:
@@ -417,3 +481,183 @@ class Membership:
         if pace.seconds:
             step = int(pace.steps * (time.monotonic() - self._phase_started) / pace.seconds)
         return phases * pace.steps + min(step, pace.steps - 1)
+
+    def report_progress(self, progress: ReportProgress) -> None:
+        """Publish what was trained so far."""
+        self._process.post(progress)
+
+    def publish_first(self, share: Share, ranking: Ranking) -> View | None:
+        """Publish which units of the data I lease. Returns what is known of the others', None without the network."""
+        try:
+            return None if self._restarter is not None else self._call(self._next_leases(share, ranking, urgent=True))
+        except Cancelled:
+            return None  # A peer that leaves needs no view.
+        except FlockstepError as error:
+            self._fail("publish leases", error)
+            return None
+
+    def publish_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> None:
+        """Publish which units of the data I lease now; unless `urgent`, with the next news."""
+        self._process.post(self._next_leases(share, ranking, urgent=urgent))
+
+    def _next_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> PublishLeases:
+        number = 1 if self._leases is None else self._leases.number + 1
+        self._leases = PublishLeases(share, ranking, number, urgent)
+        return self._leases
+
+    def _sync(self) -> bool:
+        """Take the run's newest state, unless mine is it. Returns whether (θ, m) changed."""
+        try:
+            synced = self._call(SyncState())
+        except FlockstepError as error:
+            self._fail("take the run's state", error)
+            return False
+        self.position = synced.position
+        return synced.changed
+
+    def _start_round(self, command: AverageDelta) -> None:
+        """Begin an attempt of a round with what `delta` holds; `_end_round` tells how it ended."""
+        self._round, self._why_void = None, "the network process is being restarted"
+        if self._restarter is not None:
+            return
+        try:
+            self._round = self._process.start(command)
+        except NetworkDied as error:
+            self._why_void = str(error)
+            self._fail("average", error)
+
+    @property
+    def _round_is_over(self) -> bool:
+        """Whether `_end_round` would not wait."""
+        self._drain()
+        return self._round is None or self._round.is_here
+
+    def _end_round(self) -> RoundEnded:
+        """Wait for the end of the round that I began; a dead network process makes it void."""
+        pending, self._round = self._round, None
+        if pending is None:
+            return RoundEnded(self.position, OutcomeKind.VOID, self._why_void)
+        try:
+            ended = pending.wait(cancel=self._waiting)
+        except FlockstepError as error:
+            self._is_torn = isinstance(error, NetworkDied)
+            self._fail("average", error)
+            return RoundEnded(self.position, OutcomeKind.VOID, str(error))
+        self._drain()
+        self._round_ended_at = pending.arrived
+        self.position = ended.position
+        return ended
+
+    def _poll(self) -> bool:
+        """Process the notices that have arrived. Returns whether a restarted network process waits for `_reenter`."""
+        self._drain()
+        if self._process.died and self._restarter is None:
+            self._restart("its process has ended")
+        return self._restarted is not None
+
+    def _reenter(self) -> bool:
+        """Continue with the restarted network process as a newcomer with my vectors. Returns whether (θ, m) changed."""
+        assert self._restarted is not None
+        assert self._restarter is not None
+        assert self._shared is not None
+        assert self._join is not None
+        self._restarter.join()
+        self._process, self._restarted, self._restarter = self._restarted, None, None
+        if self._shared.path is None:  # This system cannot name a file that has no name any more.
+            self._shared = self._shared.copy()
+        self._telemetry.emit("network.restarted", step="network process")
+        try:
+            self._attach(self._shared)
+            return self._enter(self._join)
+        except Cancelled:
+            raise
+        except FlockstepError as error:  # Half entered, the new process is of no use either.
+            self._restart(str(error))
+            return False
+
+    def _end(self, reason: str) -> None:
+        """Send a goodbye and end the process; in less than three seconds."""
+        if self._restarter is None and not self._process.died:
+            try:
+                self._process.call(LeaveRun(reason), timeout=GOODBYE_SECONDS)
+            except FlockstepError as error:
+                self._telemetry.emit("peer.leave_failed", step="send goodbye", reason=str(error))
+        self._process.stop(NETWORK_LEAVE_SECONDS)
+        self._drain()
+        if self._restarted is not None:
+            self._restarted.stop(NETWORK_LEAVE_SECONDS)
+        if self._shared is not None:
+            self._shared.unlink()
+
+    def _open(self, process: NetworkProcess) -> RunOpened:
+        config = replace(self.config, home=self.config.home.absolute())
+        return process.call(OpenRun(self._link, config), cancel=self._stop.is_set)
+
+    def _attach(self, shared: SharedVectors) -> None:
+        assert shared.path is not None
+        self._process.call(AttachVectors(shared.path, shared["theta"].size // CELL, self._tensors))
+        shared.unlink()
+
+    def _enter(self, join: JoinRun) -> bool:
+        self._call(replace(join, position=self.position, again=self._joined))
+        if self._leases is not None:  # A restarted process does not know them.
+            self._process.post(replace(self._leases, urgent=True))
+        return self._sync()
+
+    def _call(self, command: Command[_A]) -> _A:
+        answer = self._process.call(command, cancel=self._waiting)
+        self._drain()
+        return answer
+
+    def _waiting(self) -> bool:
+        """Process notices while a command runs. Returns whether to give it up."""
+        self._drain()
+        return self._stop.is_set()
+
+    def _drain(self) -> None:
+        notices = self._process.notices
+        while not notices.empty():
+            arrived, notice = notices.get()
+            match notice:
+                case TelemetryNotice(event):
+                    self._telemetry.take(event)
+                case Pulse() as pulse:
+                    if pulse.round != self.pulse.round:
+                        self._ready_at.clear()
+                    self._ready_at |= {peer: arrived for peer in pulse.ready if peer not in self._ready_at}
+                    self.pulse = pulse
+
+    def _fail(self, step: str, error: FlockstepError) -> None:
+        """Emit why a command failed; a dead process is restarted. Raises what a newcomer or one who leaves must know."""
+        if isinstance(error, NetworkDied):
+            self._restart(str(error))
+        elif isinstance(error, Cancelled) or not self._joined:
+            raise error
+        else:
+            self._telemetry.emit("network.failed", step=step, reason=str(error))
+
+    def _restart(self, reason: str) -> None:
+        if self._restarter is None:
+            self._telemetry.emit("network.died", step="network process", reason=reason)
+            self._process.stop(NETWORK_LEAVE_SECONDS)
+            self._restarter = threading.Thread(target=self._bring_up, name="network restart", daemon=True)
+            self._restarter.start()
+
+    def _bring_up(self) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            process = _spawn()
+            try:
+                self._open(process)
+            except FlockstepError as error:
+                process.stop(NETWORK_LEAVE_SECONDS)
+                self._telemetry.emit("network.retry", step="restart", reason=str(error))
+                time.sleep(RESTART_SECONDS[min(turn, len(RESTART_SECONDS) - 1)])
+                turn += 1
+                continue
+            self._restarted = process
+            return
+
+
+def _spawn() -> NetworkProcess:
+    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))
