@@ -137,7 +137,9 @@ class CollectPhase:
         actions = (
             self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
         )
-        return actions if is_cut else [*actions, *self._report(active)]
+        if is_cut or not self._changed("report", num_commits, len(active), self._changes):
+            return actions
+        return [*actions, *self._report(active)]
 
     def _extend(self, active: Collection[PeerId]) -> None:
         """Take over what others can no longer hold, or deny to hold."""

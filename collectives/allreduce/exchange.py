@@ -161,16 +161,13 @@ class RosterRound:
         """True once the weights are here: the outputs follow."""
         return self._outputs is not None
 
-    @property
-    def mostly_here(self) -> set[Phase]:
-        """The transfers of which two thirds are here: of the contributions to my part, and of the outputs."""
-        table, found = self.table, set[Phase]()
+    def is_mostly_here(self, phase: Phase) -> bool:
+        """Return True if two thirds of a transfer are here: of the contributions to my part, or of the outputs."""
+        if phase is Phase.REDUCE:
+            return self._outputs is not None and self._outputs[0].is_mostly_here
+        table = self.table
         mine = self.collect_phase.contributors(table.me) if table.me in table.owners else frozenset()
-        if is_fit(table.seating, dict.fromkeys(table.training, b""), mine) and mine:
-            found.add(Phase.COLLECT)
-        if self._outputs is not None and self._outputs[0].is_mostly_here:
-            found.add(Phase.REDUCE)
-        return found
+        return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine)
 
     def orphans(self, active: Collection[PeerId]) -> list[int]:
         """Return the parts whose output I lack, and whose three are all lost."""
@@ -488,11 +485,12 @@ class RosterRound:
         elif self._outputs is None:
             missing = judge.missing()
         found: dict[int, list[PeerId]] = {}
+        words = stage.words if missing else {}
         for index in missing:
             name = names.get(index)
             has = (
                 by
-                for by, it in stage.words.items()
+                for by, it in words.items()
                 if any(index in held and name in (None, held[index]) for held in it.values())
             )
             found[index] = [table.members[by] for by in sorted(has)]

@@ -39,6 +39,8 @@ class Stage:
         self._sent: wire.Have | None = None
         self._has_proposed = False
         self._seen: tuple[int, int] = -1, -1
+        self._read = -1
+        self._words: dict[int, Claims] = {}
 
     @property
     def hash(self) -> bytes:
@@ -48,7 +50,10 @@ class Stage:
     @property
     def words(self) -> Mapping[int, Claims]:
         """The newest word of each holder."""
-        return {index: word.claims for index, word in self._table.words(self._before).items()}
+        if self._read != (read := self._facts.num_ever(wire.Have)):
+            self._read = read
+            self._words = {index: word.claims for index, word in self._table.words(self._before).items()}
+        return self._words
 
     def say(self, held: Mapping[int, Mapping[int, bytes]]) -> list[Action]:
         """Send my word on what I hold, if it is another one than before: by part, members and names of their statements."""

@@ -45,8 +45,13 @@ def mark_of(signed: wire.Signed) -> bytes:
 
 def marks_in(heard: wire.Heard) -> list[bytes]:
     """Return the marks of the Readys that a voter holds, its own first."""
+    return list(_marks(heard.readys))
+
+
+@lru_cache(maxsize=256)  # A proposer looks at all Heards with each that arrives.
+def _marks(readys: bytes) -> tuple[bytes, ...]:
     size = wire.MARK_BYTES
-    return [heard.readys[at : at + size] for at in range(0, len(heard.readys) - size + 1, size)]
+    return tuple(readys[at : at + size] for at in range(0, len(readys) - size + 1, size))
 
 
 def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:

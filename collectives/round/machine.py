@@ -579,8 +579,9 @@ class Round:
             self._began.setdefault(Phase.REDUCE, now)
         if exchange.value is not None and self.vote.proposal is not None:
             self._began.setdefault(Phase.CONFIRM, now)
-        for phase in exchange.mostly_here:
-            self.lengths.setdefault(phase, now - self._began[phase])
+        for phase in (Phase.COLLECT, Phase.REDUCE):
+            if phase not in self.lengths and exchange.is_mostly_here(phase):
+                self.lengths[phase] = now - self._began[phase]
 
     def _slow(self, of: Collection[PeerId], *kinds: type) -> tuple[PeerId, ...]:
         """Return those of these members that spoke in time, and long after most: they let all others wait."""

@@ -39,6 +39,8 @@ class Vote:
         self._audience: Collection[PeerId] = ()
         self._ready: wire.Ready | None = None
         self._readys: dict[PeerId, tuple[wire.Signed, wire.Ready]] = {}
+        self._reached: tuple[tuple[int, int], frozenset[PeerId]] | None = None
+        """Of a ballot; None once another Ready is here."""
         self._said: dict[tuple[type[Statement], PeerId], tuple[Statement, wire.Signed]] = {}
         """The newest statement of each kind by each voter that my machine counts: it may have sent a later Ready, too."""
         self._held: dict[bytes, bytes] = {}
@@ -127,7 +129,11 @@ class Vote:
     @property
     def reached(self) -> frozenset[PeerId]:
         """The members whose newest Ready is in my slot, or in a later one."""
-        return frozenset(peer for peer, (_, ready) in self._readys.items() if ready.slot.ballot >= self.slot.ballot)
+        ballot = self.slot.ballot
+        if self._reached is None or self._reached[0] != ballot:
+            found = frozenset(peer for peer, (_, ready) in self._readys.items() if ready.slot.ballot >= ballot)
+            self._reached = ballot, found
+        return self._reached[1]
 
     def statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return the newest Ready of a member, after the proof of the lock that it states."""
@@ -360,7 +366,7 @@ class Vote:
     def _keep_ready(self, signed: wire.Signed, ready: wire.Ready) -> None:
         earlier = self._readys.get(signed.sender)
         if earlier is None or earlier[1].slot.ballot < ready.slot.ballot:
-            self._readys[signed.sender] = signed, ready
+            self._readys[signed.sender], self._reached = (signed, ready), None
         elif earlier[1].slot == ready.slot and earlier[1].lock and self._proof(earlier[1].lock[0]) is None:
             self._readys[signed.sender] = signed, ready  # It stated a lock without proof here, and none to others.
 
