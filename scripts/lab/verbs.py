@@ -85,9 +85,6 @@ def outer(
     codec: Annotated[
         list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2]")
     ] = None,
-    feedback: Annotated[
-        list[str] | None, typer.Option(help="Of rounding: contributions, both, none.  [default: contributions]")
-    ] = None,
     delay: Annotated[list[str] | None, typer.Option(help="Of streaming, in inner steps.  [default: 1]")] = None,
     fragments: Annotated[int, typer.Option(help="Of streaming.")] = 4,
     settings: Annotated[
@@ -114,7 +111,7 @@ def outer(
     \b
     Examples:
       flockstep bench outer                         # ten minutes of one core
-      flockstep bench outer --size tiny --codec int4,lloyd2 --feedback contributions,both
+      flockstep bench outer --size tiny --codec int4,lloyd2
       flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
       flockstep bench outer --size 1m --delay 1,5 --seeds 0,1,2 --json
     """
@@ -123,7 +120,6 @@ def outer(
     given = {
         "modes": mode,
         "codecs": codec,
-        "feedbacks": feedback,
         "delays": delay,
         "outer": settings,
         "peers": peers,

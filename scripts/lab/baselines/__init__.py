@@ -3,5 +3,5 @@
     flag     `flag`: the mean in the subspace that explains most of most contributions (arXiv:2302.05865).
     gram     Baselines that need only the Gram matrix: geometric median, Multi-Krum, centered clipping.
     rules    Every rule by its name: those of a run, and the baselines.
-    trimmed  The trimmed mean, alone and after nearest-neighbour mixing.
+    trimmed  The trimmed mean after nearest-neighbour mixing.
 """

@@ -4,9 +4,9 @@ from ....collectives.robust import rules
 from ....collectives.robust.rule import Rule
 from .flag import Flag
 from .gram import CenteredClip, GeometricMedian, MultiKrum
-from .trimmed import NnmTrimmedMean, TrimmedMean
+from .trimmed import NnmTrimmedMean
 
-_BASELINES = (TrimmedMean(), MultiKrum(), GeometricMedian(), CenteredClip(), NnmTrimmedMean(), Flag())
+_BASELINES = (MultiKrum(), GeometricMedian(), CenteredClip(), NnmTrimmedMean(), Flag())
 RULES = {**rules.RULES, **{rule.name: rule for rule in _BASELINES}}
 
 

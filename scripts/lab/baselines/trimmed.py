@@ -1,6 +1,6 @@
-"""The trimmed mean, alone and after nearest-neighbour mixing.
+"""The trimmed mean after nearest-neighbour mixing; without that it is the median, since f is the largest.
 
-Like the median they go element by element. f = ⌊(n-1)/2⌋ of n valid contributions may be lies; a mass need only be positive.
+Like the median it goes element by element. f = ⌊(n-1)/2⌋ of n valid contributions may be lies; a mass need only be positive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,6 @@ from ....collectives.robust.rule import Floats64, Mask, Rule, Weighting, squared
 from ....peer.arrays import Floats
 
 
-class TrimmedMean(Median):
-    """The mean of each element without the f least and the f greatest (Yin et al., arXiv:1803.01498).
-
-    With the largest f, as here, it is the median.
-    """
-
-    name = "trimmed_mean"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixed(Weighting):
     """A weighting with the means that replace contributions."""
@@ -31,7 +22,7 @@ class Mixed(Weighting):
     """[n, n]: row i holds the weights of the mean that replaces contribution i."""
 
 
-class NnmTrimmedMean(TrimmedMean):
+class NnmTrimmedMean(Median):
     """The trimmed mean after nearest-neighbour mixing (NNM): each row becomes the mean of its n - f nearest.
 
     Allouah et al., arXiv:2302.01772.

@@ -43,7 +43,6 @@ class OuterOptions:
     modes: Sequence[str] = ("blocking,streaming",)
     codecs: Sequence[str] = ("fp32,int4,lloyd2",)
     """Contribution/result, or one for both."""
-    feedbacks: Sequence[str] = ("contributions",)
     delays: Sequence[str] = ("1",)
     """Of the streaming mode, in inner steps."""
     fragments: int = 4
@@ -79,8 +78,8 @@ class OuterOptions:
     def _cases(self, peers: int) -> list[OuterTraining]:
         usual, cases = self.training_size(), []
         sizes = [replace(usual, rate=rate) for rate in _rates(self.rates)]
-        choices = product(*map(listed, (self.outer, self.modes, self.codecs, self.feedbacks)))
-        for size, seed, (outer, mode, codec, feedback) in product(sizes, seeds_of(self.seeds), choices):
+        choices = product(*map(listed, (self.outer, self.modes, self.codecs)))
+        for size, seed, (outer, mode, codec) in product(sizes, seeds_of(self.seeds), choices):
             if mode not in OFFERED:
                 raise UsageError(f"there is no mode {mode!r}", remedy=f"choose one of {', '.join(OFFERED)}")
             contribution, _, result = codec.partition("/")
@@ -90,7 +89,6 @@ class OuterOptions:
                     mode=mode,
                     contribution=contribution,
                     result=result or contribution,
-                    feedback="none" if codec == "fp32" else feedback,  # There is no rest to feed back.
                     fragments=self.fragments if mode == "streaming" else 1,
                     delay=delay,
                     outer=_settings(outer),
@@ -170,7 +168,6 @@ def outer_object(training: OuterTraining, result: OuterResult, baseline: OuterRe
     return {
         "mode": training.mode,
         "codec": f"{training.contribution}/{training.result}",
-        "feedback": training.feedback,
         "bits": bits_of(training),
         "fragments": training.fragments,
         "delay": training.delay,
@@ -259,15 +256,12 @@ def _named(case: OuterTraining) -> str:
         return "data parallel"
     mode = f"streaming {case.fragments} {case.delay}" if case.mode == "streaming" else case.mode
     codec = case.contribution if case.contribution == case.result else f"{case.contribution}/{case.result}"
-    fed = {"contributions": "", "both": " both", "none": " none" * (codec != "fp32")}
-    return f"{mode}, {codec}{fed[case.feedback]}"
+    return f"{mode}, {codec}"
 
 
 def _blocking_of(training: OuterTraining) -> OuterTraining:
     """Return blocking rounds in fp32 with the same outer settings."""
-    return replace(
-        training, mode="blocking", contribution="fp32", result="fp32", feedback="none", fragments=1, delay=0
-    )
+    return replace(training, mode="blocking", contribution="fp32", result="fp32", fragments=1, delay=0)
 
 
 def _above(loss: float, other: float) -> str:

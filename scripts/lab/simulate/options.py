@@ -211,7 +211,7 @@ class SimulateOptions:
 
     voters: str = "founders"
     """Who votes on the first round: the `founders`, at most 64, or the `honest` ones of them. With `keepers` the founders
-    do, in all rounds; with `work` too, and then members vote with what they have earned."""
+    do, in all rounds."""
 
     when_stalled: str = "present"
     """What follows where too few voters are here: `stall` in a manifest."""

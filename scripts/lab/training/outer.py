@@ -31,8 +31,6 @@ from .stack import Stack, drawn
 
 OUTER_MODES = ("blocking", "streaming", "parallel")
 """`parallel` is the baseline: synchronous data parallel."""
-FEEDBACKS = ("contributions", "both", "none")
-"""Whose rounding error is added to the next vector: each peer's own, also the owners', or nobody's."""
 EVALUATIONS = 8
 """Of a training: enough to see how the gap to data parallel closes, for a few per cent of its time."""
 OUTER_SIZES = {
@@ -59,7 +57,6 @@ class OuterTraining:
     """The codec of contributions."""
     result: str = "fp32"
     """The codec of their mean."""
-    feedback: str = "contributions"
     fragments: int = 1
     delay: int = 0
     """Inner steps from a fragment's capture to its outer step."""
@@ -71,8 +68,6 @@ class OuterTraining:
     def __post_init__(self) -> None:
         if self.mode not in OUTER_MODES:
             raise UsageError(f"there is no mode {self.mode!r}", remedy=f"choose one of {', '.join(OUTER_MODES)}")
-        if self.feedback not in FEEDBACKS:
-            raise UsageError(f"there is no feedback {self.feedback!r}", remedy=f"choose one of {', '.join(FEEDBACKS)}")
         for codec in (self.contribution, self.result):
             codec_named(codec)
         if not 1 <= self.peers <= 64:
@@ -185,8 +180,6 @@ class OuterSwarm:
         self.momentum = np.zeros_like(self.theta)
         self.spans = spans_of(self.layout.num_cells, training.fragments)
         self.residuals: Floats = np.zeros((training.peers, self.layout.size), np.float32)
-        self.rest = np.zeros_like(self.theta)
-        """What the owners' outputs did not carry."""
         self.flights: list[_Flight] = []
         self.landed = [0] * training.fragments
         """Outer steps that each fragment has made."""
@@ -226,7 +219,7 @@ class OuterSwarm:
         deltas = self.theta[span] - captured.numpy(force=True)
         try:
             parts = [self.sent(delta, residual[span]) for delta, residual in zip(deltas, self.residuals, strict=True)]
-            g = self.averaged(parts, self.rest[span])
+            g = self.averaged(parts, (span.stop - span.start) // CELL)
         except LocalError:  # A number that is not finite: this training has diverged.
             self.failed, g = True, np.zeros_like(self.theta[span])
         self.flights.append(_Flight(fragment, due, g, captured))
@@ -235,19 +228,13 @@ class OuterSwarm:
         """Return a contribution's bytes; `residual` becomes what they do not carry."""
         delta += residual
         data = self.codecs[0].encode(delta)
-        if self.training.feedback != "none":
-            feedback(delta, self.codecs[0], data, residual)
+        feedback(delta, self.codecs[0], data, residual)
         return data
 
-    def averaged(self, parts: Sequence[memoryview], rest: Floats) -> Floats:
-        """Return the decoded output of the owners; `rest` becomes what it does not carry."""
-        mean = weighted_mean(self.codecs[0], parts, [1.0] * len(parts), rest.size // CELL)
-        if self.training.feedback == "both":
-            mean += rest
-        data = self.codecs[1].encode(mean)
-        if self.training.feedback == "both":
-            feedback(mean, self.codecs[1], data, rest)
-        self.codecs[1].decode(data, mean)
+    def averaged(self, parts: Sequence[memoryview], num_cells: int) -> Floats:
+        """Return the decoded output of the owners."""
+        mean = weighted_mean(self.codecs[0], parts, [1.0] * len(parts), num_cells)
+        self.codecs[1].decode(self.codecs[1].encode(mean), mean)
         return mean
 
     def land(self, step: int) -> None:

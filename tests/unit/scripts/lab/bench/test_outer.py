@@ -32,7 +32,7 @@ def options(**changes: Any) -> OuterOptions:
         *({"modes": ["parallel"]}, {"codecs": ["int7"]}, {"codecs": ["int4/int7"]}, {"delays": ["12"]}),
         *({"delays": ["x"]}, {"outer": ["0.9"]}, {"outer": ["3/0.5"]}, {"outer": ["a/b"]}, {"seeds": ["x"]}),
         *({"fragments": 13}, {"size": "big"}, {"peers": ["0"]}, {"peers": ["x"]}, {"optimizer": "sgd"}),
-        *({"steps": 0}, {"rounds": 0}, {"feedbacks": ["x"]}, {"delays": ["-1"]}, {"modes": [","]}),
+        *({"steps": 0}, {"rounds": 0}, {"delays": ["-1"]}, {"modes": [","]}),
         *({"rates": ["0"]}, {"rates": ["x"]}, {"rates": ["65"]}),
     ],
 )
@@ -43,14 +43,11 @@ def test_what_makes_no_sense_is_refused_before_anything_trains(wrong: dict[str, 
 
 
 def test_every_case_is_trained_once_after_its_baseline() -> None:
-    chosen = options(
-        feedbacks=["contributions,both"], delays=["0,1"], outer=["0.8/0.5,0.9/0.8"], peers=["2,4"], seeds=["0,1"]
-    )
+    chosen = options(delays=["0,1"], outer=["0.8/0.5,0.9/0.8"], peers=["2,4"], seeds=["0,1"])
     trainings = chosen.trainings()
     baselines = [one for one in trainings if one.mode == "parallel"]
     assert {(one.peers, one.seed) for one in baselines} == {(n, s) for n in (2, 4) for s in (0, 1)}
-    # fp32 leaves nothing to feed back, so it is trained once; blocking has no delay.
-    per_setting = {"blocking": 1 + 2 * 2, "streaming": 2 * (1 + 2 * 2)}
+    per_setting = {"blocking": 3, "streaming": 2 * 3}  # Three codecs; blocking has no delay.
     for mode, number in per_setting.items():
         assert sum(one.mode == mode for one in trainings) == number * 2 * 2 * 2
     assert len(set(trainings)) == len(trainings)
@@ -68,7 +65,6 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
         {
             "mode": "streaming",
             "codec": "lloyd2/int4",
-            "feedback": "contributions",
             "bits": 6.3125,
             "fragments": 4,
             "delay": 1,

@@ -11,7 +11,6 @@ from flockstep.peer.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.bench import robust
 from flockstep.scripts.lab.bench.robust import NAMED, RobustOptions, oracle_of, robust_options, run_robust
-from flockstep.scripts.lab.bench.robust_freeloaders import KEYS, NOISES, lines, measured
 from flockstep.scripts.lab.training.attacked import SIZES, Training, TrainingSwarm, train_under_attack
 
 SMALLEST = replace(
@@ -126,18 +125,3 @@ def test_flipped_labels_are_the_trainers_part() -> None:
     training = Training(size="tiny", rule="mean", attackers=Attackers("label_flip", 2), peers=4, seed=0)
     swarm = TrainingSwarm(training)
     assert [peer.poisoned for peer in swarm.peers] == [False, False, True, True]
-
-
-def test_freeloaders_get_weight_and_gain_less_on_leased_data_than_honest_peers() -> None:
-    training = Training(size="tiny", rule="gramguard", attackers=Attackers("zero", 0), peers=6, seed=0)
-    rounds = list(measured(training, sequences=12))
-    assert len(rounds) == SMALLEST.rounds - 1
-    assert all(set(one.weights) == {(noise, keys) for noise in NOISES for keys in KEYS} for one in rounds)
-    # Four keys that send the same are not worth one; with noise each is worth an honest peer.
-    assert all(one.weights[0.0, 4] < 0.25 and one.weights[0.6, 4] > 0.8 for one in rounds)
-    assert all((one.honest - one.free).mean() > 0 for one in rounds)
-
-
-def test_the_tables_of_freeloaders_have_a_line_for_each_noise_and_span() -> None:
-    training = Training(size="tiny", rule="gramguard", attackers=Attackers("zero", 0), peers=4, seed=0)
-    assert len(list(lines(training))) == 1 + len(NOISES) + 2 * 5
