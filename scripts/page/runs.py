@@ -30,7 +30,7 @@ RUNS_PERIOD = 5.0
 PLACE_SECONDS = 3600.0
 """How long a listed run keeps its place while others wait. It ends, so that who came first does not stay for ever; meanwhile
 the viewers of a page keep it, though each renewal of a listing changes the order."""
-LISTED = ("run", "name", "model")
+LISTED = ("run", "name", "model", "params")
 LISTED_PROGRESS = ("round", "rounds", "state")
 
 

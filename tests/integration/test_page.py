@@ -203,7 +203,7 @@ def test_everything_can_be_reached_by_keyboard_and_is_seen(opened: Open, server:
             break
         assert outline, ident
         seen.append(ident)
-    wanted = ("skip", "round", "chart", "scrub", "copy", "people-title", "rounds-box", "rounds-more")
+    wanted = ("skip", "round", "chart", "scrub", "copy", "people-caption", "rounds-box", "rounds-more")
     assert [name for name in seen if name in wanted] == list(wanted)
     page.focus(".skip")
     page.keyboard.press("Enter")
@@ -290,6 +290,35 @@ def test_a_screen_reader_finds_landmarks_captions_and_names(opened: Open, server
     assert page.evaluate("document.documentElement.lang") == "en"
 
 
+@pytest.mark.parametrize(("width", "label"), [(1400, "1004.5"), (700, "1004.5"), (390, "1004"), (360, "1004")])
+def test_no_label_and_no_table_is_cut(opened: Open, server: PageServer, run: FakeRun, width: int, label: str) -> None:
+    page, picture = opened(server.url, viewport={"width": width, "height": 900}), run.picture
+    named = {"name": "a name of sixty-four characters " * 2, "device": "NVIDIA GeForce RTX 4090 Laptop GPU"}
+    rounds = {**picture["rounds"], "loss": [loss + 1000 for loss in picture["rounds"]["loss"]]}
+    members = [{**one, **named} for one in picture["members"]]
+    server.publish({**picture, "rounds": rounds, "members": members, "evaluations": []})
+    expect(page.locator("#chart-text")).to_contain_text("from 1004.")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = """() => [...document.querySelectorAll(".wide")]
+      .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText)"""
+    assert page.evaluate(cut) == []
+    has_room = """(label) => { const axis = document.querySelectorAll(".u-axis")[1];
+      const { width } = document.querySelector("canvas").getContext("2d").measureText(label);
+      return width / devicePixelRatio + 15 <= axis.clientWidth; }"""
+    assert page.evaluate(has_room, label)
+
+
+def test_who_comes_late_reads_from_which_round_on_figures_are(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page, picture = opened(server.url), run.picture
+    assert "from round" not in page.inner_text("#credit-text")
+    columns = {name: column[4:] for name, column in picture["rounds"].items()}
+    columns["loss"] = [None, None, *columns["loss"][2:]]
+    server.publish({**picture, "rounds": columns, "evaluations": []})
+    expect(page.locator("#credit-text")).to_have_text("The tokens that certificates count, from round 5 on.")
+    expect(page.locator("#tiles")).to_contain_text(" in round 7")
+    expect(page.locator("#chart-text")).to_contain_text(" in round 7 to ")
+
+
 def test_it_fits_a_phone_and_follows_the_colours_of_the_system(opened: Open, server: PageServer) -> None:
     backgrounds = set()
     for scheme in ("light", "dark"):
@@ -348,11 +377,13 @@ def test_a_page_finds_its_server_again(opened: Open, run: FakeRun) -> None:
 
 
 def test_the_list_of_runs_leads_to_each(opened: Open, run: FakeRun) -> None:
-    runs = [{"run": "bafyone", "name": "one <b>", "model": "gpt", "round": 20, "rounds": 40, "state": "training"}]
+    progress = {"round": 20, "rounds": 40, "state": "training"}
+    runs = [{"run": "bafyone", "name": "one <b>", "model": "gpt", "params": 1e6, **progress}]
     with PageServer("127.0.0.1:0", Telemetry(), root={"runs": runs}, listing=True) as server:
         server.publish(run.picture, "bafyone")
         page = opened(server.url)
-        assert page.inner_text("#runs") == "one <b>\ngpt\ntraining, round 20 of 40"
+        lines = [line for line in page.inner_text("#runs").splitlines() if line]
+        assert lines == ["one <b>", "gpt, 1M parameters", "training", "round 20 of 40, 50 %"]
         page.click("#runs a")
         page.wait_for_selector("#people tbody tr")
         assert page.url == f"{server.url}bafyone/"

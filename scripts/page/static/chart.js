@@ -90,7 +90,7 @@ export class Chart {
     return {
       ...this.size(),
       scales: { x: { time: this.axis === "time" }, y: { range: (_plot, low, high) => padded(low, high) } },
-      axes: [{ ...axis, ...x }, { ...axis, size: 46, values: (_plot, ticks) => ticks.map((tick) => tick.toFixed(digits(ticks))) }],
+      axes: [{ ...axis, ...x }, { ...axis, size: (_plot, labels) => 20 + 8 * Math.max(3, ...(labels ?? []).map((label) => label.length)), values: (_plot, ticks) => ticks.map((tick) => tick.toFixed(digits(ticks))) }],
       series: [
         { label: AXES[this.axis], value: (_plot, value) => this.label(value) },
         { ...series, label: "training ~", stroke: colour("s1"), width: 2, points: { show: few, size: 5 } },
@@ -128,7 +128,8 @@ export class Chart {
   describe() {
     const [xs, losses, held] = this.data, last = xs.length - 1;
     const first = losses.findIndex(isNumber), end = losses.findLastIndex(isNumber);
-    const training = first < 0 ? "no loss yet" : `training loss from ${loss(losses[first])} to ${loss(losses[end])} (the median of what members state)`;
+    const since = first > 0 ? ` in round ${number(this.rounds.round[this.rows[first]])}` : "";
+    const training = first < 0 ? "no loss is known" : `training loss from ${loss(losses[first])}${since} to ${loss(losses[end])} (the median of what members state)`;
     const best = held.findLastIndex(isNumber);
     const text = last < 0 ? "The curve begins with the first round." : `${number(xs.length)} rounds: ${training}` + (best < 0 ? "." : `; held-out loss ${loss(held[best])} after the last evaluation.`);
     setText(this.text, text);

@@ -32,16 +32,16 @@ export class People {
     const claimed = true, kind = "number";
     this.members = new Table("people", [
       { name: "peer", cell: (m) => peerCell(m.peer, m.name, m.votes ? VOTE : NO_VOTE) },
-      { name: `last ${STRIP} rounds`, cell: (m) => this.participation(m.peer) },
+      { name: `last ${STRIP} rounds`, from: "laptop", cell: (m) => this.participation(m.peer) },
       { name: "does", claimed, cell: state },
-      { name: "device", claimed, cell: (m) => plain(m.device) || DASH },
-      { name: "round", claimed, kind, cell: (m) => number(m.round) },
-      { name: "tokens/s", claimed, kind, cell: (m) => (m.tokens_per_s ? short(m.tokens_per_s) : DASH) },
+      { name: "device", claimed, from: "laptop", cell: (m) => ({ text: plain(m.device) || DASH, title: plain(m.device), className: "clip" }) },
+      { name: "round", claimed, kind, from: "tablet", cell: (m) => number(m.round) },
+      { name: "tokens/s", claimed, kind, from: "tablet", cell: (m) => (m.tokens_per_s ? short(m.tokens_per_s) : DASH) },
       { name: "loss", claimed, kind, cell: (m) => loss(m.loss) },
-      { name: "path", claimed, cell: (m) => plain(m.rung) || DASH },
-      { name: "sent", claimed, kind, cell: (m) => bytes(m.sent) },
-      { name: "received", claimed, kind, cell: (m) => bytes(m.received) },
-      { name: "trust", kind, cell: (m) => trust(m.trust) },
+      { name: "path", claimed, from: "desktop", cell: (m) => plain(m.rung) || DASH },
+      { name: "sent", claimed, kind, from: "desktop", cell: (m) => bytes(m.sent) },
+      { name: "received", claimed, kind, from: "desktop", cell: (m) => bytes(m.received) },
+      { name: "trust", kind, from: "laptop", cell: (m) => trust(m.trust) },
     ], (m) => m.peer, 16);
     this.credit = new Table("credit", [
       { name: "peer", cell: (c) => peerCell(c.peer, c.name) },
@@ -55,7 +55,7 @@ export class People {
     return { text, className: "strip", label: `work in ${[...text].filter((sign) => sign === SIGNS[0]).length} of ${text.length} rounds` };
   }
 
-  show({ members = [], peers = [], recent = [], credit = [] }) {
+  show({ members = [], peers = [], recent = [], credit = [], rounds = {} }) {
     this.strip = strips(recent, peers);
     this.members.show([...members].sort((a, b) => (b.credit - a.credit) || (a.peer < b.peer ? -1 : 1)));
     const voters = members.filter((member) => member.votes).length;
@@ -63,6 +63,8 @@ export class People {
     setText(byId("people-text"), members.length
       ? `${plural(members.length, "member")}, of which ${voters} with a vote (◆)${missing ? ` and ${missing} that ${missing === 1 ? "does" : "do"} not answer` : ""}. In a round: ● its work is in the result, ◆ it voted only, ○ it was there and its work is not, · it was not there.`
       : "Nobody is here at the moment.");
+    const first = rounds.round?.[0] ?? 1;
+    setText(byId("credit-text"), `The tokens that certificates count${first > 1 ? `, from round ${number(first)} on` : ""}.`);
     this.credit.show(credit);
     setHidden(byId("credit-section"), !credit.length);
   }

@@ -19,18 +19,18 @@ export class Rounds {
     const kind = "number";
     this.rounds = new Table("rounds", [
       { name: "round", kind, cell: (r) => number(r.round) },
-      { name: "seen", kind, cell: (r) => clock(this.of(r, "time")) },
+      { name: "seen", kind, from: "tablet", cell: (r) => clock(this.of(r, "time")) },
       { name: "loss", kind, claimed: true, cell: (r) => loss(this.of(r, "loss")) },
       { name: "took part", kind, cell: (r) => `${r.cut.length} of ${r.roster.length - keeping(r).length}` },
       { name: "left out, and why", cell: (r) => ({ text: absences(r, this.peers), className: "why" }) },
-      { name: "signed", kind, cell: (r) => signed(r) },
-      { name: "state", cell: (r) => ({ text: plain(r.root).slice(0, 8), title: plain(r.root), className: "hex" }) },
-      { name: "certificate", cell: (r) => ({ text: plain(r.hash).slice(0, 8), title: plain(r.hash), className: "hex" }) },
+      { name: "signed", from: "laptop", kind, cell: (r) => signed(r) },
+      { name: "state", from: "laptop", cell: (r) => ({ text: plain(r.root).slice(0, 8), title: plain(r.root), className: "hex" }) },
+      { name: "certificate", from: "desktop", cell: (r) => ({ text: plain(r.hash).slice(0, 8), title: plain(r.hash), className: "hex" }) },
     ], (r) => r.hash, 12);
     this.troubles = new Table("troubles", [
       { name: "round", kind, cell: (t) => (t.round ? number(t.round) : DASH) },
-      { name: "seen", kind, cell: (t) => clock(t.time) },
-      { name: "what", cell: (t) => plain(KINDS[t.kind] ?? t.kind) },
+      { name: "seen", kind, from: "tablet", cell: (t) => clock(t.time) },
+      { name: "what", cell: (t) => ({ text: plain(KINDS[t.kind] ?? t.kind), className: "wrap" }) },
       { name: "peer", cell: (t) => (t.peer ? peerCell(t.peer, "") : DASH) },
       { name: "why", cell: (t) => ({ text: plain(t.reason), className: "why" }) },
     ], (t) => `${t.round} ${t.kind} ${t.peer} ${t.reason}`, 8);
@@ -57,7 +57,7 @@ const keeping = (round) => (round.out ?? []).filter(({ reason }) => reason === K
 
 function signed(round) {
   const count = plural(round.voters.length, "voter");
-  return round.quorum ? `${count}, ${number(round.quorum)} of ${number(round.total)} votes decide` : count;
+  return round.quorum ? `${count}, ${number(round.quorum)} of ${number(round.total)} votes needed` : count;
 }
 
 // Who was left out, by reason: "came too late: a1b2c3d4, e5f6a7b8; was not here: …".

@@ -18,10 +18,10 @@ let newsAt = 0;
 function show(picture, keys) {
   const changed = (...names) => !keys || names.some((name) => keys.includes(name));
   if (changed("name", "model", "params", "progress", "reason")) showHead(picture);
-  if (changed("progress", "members", "votes", "rounds", "evaluations")) showTiles(picture);
+  if (changed("progress", "members", "rounds", "evaluations")) showTiles(picture);
   if (changed("rounds", "evaluations")) chart.show(picture.rounds, picture.evaluations);
   if (changed("evaluations")) samples.show(picture.evaluations ?? []);
-  if (changed("members", "peers", "recent", "credit")) people.show(picture);
+  if (changed("members", "peers", "recent", "credit", "rounds")) people.show(picture);
   if (changed("votes", "decides", "members")) showVotes(picture);
   if (changed("rounds", "peers", "recent", "troubles")) rounds.show(picture);
   if (changed("link", "joining")) showLink(picture);
@@ -49,15 +49,15 @@ function showHead({ name, model, params, progress = {} }) {
 }
 
 function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, evaluations = [] }) {
-  const losses = (columns.loss ?? []).filter(isNumber);
+  const { round = [], loss: stated = [] } = columns, first = stated.findIndex(isNumber), last = stated.findLast(isNumber);
   const { loss: held, by = [] } = evaluations.at(-1) ?? {};
   const here = members.filter((member) => member.here !== false);
   const training = here.filter((member) => member.state === "training").length;
   const tiles = [
-    isNumber(held) ? ["held-out loss ~", loss(held), `stated by ${number(by.length)}; training ${loss(losses.at(-1))} ~`] : ["training loss ~", loss(losses.at(-1)), losses.length > 1 ? `${loss(losses[0])} at first` : ""],
+    isNumber(held) ? ["held-out loss ~", loss(held), `stated by ${number(by.length)}; training ${loss(last)} ~`] : ["training loss ~", loss(last), first < 0 ? "" : `${loss(stated[first])} in round ${number(round[first])}`],
     ["tokens", short(progress.tokens), isNumber(progress.tokens_per_s) ? `${short(progress.tokens_per_s)} a second${progress.claimed ? " ~" : ""}` : ""],
     ["here", number(here.length), training ? `${number(training)} train` : ""],
-    ["a round takes", duration(progress.round_seconds), votes ? `${number(votes.votes)} of ${number(votes.total)} votes here` : ""],
+    ["a round takes", duration(progress.round_seconds), isNumber(progress.seconds_left) && progress.state === "training" ? `${duration(progress.seconds_left)} left` : ""],
   ];
   const box = byId("tiles");
   if (!box.children.length) {

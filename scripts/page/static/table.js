@@ -2,14 +2,16 @@
 
 import { byId, el, setHidden, setText } from "./text.js";
 
-// `columns` are {name, cell(row) → text or {text, claimed, title, className, label}, kind: "number", claimed: true}.
+// `columns` are {name, cell(row) → text or {text, claimed, title, className, label}, kind: "number", claimed: true, from}.
+// `from`, "tablet", "laptop" or "desktop", is the least screen that has room for a column.
 // The first is the row's header. `detail(row)` may give a text that is shown on demand in the last column.
 export class Table {
   constructor(id, columns, key, shown) {
-    Object.assign(this, { columns, key, shown, all: false, rows: new Map(), last: [] });
+    const folded = columns.map(({ kind, from, ...rest }) => ({ ...rest, kind: [kind, from].filter(Boolean).join(" ") }));
+    Object.assign(this, { columns: folded, key, shown, all: false, rows: new Map(), last: [] });
     const table = byId(id);
-    const heads = columns.map(({ name, kind, claimed }) =>
-      el("th", { className: kind ?? "", attributes: { scope: "col" } }, name, ...(claimed ? [claim()] : [])));
+    const heads = folded.map(({ name, kind, claimed }) =>
+      el("th", { className: kind, attributes: { scope: "col" } }, name, ...(claimed ? [claim()] : [])));
     this.body = el("tbody");
     table.append(el("thead", {}, el("tr", {}, ...heads)), this.body);
     this.more = byId(`${id}-more`);
@@ -44,7 +46,7 @@ export class Table {
 
   line() {
     return el("tr", {}, ...this.columns.map(({ kind }, index) =>
-      index ? el("td", { className: kind ?? "" }) : el("th", { className: kind ?? "", attributes: { scope: "row" } })));
+      index ? el("td", { className: kind }) : el("th", { className: kind, attributes: { scope: "row" } })));
   }
 
   fill(line, row) {
@@ -55,7 +57,7 @@ export class Table {
       const name = ownName(claimed), whole = text + name.map((each) => each.textContent ?? each).join("");
       if (node.textContent !== whole) node.replaceChildren(el("bdi", {}, text), ...name);
       if (node.title !== title) node.title = title;
-      const wanted = `${kind ?? ""} ${className}`.trim();
+      const wanted = `${kind} ${className}`.trim();
       if (node.className !== wanted) node.className = wanted;
       if (label && node.firstChild && node.firstChild.ariaLabel !== label) {
         node.firstChild.setAttribute("role", "img");
