@@ -36,6 +36,7 @@ from .models.quantized import adamw_8bit, load_bitsandbytes, quantize_base
 from .models.registry import (
     HF,
     build_model,
+    check_forward,
     check_length,
     recompute_activations,
     separates,
@@ -143,6 +144,7 @@ def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.devic
     spec, mine = signed.manifest.model, signed.manifest.owner == swarm.peer_id
     allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
     model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
+    check_forward(model)
     check_length(model, signed.manifest.data.sequence_length)
     with following(swarm):
         check_tokenizer(model, source)

@@ -19,7 +19,7 @@ from ..optim.device import choose_device
 from ..optim.evaluating import HeldOutResult, HeldOutText
 from ..optim.flat import FlatLayout
 from ..optim.models.kept import BUFFERS, FOLDER, FROZEN
-from ..optim.models.registry import HF, build_model, separates
+from ..optim.models.registry import HF, build_model, check_forward, separates
 from ..optim.shards.opening import open_corpus, tokenizer_of
 from ..optim.trainer import check_tokenizer, has_examples, loss_on
 from ..peer.arrays import Floats
@@ -69,6 +69,7 @@ def _measure(
     tell("building the model")
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)
+    check_forward(model)
     check_tokenizer(model, data)
     fill_in(model, checkpoint, theta)
     asked = tuple(prompts) or manifest.eval.prompts

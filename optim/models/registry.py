@@ -25,6 +25,7 @@ from .needs import ModelSize, size_of_gpt
 
 IGNORED = -100
 """A target without a loss."""
+GIVES_LOSS = "let forward(inputs, targets) return the mean loss, or forward(input_ids, labels) an object with .loss"
 HF = "hf:"
 """The prefix of transformers' models."""
 
@@ -96,11 +97,20 @@ def training_loss(model: nn.Module, tokens: Tensor, *, separate: bool = False) -
     loss = getattr(output, "loss", output)
     if not isinstance(loss, Tensor) or loss.ndim:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UsageError(
-            f"the model returned {what} instead of its loss",
-            remedy="let forward(inputs, targets) return the mean loss, or forward(input_ids, labels) an object with .loss",
-        )
+        raise UsageError(f"the model returned {what} instead of its loss", remedy=GIVES_LOSS)
     return loss
+
+
+def check_forward(model: nn.Module) -> None:
+    """Raise `UsageError` for a model that cannot be asked for its loss (`training_loss`)."""
+    base = _base_of(model)
+    signature = inspect.signature(base.forward)
+    try:
+        if "labels" not in signature.parameters:
+            signature.bind("inputs", "targets")
+    except TypeError as error:
+        what = f"{type(base).__name__}.forward{signature} takes no inputs and targets"
+        raise UsageError(what, remedy=GIVES_LOSS) from error
 
 
 @torch.no_grad()

@@ -9,7 +9,14 @@ import torch
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
-from flockstep.optim.models.registry import build_model, check_length, size_of_model, training_loss, vocabulary_of
+from flockstep.optim.models.registry import (
+    build_model,
+    check_forward,
+    check_length,
+    size_of_model,
+    training_loss,
+    vocabulary_of,
+)
 from flockstep.peer.errors import LocalError, UsageError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -163,6 +170,22 @@ def test_a_model_that_returns_no_loss_is_told_how_to() -> None:
     with pytest.raises(UsageError, match="instead of its loss") as refused:
         training_loss(Logits(), torch.zeros(2, 3, dtype=torch.int64))
     assert "labels" in refused.value.remedy
+
+
+def test_a_model_that_takes_no_targets_is_told_how_to_before_it_trains() -> None:
+    class Inputs(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+    class Named(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+    with pytest.raises(UsageError, match=r"Inputs\.forward.* takes no inputs and targets") as refused:
+        check_forward(Inputs())
+    assert "labels" in refused.value.remedy
+    for model in (Named(), build_model("gpt", {"size": "0.2m"}, seed=0), build_model("hf:llama", LLAMA, seed=0)):
+        check_forward(model)
 
 
 LORA = {**LLAMA, "lora_rank": 2, "lora_targets": ["q_proj", "v_proj"]}
