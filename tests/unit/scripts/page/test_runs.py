@@ -32,6 +32,6 @@ def test_a_run_is_listed_before_and_after_it_is_seen() -> None:
     run.advance(3)
     picture = run.picture
     assert run_line(picture) == {
-        **{name: picture[name] for name in ("run", "name", "model")},
+        **{name: picture[name] for name in ("run", "name", "model", "params")},
         "round": 3, "rounds": 9, "state": "training",
     }
