@@ -90,6 +90,8 @@ class Attempt:
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
         self._incoming = Incoming()
+        self._coming: dict[tuple[int, int], trio.CancelScope] = {}
+        """The parts that I fetch, by part and contributor."""
         self._foreign_bytes = 0
         """Bytes kept of members that the machine does not know as its own."""
 
@@ -153,6 +155,7 @@ class Attempt:
                 self._do(self._actions.popleft())
         finally:
             self._pumping = False
+        self._give_up_late()
         machine = self.machine
         self._conduct.enter(machine.slot)
         if machine.outcome is not None:
@@ -317,7 +320,20 @@ class Attempt:
         self.node.pace_round(most / (self.work.patience * TRANSFER_SHARE))
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:
-        self._take_part(action, await self._obtain(action, self._contribution_codec))
+        data: Blob | str = "it came too late"
+        with trio.CancelScope() as scope:  # Who sends a part a byte at a time is not to hold up what else it sends.
+            self._coming[action.part, action.contributor] = scope
+            data = await self._obtain(action, self._contribution_codec)
+        del self._coming[action.part, action.contributor]
+        self._take_part(action, data)
+
+    def _give_up_late(self) -> None:
+        """Give up the parts that are on their way and cannot count any more; once, with the first cut."""
+        if self._coming and self.machine.has_roster and self.machine.exchange.is_cut:
+            collect = self.machine.exchange.collect_phase
+            for pair, scope in self._coming.items():
+                if collect.is_too_late(*pair):
+                    scope.cancel()
 
     async def _room(self, size: int) -> bytearray | memoryview:
         """Make room for a contribution to a part that I reduce or pass on: beyond `memory_for_parts` in a file.

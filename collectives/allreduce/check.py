@@ -63,6 +63,13 @@ class CheckPhase:
         self._tried: dict[int, set[bytes]] = {}
         """By part, the outputs that I, the proposer, have named."""
         self._read = 0
+        self.mute: set[PeerId] = set()
+        """Whose Second counts first, and had not come at the deadline."""
+
+    def close(self, active: Collection[PeerId]) -> None:
+        """Wait for nobody any more, at the deadline."""
+        self.is_late = True
+        self.mute |= {self._table.members[index] for index in self.unseconded(active)}
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow."""
@@ -278,10 +285,11 @@ class CheckPhase:
         return found
 
     def _givers(self, pair: Pair) -> list[int]:
-        """Return who may answer for a contributor to a part: others of its three, the part's holder last."""
+        """Return who may answer for a contributor to a part: others of its three, its holder last, before it who is late."""
         part, contributor = pair
+        holder, members = self._standing.holders[part], self._table.members
         others = [index for index in self._table.seating.three(part) if index != contributor]
-        return sorted(others, key=lambda index: index == self._standing.holders[part])
+        return sorted(others, key=lambda index: (index == holder, not self._setup.awaits_sketch(members[index])))
 
     def _answer(self, active: Collection[PeerId], exchange: SketchExchange) -> list[Action]:
         """Sketch what others contribute, where that is mine to do."""

@@ -108,6 +108,11 @@ class CollectPhase:
         found = [(part, index) for part, held in self._held.items() for index in held if index in among]
         return sorted(pair for pair in found if self.has(*pair))
 
+    @property
+    def parts(self) -> set[int]:
+        """The parts that I am to speak about, whatever I hold of them."""
+        return self.duties | {part for part, _ in self._pairs}
+
     def expected(self, among: Collection[int]) -> list[tuple[int, int]]:
         """Return what I am to hold of these contributors, and can still get."""
         found, table = self.stage.standing, self._table
@@ -118,6 +123,13 @@ class CollectPhase:
             *(it for it in self._pairs if it[1] in among),
         }
         return sorted(wanted - self._failed.keys())
+
+    def is_too_late(self, part: int, contributor: int) -> bool:
+        """Return True if a part that is on its way cannot count any more: the word of its holder is in the cut without it."""
+        found = self.stage.standing
+        if found is None or contributor in found.parts.get(part, ()):
+            return False
+        return contributor not in found.names or found.holders.get(part) == self._table.me or part not in self.duties
 
     def why_left_out(self, contributor: int) -> str:
         """Return why a contribution is not in the cut, as far as I know."""

@@ -147,9 +147,11 @@ class RosterRound:
 
     @property
     def unsketched(self) -> tuple[PeerId, ...]:
-        """The contributors that the proposer has named silent after the outputs."""
-        named = self._outputs[1].named if self._outputs is not None else None
-        return tuple(self.table.members[index] for index in named.silent) if named is not None else ()
+        """The contributors that the proposer has named silent after the outputs, and who did not answer for others."""
+        if self._outputs is None or (named := self._outputs[1].named) is None:
+            return ()
+        silent = {self.table.members[index] for index in named.silent}
+        return tuple(sorted(silent | self._outputs[1].mute))
 
     @property
     def late(self) -> tuple[PeerId, ...]:
@@ -217,7 +219,7 @@ class RosterRound:
 
     # Deadlines.
 
-    def close(self) -> bool:
+    def close(self, active: Collection[PeerId]) -> bool:
         """Stop waiting for what has not come in this phase. Return True the first time: that can still change the result."""
         phase = self.phase
         if phase in self._closed or phase is Phase.CONFIRM:
@@ -230,7 +232,8 @@ class RosterRound:
         elif self._outputs is not None:
             reduced, checked = self._outputs
             reduced.close()
-            checked.is_late = phase is Phase.CHECK
+            if phase is Phase.CHECK:
+                checked.close(active)
         return True
 
     def has_named(self, signed: wire.Signed) -> bool:

@@ -204,10 +204,10 @@ class JudgePhase:
         ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)
-        if not expected or (awaited and not (self.stage.is_late and (not is_comparing or not self._has_closed))):
+        if not self._collect_phase.parts or (awaited and not (self.stage.is_late and (not is_comparing or not self._has_closed))):
             return []
         self._has_closed = self.stage.is_late
-        held: dict[int, dict[int, bytes]] = {part: {} for part, _ in expected}
+        held: dict[int, dict[int, bytes]] = {part: {} for part in self._collect_phase.parts}
         for part, index in sketches.true:
             signed = sketches.signed(index)
             if part in held and signed is not None:

@@ -229,7 +229,7 @@ class Round:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
         phase, asked = self.phase, self._exchange.ask(self._active)
         self._has_overrun |= phase is Phase.CONFIRM
-        if self._exchange.close() or asked:
+        if self._exchange.close(self._active) or asked:
             # What is late is left out; the proposer and the others need time for what follows from that.
             makes = self.setup.timing.transfer if phase in (Phase.REDUCE, Phase.CHECK) else 0.0
             self._due = now + self._control(2) + makes
@@ -670,7 +670,7 @@ class Round:
                 trained = {table.members[index] for index in table.training}
                 outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*cut})))
             slow = self._slow(exchange.owners, wire.Have, wire.Result)
-            mute = {*exchange.unsketched, *self._slow(members, wire.Sketch)}
+            mute = {*exchange.unsketched, *self._slow(members, wire.Sketch, wire.Second)}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
         self.outcome = outcome
         reason = "its output did not come in time, and a deputy made it"
@@ -686,4 +686,6 @@ def _exchange_of(message: wire.RoundMessage) -> tuple[type, bytes] | None:
             return wire.Result, cut
         case wire.Sketch(outputs=(_, *_)):
             return wire.Sketch, b"".join(message.outputs)
+        case wire.Second(seed=seed):
+            return wire.Second, seed
     return None

@@ -1,4 +1,4 @@
-"""How long one key without a vote can make a run wait: in ever fewer rounds, and never for an attempt.
+"""How long one member can make a run wait: in ever fewer rounds, and never for an attempt that another one proposes.
 
 Whom it tells what, and how late, is its choice. Times are virtual: of a network whose messages take some milliseconds, where
 the shortest deadline is 2 seconds, and an honest round takes 0.7.
@@ -20,7 +20,7 @@ from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
 VOTERS, FREE, ROUNDS = 4, 3, 12
 Prepare = Callable[[SimPeer, trio.Nursery], None]
-"""Make a liar of the last peer, which owns a part and has no vote."""
+"""Make a liar of a peer, which owns a part."""
 Whom = Callable[[RosterView, str], bool]
 """(roster, reader) → True if the liar lets it wait."""
 
@@ -30,12 +30,15 @@ one_member: Whom = lambda table, reader: reader == max(table.members)  # noqa: E
 every_other: Whom = lambda table, reader: table.places[reader] % 2 == 0  # noqa: E731
 
 
-def seconds_of_rounds(prepare: Prepare) -> list[float]:
-    """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged."""
+def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) -> list[float]:
+    """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged.
+
+    The liar has no vote, where somebody has none.
+    """
     seconds: list[float] = []
 
     async def body(swarm: SimSwarm) -> None:
-        liar, others = swarm.sims[-1], [*in_turn(swarm.sims[:VOTERS]), *swarm.sims[VOTERS:-1]]
+        *others, liar = [*in_turn(swarm.sims[:voters]), *swarm.sims[voters:]]
         async with trio.open_nursery() as nursery:
             prepare(liar, nursery)
             for round_ in range(1, ROUNDS + 1):
@@ -49,8 +52,9 @@ def seconds_of_rounds(prepare: Prepare) -> list[float]:
         assert not any(honest & names for names in banned(others))
         assert not honest & {event["peer"] for event in events_of(others, "peer.charged")}
 
-    charter = founded(VOTERS, keepers=frozenset(it.peer_id for it in identities(VOTERS)))
-    run_virtual(partial(with_swarm, VOTERS + FREE, body, cells=28, charter=charter, rule="gramguard"))
+    keepers: dict[str, Any] = {"keepers": frozenset(it.peer_id for it in identities(voters))} if free else {}
+    charter = founded(voters, **keepers)
+    run_virtual(partial(with_swarm, voters + free, body, cells=28, charter=charter, rule="gramguard"))
     return seconds
 
 
@@ -168,3 +172,17 @@ def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_eac
     seconds = seconds_of_rounds(prepare)
     assert sum(it > 1.0 for it in seconds) <= 4
     assert max(seconds[ROUNDS // 2 :]) <= seconds[0] + 0.5
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(withholds(lambda it: isinstance(it, wire.Second)), id="sketches for others"),
+        pytest.param(hangs("contribution", everybody), id="bytes for all"),
+        pytest.param(hangs("contribution", every_other), id="bytes for every other"),
+        pytest.param(sends_late(is_have), id="late words"),
+    ],
+)
+def test_a_voter_lets_others_wait_in_ever_fewer_rounds(prepare: Prepare) -> None:
+    seconds = seconds_of_rounds(prepare, voters=7, free=0)
+    assert sum(it > 1.0 for it in seconds) <= 6
