@@ -8,7 +8,8 @@ that has answered enters the routing table (`routing`).
 
 No server is trusted. Values are records that `validate` accepts for their key. Of all servers' values the highest
 sequence wins, and servers that returned an older one, or none, are sent the newest (read repair): a server that was
-down while a value was published has it after the next `get`. Providers that most servers name come first.
+down while a value was published has it after the next `get`. Providers that most servers of the user's own link name come
+first. What this holds against is measured (`tests/protocol/test_eclipse.py`).
 
 The lookups are written here, message by message. The library's own do not report whether the servers had no value or
 none answered; they answer from the local store first (so that an update is never seen), and raise if a newer value is
@@ -19,7 +20,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import trio
@@ -31,7 +32,7 @@ from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, Host, PeerId
 from .interface import Validate
 from .messages import Message, MessageReader, about, about_value, add_peer_to, binary_id, peers_of, send
-from .routing import Candidates, Servers, position, position_of_key, shared_bits
+from .routing import BUCKET_SIZE, Candidates, Servers, position, position_of_key, shared_bits
 from .server import DirectoryHost, DirectoryServer
 from .store_file import StoreFile
 
@@ -48,6 +49,10 @@ ASK_TIMEOUT = 8.0
 """The timeout of one server in seconds, dial included; a walk's `WALK_TIMEOUT` is enough for two such delays in a row."""
 
 WALK_TIMEOUT = 20.0
+
+GRACE = 2.0
+"""Seconds for the other servers of a walk once all pinned ones have answered: of free keys that are silent each walk would
+take two timeouts. As the other bootstraps of a link have."""
 
 REPAIR_TIMEOUT = 1.0
 """The timeout of read repair within `get`, in seconds."""
@@ -96,6 +101,8 @@ class KademliaDirectory:
         """The server side, if this host has one."""
         self.servers = server.servers if server is not None else Servers(host.peer_id)
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
+        self._vouched: dict[PeerId, dict[PeerId, tuple[Address, ...]]] = {}
+        """By pinned server: the first servers that it has named last."""
         self._published: dict[str, bytes] = {}
         self._provided: dict[str, None] = {}
         self._look_again_at: dict[str, float] = {}
@@ -162,17 +169,25 @@ class KademliaDirectory:
         await self._publish(message)
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Find the providers of a run except me, those that most servers name first; `addresses` then returns theirs.
+        """Find the providers of a run except me; `addresses` then returns theirs.
 
-        Those that equally many name are taken from each server in turns: a server that invents some hides none.
+        Those come first that most pinned servers name, then those that most servers name: free keys are servers, too, and
+        many of them may invent the same. Those that equally many name are taken from each server in turns, so that a
+        server that invents some hides none.
         """
         answers = await self._walk(about(Message.GET_PROVIDERS, _run_key(run_id)))
-        named = [peers_of(answer.providerPeers) for answer in answers.values()]
+        by_server = {server: peers_of(answer.providerPeers) for server, answer in answers.items()}
+        named = list(by_server.values())
+        pinned = [peers for server, peers in by_server.items() if self.servers.is_pinned(server)]
         found: dict[PeerId, tuple[Address, ...]] = {}
         for peer in filter(None, chain.from_iterable(zip_longest(*named))):
             found[peer] = tuple(dict.fromkeys(chain.from_iterable(peers.get(peer, ()) for peers in named)))
         found.pop(self._host.peer_id, None)
-        chosen = sorted(found, key=lambda peer: -sum(peer in peers for peers in named))[:MAX_FOUND]
+
+        def support(peer: PeerId) -> tuple[int, int]:
+            return sum(peer in peers for peers in pinned), sum(peer in peers for peers in named)
+
+        chosen = sorted(found, key=support, reverse=True)[:MAX_FOUND]
         for peer in chosen:
             self._addresses.pop(peer, None)  # Moves it behind those that were found earlier.
             self._addresses[peer] = found[peer]
@@ -240,18 +255,27 @@ class KademliaDirectory:
         """Ask the servers nearest to the message's key, and those that they name. Raises `NetworkError` if none answers."""
         answers = self._ask_myself(message)
         failures: dict[PeerId, str] = {}
-        known = self.servers.nearest(message.key)
+        known = self._near(message.key)
         candidates = Candidates((*known, self._host.peer_id))
         asked: set[PeerId] = set()
-        with trio.move_on_after(WALK_TIMEOUT):
-            while batch := self.servers.unasked(message.key, known, asked):
+        pinned = {server for server in known if self.servers.is_pinned(server)}
+        with trio.move_on_after(WALK_TIMEOUT) as scope:
+
+            async def ask(server: PeerId) -> None:
+                await self._try_to_ask(server, known[server], message, answers, failures)
+                if server in pinned and pinned <= answers.keys():
+                    scope.deadline = min(scope.deadline, trio.current_time() + GRACE)
+
+            while batch := self.servers.unasked(message.key, known, self._all_vouched(), asked):
                 asked.update(batch)
                 async with trio.open_nursery() as nursery:
                     for server in batch:
-                        nursery.start_soon(self._try_to_ask, server, known[server], message, answers, failures)
+                        nursery.start_soon(ask, server)
                 for server in batch:
                     if server in answers:
                         named = peers_of(answers[server].closerPeers)
+                        if self.servers.is_pinned(server):
+                            self._vouched[server] = dict(islice(named.items(), BUCKET_SIZE))
                         known |= {peer: where for peer, where in named.items() if candidates.take(peer, where)}
         if not answers:
             raise self._nobody(failures)
@@ -260,7 +284,7 @@ class KademliaDirectory:
     async def _publish(self, message: Message) -> None:
         """Send to the servers nearest to the key; one must accept. Raises `NetworkError`."""
         answers = self._ask_myself(message)
-        near = self.servers.nearest(message.key)
+        near = self._near(message.key)
         failures = await self._send_to_all(message, [server for server in near if server != self._host.peer_id])
         self._missed = self._missed or bool(failures)
         if not answers and len(failures) == len(near):
@@ -270,13 +294,22 @@ class KademliaDirectory:
         """Send to these servers at once; returns the reason of each failure."""
         answers: dict[PeerId, Message] = {}
         failures: dict[PeerId, str] = {}
-        known = self.servers.nearest(message.key)
+        known = self._near(message.key)
         with trio.move_on_after(WALK_TIMEOUT):
             async with trio.open_nursery() as nursery:
                 for server in servers:
                     if server in known:
                         nursery.start_soon(self._try_to_ask, server, known[server], message, answers, failures)
         return failures
+
+    def _near(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
+        """Return the servers with which a lookup begins, and that keep a record."""
+        return self._all_vouched() | self.servers.nearest(key)
+
+    def _all_vouched(self) -> dict[PeerId, tuple[Address, ...]]:
+        found = {peer: where for named in self._vouched.values() for peer, where in named.items() if where}
+        found.pop(self._host.peer_id, None)
+        return found
 
     def _ask_myself(self, message: Message) -> dict[PeerId, Message]:
         answer = self.server.answer_myself(message) if self.server is not None else None

@@ -6,7 +6,8 @@ lookup in which it was named. Buckets are by the length of the prefix that the h
 to stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (go-libp2p's peer diversity
 filter, with its numbers), so that ids ground out on rented addresses of one network cannot surround a key (eclipse
 attack). *Pinned* servers, those of the user's own link or options, never count, are never dropped, and are asked in
-every lookup.
+every lookup. So are the first `BUCKET_SIZE` that each of them names, where its own pinned ones come first: whoever has
+ground out the nearest ids to a key, in however many networks, keeps nobody from the bootstraps that operators know by name.
 """
 
 import ipaddress
@@ -76,23 +77,30 @@ class Servers:
                 del self._servers[peer]
 
     def nearest(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
-        """Return the pinned servers and the `BUCKET_SIZE` nearest to a key, nearest first."""
+        """Return the pinned servers, and then the `BUCKET_SIZE` nearest to a key, nearest first."""
         target = position_of_key(key)
         near = sorted(self._servers, key=lambda peer: self._servers[peer].position ^ target)
-        chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
+        chosen = [*filter(self.is_pinned, near), *near[:BUCKET_SIZE]]
         return {peer: self._servers[peer].addresses for peer in chosen}
 
-    def unasked(self, key: bytes, known: Mapping[PeerId, object], asked: Collection[PeerId]) -> list[PeerId]:
-        """Return the servers that a lookup asks next: of those it knows, the `BUCKET_SIZE` nearest and the pinned ones."""
+    def unasked(
+        self, key: bytes, known: Mapping[PeerId, object], vouched: Collection[PeerId], asked: Collection[PeerId]
+    ) -> list[PeerId]:
+        """Return the servers that a lookup asks next, the pinned ones first.
+
+        These are of those it knows the pinned ones, those that these vouch for, and the `BUCKET_SIZE` nearest.
+        """
         target = position_of_key(key)
         near = sorted(known, key=lambda peer: position(peer) ^ target)[:BUCKET_SIZE]
-        return [peer for peer in known if peer not in asked and (peer in near or self._is_pinned(peer))]
+        chosen = [peer for peer in known if peer not in asked and (peer in near or peer in vouched or self.is_pinned(peer))]
+        return sorted(chosen, key=self.is_pinned, reverse=True)
 
     def buckets(self) -> set[int]:
         """The buckets that are not empty."""
         return {server.bucket for server in self._servers.values()}
 
-    def _is_pinned(self, peer: PeerId) -> bool:
+    def is_pinned(self, peer: PeerId) -> bool:
+        """Return True for a server of the user's own link or options."""
         return peer in self._servers and self._servers[peer].pinned
 
     def _server(self, peer: PeerId, addresses: tuple[Address, ...], *, pinned: bool) -> _Server:

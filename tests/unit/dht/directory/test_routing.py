@@ -48,9 +48,9 @@ def test_a_pinned_server_stays_and_is_always_asked() -> None:
     near = servers.nearest(KEY)
     assert len(near) == BUCKET_SIZE + 1
     assert far in near
-    assert set(servers.unasked(KEY, near, [])) == set(near)
+    assert set(servers.unasked(KEY, near, [], [])) == set(near)
     asked = list(near)[:5]
-    assert set(servers.unasked(KEY, near, asked)) == set(near) - set(asked)
+    assert set(servers.unasked(KEY, near, [], asked)) == set(near) - set(asked)
 
 
 def test_one_network_has_few_places_in_the_table() -> None:
