@@ -18,6 +18,7 @@ from chaos.door import (
     stranger,
     sybils,
 )
+from chaos.floods import FLOODS, LIMITED, persist
 from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
@@ -52,6 +53,27 @@ def test_a_run_stays_findable_and_memory_bounded_under_attack(tmp_path: Path) ->
         assert door.refused("a message of too many bytes") == 2
         assert door.rss() < before + 30
         assert door.process.num_fds() < 100
+
+    try:
+        trio.run(main)
+    finally:
+        door.bootstrap.kill()
+
+
+def test_a_newcomer_gets_in_beside_all_floods_at_once_and_each_meets_its_limit(tmp_path: Path) -> None:
+    door = Door(tmp_path / "door", *NOT_EXEMPT)
+    link = JoinLink.parse(publish_run(TOML, (door.address,), tmp_path / "owner"))
+
+    async def main() -> None:
+        async with one_member(door, link) as member, trio.open_nursery() as nursery:
+            before = door.rss()
+            for number, flood in enumerate(FLOODS.values()):
+                nursery.start_soon(persist, door, f"127.92.0.{number + 1}", link, flood)
+            for limited in LIMITED:
+                while not await trio.to_thread.run_sync(door.refused, limited):
+                    await newcomer_finds(door, link, member)
+            assert door.rss() < before + 60
+            nursery.cancel_scope.cancel()
 
     try:
         trio.run(main)
