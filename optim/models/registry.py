@@ -124,15 +124,15 @@ def separates(model: nn.Module) -> bool:
     parameters = inspect.signature(base.forward).parameters
     if "labels" not in parameters:
         return "examples" in parameters
-    if "position_ids" not in parameters:
-        return False
+    if "position_ids" not in parameters or any(isinstance(module, nn.Conv1d) for module in base.modules()):
+        return False  # A convolution over time sees the tokens before an example, by weights that begin near zero.
     device = next(base.parameters()).device
-    first, second, behind = torch.tensor([[[0, 1, 0]], [[1, 1, 0]], [[0, 1, 1]]], device=device)
-    positions = torch.arange(3, device=device).repeat(2)[None]
+    texts = torch.tensor([[[0, 1, 0, 0, 1, 1]], [[1, 0, 1, 0, 1, 1]]], device=device)  # Two that end alike.
+    positions = {"position_ids": torch.arange(3, device=device).repeat(2)[None]}
     with evaluating(base):
-        texts = (torch.cat([before, behind], -1) for before in (first, second))
-        one, other = (base(input_ids=text, position_ids=positions).logits[:, 3:] for text in texts)
-    return torch.equal(one, other)
+        one, other = (base(input_ids=text, **positions).logits[:, 3:] for text in texts)
+    rounding = torch.finfo(one.dtype).eps * one.abs().max()  # Experts are computed together with their neighbours.
+    return bool((one - other).abs().max() <= 8 * rounding)
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -181,6 +181,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt": {"size": "0.2m", "vocab_size": 64},
     "hf:llama": TINY | {"intermediate_size": 48},
     "hf:qwen3": TINY | {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 2},
+    "hf:mixtral": TINY | {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 2},
     "hf:gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64},
     "hf:gemma3_text": TINY | {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 2},
 }
@@ -225,6 +226,8 @@ def test_what_cannot_keep_examples_apart_says_so() -> None:
             raise NotImplementedError
 
     assert not separates(Plain())
+    lfm2 = TINY | {"intermediate_size": 48, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}
+    assert not separates(build_model("hf:lfm2", lfm2, seed=0))
     mamba = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, "state_size": 4, "intermediate_size": 64}
     assert not separates(build_model("hf:mamba", mamba, seed=0))
     assert not separates(build_model("hf:bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64}, seed=0))
