@@ -39,8 +39,11 @@ from .robust.rule import Weighting
 from .round.early import EARLY_BYTES
 from .round.machine import Round
 
-TRANSFER_SHARE = 0.5
-"""Of the time that a round may take: for each of its two transfers. Its messages come on top: nobody waits before twice."""
+TRANSFER_SHARE = 0.25
+"""Of the time to the next round: for each of the two transfers of one that nobody waits for. A result that comes after half
+of it is worth as much as one at once; after all of it 1 % less (docs/log.md), and the votes take their time, too."""
+LINE_SHARE = 0.5
+"""Of a peer's line, for such transfers where that is enough: the rest is for the other programs of its home."""
 PHASE_SHARE = 0.05
 """Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 
@@ -287,8 +290,8 @@ class Attempt:
 
         encoded = await self.node.compute(encode_parts)
         work.mine = [data for data, _ in encoded]
-        if work.patience and self.node.upload_rate:  # Before, at full rate, to measure the line.
-            self._spread(action.bounds)
+        if work.patience:
+            self._share_line(action.bounds)
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
         hashes = tuple(key for _, key in encoded)
@@ -313,11 +316,13 @@ class Attempt:
         mine = self.machine.exchange.members.index(self.node.peer_id)
         return bounds[mine + 1] - bounds[mine]
 
-    def _spread(self, bounds: Sequence[int]) -> None:
-        """Send the bytes of a round evenly over the time that it may take: parts of mine first, then my output to all."""
+    def _share_line(self, bounds: Sequence[int]) -> None:
+        """Send the bytes of a round at `LINE_SHARE` of my line, unless that takes too long, or no line was measured yet."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
         most = max(self._choice.mine.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
-        self.node.pace_round(most / (self.work.patience * TRANSFER_SHARE))
+        rate = self.machine.exchange.my_rate * others * LINE_SHARE
+        if most <= rate * self.work.patience * TRANSFER_SHARE:
+            self.node.pace_round(rate)
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:
         data: Blob | str = "it came too late"

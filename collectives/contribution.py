@@ -31,7 +31,7 @@ class Contribution:
     ramp: float = 1.0
     """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
     patience: float = 0.0
-    """Seconds that the round may take without anybody waiting for it: its bytes are spread over them."""
+    """Seconds to the next round, where nobody waits for the result of this one meanwhile; 0 where everybody does."""
     is_leaving: bool = False
     """True if I leave after this round, and want no vote in the next one."""
 

@@ -7,7 +7,10 @@ the phase continues, and Δ is measured again from the same θ at its next bound
 
 In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector, in turn, and W trains on while it runs.
 Its result is taken after the inner step in which it arrives: W ← θ + (W − W at capture), so that no step is lost. What was
-trained since the capture is a part of the next Δ. Training waits only for a result that is twice `delay` steps old.
+trained since the capture is a part of the next Δ. When a peer takes a result is nobody else's business: all that others
+see of W is its next Δ, against the θ that the certificate before names, and that one the peer holds by then. So training
+goes on however long a round takes, and the next fragment is captured once the last one's result is here. Only where that
+is H steps old, when the same fragment would be due again, does training wait for it.
 
 The optimizer step is `step`'s, or the caller's own loop makes it, with its scaler, scheduler and closure, and says so
 by `after_step`. What the run prescribes for it, a learning-rate schedule and clipping, applies to optimizers that are
@@ -43,6 +46,7 @@ from ..peer.errors import UsageError
 from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
 from .evaluating import HeldOutResult
+from .fit import outlasts, pace_of, rate_of, remedy
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
@@ -136,6 +140,7 @@ class Swarm:
         self._inner = InnerOptimizers(())
         self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
         self._settled_at = time.monotonic()
+        self._is_thin = False
         self._status = PeerStatus(round=0, root="", finished=False)
         self.reason = "left"
         """Why the membership ended."""
@@ -454,7 +459,7 @@ class Swarm:
             self._inner.forget()
             self._since_join = 0
             return False, outcome.reason
-        if not self.manifest.outer.delay:
+        if self.manifest.outer.mode == "blocking":
             return self._settle()
         self._captured = self._layout.capture(self.model, span)
         return False, ""
@@ -472,6 +477,7 @@ class Swarm:
                 self._layout.rebase(self._theta, self.model, self._span, self._captured, self._ranks.share)
             if outcome.end is PhaseEnd.DONE:
                 self._evaluate()
+                self._compare_pace()
             if self.round % self.manifest.checkpoint_rounds == 0:
                 self._keep_buffers()
         self._captured = None
@@ -495,6 +501,29 @@ class Swarm:
         client.publish_evaluation(found.loss, found.tokens, found.samples)
         took = round(time.monotonic() - began, 3)
         self.telemetry.emit("eval.measured", round=self.round, loss=found.loss, tokens=found.tokens, seconds=took)
+
+    def _compare_pace(self) -> None:
+        """Say when rounds begin to outlast the phases between them, with what would help, and when they fit again."""
+        pacing = None if self._client is None else self._client.pacing
+        if pacing is None or not pacing.phase:
+            return
+        is_thin, manifest = outlasts(pacing.round, pacing.phase, self._is_thin), self.manifest
+        if is_thin == self._is_thin:
+            return
+        self._is_thin = is_thin
+        took = f"a round takes {pacing.round:.1f} s, the phase after which the next one is due {pacing.phase:.1f} s"
+        if not is_thin:
+            self.telemetry.emit("line.enough", step="settle", reason=took, round=self.round)
+            return
+        size, peers = self._layout.size, max(2, pacing.peers)
+        rate = rate_of(manifest, size, peers, pacing.round)
+        hint = remedy(
+            manifest,
+            lambda other: pace_of(other, size, peers, rate, pacing.step * other.data.batch_size / manifest.data.batch_size),
+        )
+        reason = f"{took}: training goes on, and H becomes {pacing.round / pacing.phase:.2g} times what it should be"
+        hint = f"what its owner can do: {hint}"
+        self.telemetry.emit("line.thin", step="settle", reason=reason, remedy=hint, round=self.round)
 
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""

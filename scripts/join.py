@@ -423,6 +423,8 @@ LINES = {
     "promise.unwritten": "no use of the disk, and no part in rounds without it: {reason}",
     "promise.forgotten": "takes part again after a few rounds, since it may have signed in them before: {reason}",
     "round.awaited": "trains alone until round {round} can be tried: {reason}",
+    "line.thin": "{reason} — {remedy}",
+    "line.enough": "{reason}",
     "round.possible": "round {round} can be tried now: {reason}",
     "round.void": "round {round} had no effect: {reason}; nothing is lost",
     "round.missed": "round {round} went on without this peer: {reason}",

@@ -204,7 +204,8 @@ class JudgePhase:
         ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)
-        if not self._collect_phase.parts or (awaited and not (self.stage.is_late and (not is_comparing or not self._has_closed))):
+        is_over = self.stage.is_late and (not is_comparing or not self._has_closed)
+        if not self._collect_phase.parts or (awaited and not is_over):
             return []
         self._has_closed = self.stage.is_late
         held: dict[int, dict[int, bytes]] = {part: {} for part in self._collect_phase.parts}

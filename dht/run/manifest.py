@@ -130,8 +130,6 @@ class Outer:
     """Whether peers wait for the result of a round, or train on while it runs."""
     fragments: Annotated[int, Between(1, MOST_FRAGMENTS)] = 1
     """Runs of parameters of equal length; in streaming mode a round averages one of them, in turn."""
-    delay: Annotated[int, Between(0, 10_000)] = 0
-    """Inner steps that a round may take; after twice as many without its result a peer waits for it. 0 in blocking mode."""
     checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
     """Rounds (of each fragment) after which every peer moves its checkpoint on; the outputs of so many are on its disk."""
     momentum_warmup: Annotated[int, Between(0, 100_000)] = 0
@@ -140,9 +138,6 @@ class Outer:
 
 DEFAULT_FRAGMENTS = 5
 """The default divides H into as many phases, at most: with more of them the votes on a round outlast its bytes."""
-DELAY_SHARE = 25
-"""The default delay is a 25th of H: up to there it costs no quality that three seeds can show (docs/log.md)."""
-
 STREAMED_STEPS = 100
 """From this H on, streaming is the default: the phase of a fragment has 20 steps, longer than the votes on a round."""
 
@@ -351,12 +346,10 @@ class Manifest:
 
     def _mode_faults(self) -> Iterator[str]:
         outer, steps = self.outer, self.inner.steps
-        if outer.mode == "blocking" and (outer.fragments, outer.delay) != (1, 0):
-            yield '[outer] fragments and delay are for mode = "streaming": remove them'
+        if outer.mode == "blocking" and outer.fragments != 1:
+            yield '[outer] fragments are for mode = "streaming": remove them'
         elif steps % outer.fragments:
             yield f"[outer] fragments = {outer.fragments} does not divide [inner] steps = {steps}"
-        elif outer.delay > self.phase_steps:
-            yield f"[outer] delay = {outer.delay} is above {self.phase_steps}, the steps between two rounds"
 
     def _evaluation_faults(self) -> Iterator[str]:
         kind, _, _ = self.data.source.partition(":")
@@ -402,10 +395,7 @@ def _outer(table: dict[str, Any], inner: Inner) -> Outer:
     defaults: dict[str, Any] = {"mode": mode, "momentum_warmup": MOMENTUM_WARMUP}
     given = from_table(Outer, defaults | table, "outer")
     if given.mode == "streaming":
-        fragments = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
-        chosen = table.get("fragments", fragments)
-        delay = min(math.ceil(inner.steps / DELAY_SHARE), inner.steps // max(1, chosen))
-        defaults |= {"fragments": fragments, "delay": delay}
+        defaults["fragments"] = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
     return from_table(Outer, defaults | table, "outer")
 
 

@@ -140,6 +140,17 @@ class StepDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Pacing:
+    """What a round took that nobody waited for, beside the phase after which the next one is due, in seconds."""
+
+    round: float
+    phase: float
+    step: float
+    """An inner step."""
+    peers: int
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseOutcome:
     """How an inner phase ended, and why."""
 
@@ -163,6 +174,7 @@ class Flight:
     work: AverageDelta
     step: int
     """The inner step after which its Δ was captured."""
+    began: float
     phase_started: float
 
 
@@ -206,6 +218,8 @@ class PeerClient:
         self._ready_at: dict[PeerId, float] = {}
         """When the members that are ready for the pulse's round became so, by the monotonic clock."""
         self._process = _spawn()
+        self.pacing: Pacing | None = None
+        """Of the last certified round; None in blocking mode."""
 
     def open(self) -> RunOpened:
         """Reach the run."""
@@ -224,7 +238,7 @@ class PeerClient:
         manifest = self._manifest
         self._layout = layout
         self._num_rounds = manifest.num_rounds
-        self._delay = manifest.outer.delay
+        self._streams = manifest.outer.mode == "streaming"
         self._pace = Pace(
             steps=manifest.phase_steps,
             seconds=manifest.inner.seconds / manifest.outer.fragments,
@@ -328,12 +342,12 @@ class PeerClient:
     def _next(self) -> tuple[Act, str]:
         flight = self._flight
         if flight is not None:
-            late = self._progress.steps - flight.step - 2 * self._delay
             if self._round_is_over:
                 return Act.SETTLE, ""
-            if late < 0:
+            if not self._is_overdue(flight):
                 return Act.TRAIN, ""
-            reason = f"no result {2 * self._delay + late} inner steps after the capture: training waits for it"
+            steps = self._progress.steps - flight.step
+            reason = f"no result {steps} inner steps after the capture: training waits for it"
             self._telemetry.emit("round.overdue", step="train", reason=reason, round=self.round + 1)
             return Act.SETTLE, reason
         if self._poll():
@@ -353,6 +367,13 @@ class PeerClient:
         if ended and self._must_wait(pulse.why_not_average):
             return Act.TRAIN, pulse.why_not_average
         return (Act.AVERAGE if ended else Act.TRAIN), why
+
+    def _is_overdue(self, flight: Flight) -> bool:
+        """Whether the fragment that is on its way would be captured again by now: each of the others had a phase."""
+        inner = self._manifest.inner
+        if inner.seconds:
+            return time.monotonic() - flight.began >= inner.seconds
+        return self._progress.steps - flight.step >= inner.steps
 
     def _must_wait(self, why_not_average: str) -> bool:
         """Whether no round can be attempted, so that training goes on; one event for each reason, one when it ends."""
@@ -384,7 +405,7 @@ class PeerClient:
             seconds=seconds,
             ramp=self._ramp[0] if self._ramp else 1.0,
             # Of the faster: a phase may have lasted for hours while a round was impossible, a step of a laptop for a minute.
-            patience=self._delay * min(seconds / self._pace.steps, progress.step_seconds),
+            patience=min(seconds, self._pace.steps * progress.step_seconds) if self._streams else 0.0,
         )
         self._telemetry.emit(
             "phase.end",
@@ -400,7 +421,7 @@ class PeerClient:
             self._telemetry.emit("round.abstained", round=round_, step="phase", reason=reason)
             self._begin_phase()
             return PhaseOutcome(self.status(), PhaseEnd.ABSTAINED, f"abstained: {reason}")
-        self._flight = Flight(work, progress.steps, self._phase_started)
+        self._flight = Flight(work, progress.steps, time.monotonic(), self._phase_started)
         self._begin_phase()
         self._start_round(work)
         return PhaseOutcome(self.status(), PhaseEnd.BEGUN, reason)
@@ -418,7 +439,10 @@ class PeerClient:
         self._progress.waited()
         if ended.kind is OutcomeKind.DONE:
             self._ramp = self._ramp[1:]
-            if self._pace.seconds or not self._delay:
+            if self._streams:
+                taken, step = self._round_ended_at - flight.began, self._progress.step_seconds
+                self.pacing = Pacing(taken, flight.work.patience, step, self.pulse.active)
+            if self._pace.seconds or not self._streams:
                 self._phase_started = self._round_ended_at
             return PhaseOutcome(self.status(), PhaseEnd.DRIFTED if ended.drifted else PhaseEnd.DONE, ended.reason)
         work = flight.work

@@ -1,26 +1,19 @@
 """What a run will take on given computers, computed from its `run.toml` before anybody trains. Pure.
 
-Theory of operation. A peer trains a phase of inner steps, then a round averages a fragment. A round
-takes a fixed time, for the votes and the messages of the protocol, and a multiple of what its bytes
-take on the line alone. In streaming mode training goes on meanwhile, for twice `delay` steps; what
-the round takes longer is a wait. Everything else follows: the share of time that trains, tokens a
-day, hours, energy. Each constant below names its source.
+Theory of operation. From the pace of its rounds (`optim.fit`) and the speed of the computers all else
+follows: the share of time that trains, tokens a day, hours, energy. Each constant names its source.
 """
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...dht.run.manifest import DEFAULT_FRAGMENTS, LARGE_BATCH, Manifest
+from ...dht.run.manifest import Manifest
+from ...optim.fit import MOST_STEPS, TRAINED_SHARE, Pace, pace_of, remedy
 from ...optim.models.needs import ModelSize, encoded_bytes, gigabytes, needs_of, num, round_bytes
 from ...peer.errors import UsageError, did_you_mean
 
-ROUND_SECONDS = 1.0
-"""Of a round beyond its bytes: gathering, votes, the tails of transfers (docs/log.md, "The time of a round by its bytes")."""
-LINE_FACTOR = 1.23
-"""The transfers of a round take so many times what their payload takes at the line's rate (same place)."""
 PEAK_SHARE = 0.35
 """Share of a GPU's peak that a training reaches. Published: 0.46 and 0.50 for compiled models of 124M on an A100 and on
 4090s (tylerromero.com/posts/nanogpt-speedrun-worklog), 0.31 for 1B on H100s (marin-community/marin#1826); `join` compiles
@@ -29,14 +22,8 @@ only with --compile. It is the least certain constant, so `--tokens-per-s` repla
 LEAST_STEP = 0.02
 """Seconds of an inner step, however small the model: some 2,000 kernels, each launched in about 10 µs."""
 
-TRAINED_SHARE = 0.9
-"""With less, peers wait for more than a tenth of the time: the line is called too thin, or a phase too short for any line."""
 LEAST_ROUNDS = 30
 """With fewer, H is called too long: 10.7 % above data parallel after 10 rounds, 4.7 after 20, 3.4 after 30 (docs/log.md)."""
-MOST_STEPS = 500
-"""The longest H of which a loss is published: 9.4 % above data parallel, 2.8 at 25 (51M parameters, two replicas, AdamW)."""
-LEAST_BITS = "lloyd2"
-"""The codec of the fewest bits; it costs 0.3 to 0.7 % of the loss (docs/bench.md)."""
 DAY = 86_400.0
 TERA = 1e12
 MAX_PEERS = 1 << 20
@@ -108,30 +95,6 @@ def gpu_named(name: str) -> Gpu:
     return GPUS[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The time from one round to the next, in seconds."""
-
-    training: float
-    round: float
-    """From the end of a phase to the result."""
-    waiting: float
-
-    @property
-    def share(self) -> float:
-        """The share of time that trains."""
-        return self.training / (self.training + self.waiting)
-
-
-def pace_of(manifest: Manifest, num_trained: int, peers: int, rate: float, step_seconds: float) -> Pace:
-    """Return the pace of a run of so many trained parameters on lines of `rate` Mbit/s."""
-    payload = round_bytes(manifest, ModelSize(num_trained, 0)) * (peers - 1) / peers
-    taken = ROUND_SECONDS + LINE_FACTOR * payload * 8e-6 / rate
-    phase = manifest.inner.seconds / manifest.outer.fragments or manifest.phase_steps * step_seconds
-    hidden = min(taken, 2 * manifest.outer.delay * step_seconds)
-    return Pace(max(phase, hidden), taken, taken - hidden)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a run will take. Times are of one peer, tokens and energy of all."""
@@ -192,11 +155,15 @@ def _warnings(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Flee
             f"a {fleet.gpu.name} has {gigabytes(memory)}, weights, gradients and optimizer take "
             f"{gigabytes(plan.training_memory)}: train adapters ([model] lora_rank) or a smaller model"
         )
-    if plan.pace.share < TRAINED_SHARE:
+    if plan.pace.kept < TRAINED_SHARE:
         alone = _figures(manifest, size, num_weights, replace(fleet, peers=1))
-        what = "the line is too thin" if alone.pace.share >= TRAINED_SHARE else "a phase is too short"
-        remedy = _remedy(manifest, lambda changed: _figures(changed, size, num_weights, fleet))
-        yield f"{what}: peers wait for {1 - plan.pace.share:.0%} of the time; {remedy}"
+        what = "the line is too thin" if alone.pace.kept >= TRAINED_SHARE else "a phase is too short"
+        hint = remedy(manifest, lambda changed: _figures(changed, size, num_weights, fleet).pace)
+        if manifest.outer.mode == "blocking":
+            yield f"{what}: peers wait for {1 - plan.pace.share:.0%} of the time; {hint}"
+        else:
+            longer = f"{1 / plan.pace.kept:.2g} times what it should be"
+            yield f"{what}: a round takes {_time(plan.pace.round)}, so that H becomes {longer}; {hint}"
     rounds, steps = manifest.outer.rounds, manifest.inner.steps
     if manifest.inner.seconds:
         return
@@ -210,91 +177,6 @@ def _warnings(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Flee
         yield f"H is too long: beyond {MOST_STEPS} steps no loss is known; lower [inner] steps and raise [outer] rounds"
 
 
-_Asked = Callable[[Manifest], Plan]
-"""Returns the plan of a changed run on the same computers."""
-_Changed = tuple[str, Manifest] | None
-"""What to write into the `run.toml`, and the run with it."""
-
-
-def _remedy(manifest: Manifest, ask: _Asked) -> str:
-    """Return which settings hide the rounds: each one that does so alone, or else all of them together."""
-    kinds = (_streamed, _delayed, _lengthened, _enlarged, _compressed)
-    singles = [changed for kind in kinds if (changed := kind(manifest, ask)) is not None]
-    enough = [text for text, changed in singles if ask(changed).pace.share >= TRAINED_SHARE]
-    if enough:
-        return " or ".join(enough)
-    texts = []
-    seconds = math.ceil(ask(manifest).pace.waiting * TRAINED_SHARE / (1 - TRAINED_SHARE)) * manifest.outer.fragments
-    for kind in kinds:
-        if ask(manifest).pace.share < TRAINED_SHARE and (changed := kind(manifest, ask)) is not None:
-            text, manifest = changed
-            texts.append(text)
-    if ask(manifest).pace.share >= TRAINED_SHARE:
-        return f"together {', '.join(texts)} hide them"
-    return f"[inner] seconds = {seconds} and fewer rounds, or adapters ([model] lora_rank)"
-
-
-def _streamed(manifest: Manifest, ask: _Asked) -> _Changed:
-    outer, steps = manifest.outer, manifest.inner.steps
-    if outer.mode == "streaming" or steps == 1:
-        return None
-    fragments = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if steps % count == 0)
-    other = replace(manifest, outer=replace(outer, mode="streaming", fragments=fragments))
-    delay = min(_hiding_delay(ask(other)), other.phase_steps)
-    text = f'[outer] mode = "streaming", fragments = {fragments}, delay = {delay}'
-    return text, replace(other, outer=replace(other.outer, delay=delay))
-
-
-def _delayed(manifest: Manifest, ask: _Asked) -> _Changed:
-    delay = min(_hiding_delay(ask(manifest)), manifest.phase_steps)
-    if manifest.outer.mode == "blocking" or delay <= manifest.outer.delay:
-        return None
-    return f"[outer] delay = {delay}", replace(manifest, outer=replace(manifest.outer, delay=delay))
-
-
-def _hiding_delay(plan: Plan) -> int:
-    return math.ceil(plan.pace.round / (2 * plan.step_seconds))
-
-
-def _lengthened(manifest: Manifest, ask: _Asked) -> _Changed:
-    """H in its multiples, which the fragments divide too, as far as losses are known."""
-    if manifest.inner.seconds:
-        return None
-
-    def with_steps(steps: int) -> Manifest:
-        return replace(manifest, inner=replace(manifest.inner, steps=steps))
-
-    steps = _least(range(manifest.inner.steps, MOST_STEPS + 1, manifest.inner.steps), with_steps, ask)
-    return (f"[inner] steps = {steps}", with_steps(steps)) if steps else None
-
-
-def _enlarged(manifest: Manifest, ask: _Asked) -> _Changed:
-    """Steps of so many more tokens, as far as the default momentum follows them."""
-
-    def with_batch(size: int) -> Manifest:
-        return replace(manifest, data=replace(manifest.data, batch_size=size))
-
-    batch = manifest.data.batch_size
-    most = LARGE_BATCH // manifest.data.sequence_length
-    size = _least(range(batch, most + 1, batch), with_batch, ask)
-    return (f"[data] batch_size = {size}", with_batch(size)) if size else None
-
-
-def _least(values: range, changed: Callable[[int], Manifest], ask: _Asked) -> int:
-    """Return the least of some rising values with which peers train enough, else the last; 0 for no other than the first."""
-    if len(values) < 2:
-        return 0
-    enough = bisect_left(values, True, key=lambda value: ask(changed(value)).pace.share >= TRAINED_SHARE)
-    return values[min(enough, len(values) - 1)]
-
-
-def _compressed(manifest: Manifest, ask: _Asked) -> _Changed:
-    codec = replace(manifest.codec, contribution=LEAST_BITS, result=LEAST_BITS, choices="")
-    if codec == manifest.codec:
-        return None
-    return f'[codec] contribution and result = "{LEAST_BITS}"', replace(manifest, codec=codec)
-
-
 def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan) -> Iterator[str]:
     """Yield the lines of a plan for a person, its warnings last."""
     outer, inner, codec = manifest.outer, manifest.inner, manifest.codec
@@ -306,7 +188,9 @@ def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan)
         "speed": f"{plan.tokens_per_s:,.0f} tokens/s a peer ({speed}), a step takes {_time(plan.step_seconds)}",
         "H": f"{inner.seconds:g} s" if inner.seconds else f"{inner.steps} inner steps",
         "fragments": f"{outer.fragments}: a round every {_time(plan.pace.training + plan.pace.waiting)}",
-        "delay": f"{outer.delay} steps" if outer.mode == "streaming" else "none: peers wait for each round",
+        "delay": f"{plan.pace.round / plan.step_seconds:.1f} steps until a result is here"
+        if outer.mode == "streaming"
+        else "none: peers wait for each round",
         "codec": f"{codec.contribution}/{codec.result}, {bits:g} bits a parameter: "
         f"{gigabytes(plan.bytes_per_round)} each way a round",
         "round": f"takes {_time(plan.pace.round)}, peers wait {_time(plan.pace.waiting)} of it "

@@ -15,7 +15,7 @@ from flockstep.peer.telemetry import Event
 from support.trainers import RUN, network_pid
 from torch import nn
 
-STREAMING = RUN.replace("[codec]", 'mode = "streaming"\nfragments = {fragments}\ndelay = {delay}\n[codec]')
+STREAMING = RUN.replace("[codec]", 'mode = "streaming"\nfragments = {fragments}\n[codec]')
 SIZE = 3 * CELL + 7
 
 
@@ -67,7 +67,7 @@ def test_one_thread_steps_two_members_since_neither_waits_for_a_round(
     publish: Callable[..., str], tmp_path: Path
 ) -> None:
     """In blocking mode the first one to capture would wait for the other, which could not step, for ever."""
-    link = publish(STREAMING.format(rounds=3, peers=2, fragments=2, delay=2), "a")
+    link = publish(STREAMING.format(rounds=3, peers=2, fragments=2), "a")
     a, b = (Streamer(link, tmp_path / name, seed) for seed, name in enumerate("ab"))
     with members(a, b):
         assert torch.equal(a.model.weight, b.model.weight)
@@ -84,10 +84,35 @@ def test_one_thread_steps_two_members_since_neither_waits_for_a_round(
     assert torch.equal(a.model.weight, b.model.weight)
 
 
+def test_training_goes_on_without_a_result_until_the_same_fragment_is_due_again(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    link = publish(STREAMING.format(rounds=1, peers=2, fragments=2), "a")
+    seen: list[int] = []
+
+    def catch_up(event: Event) -> None:
+        """The other one captures its fragment only when the first one waits for it."""
+        if event["event"] in ("phase.end", "round.overdue") and len(seen) < 2:
+            seen.append(a.swarm._steps)
+            while event["event"] == "round.overdue" and not b.named("phase.end"):
+                b.step()
+
+    a, b = Streamer(link, tmp_path / "a", 0, catch_up), Streamer(link, tmp_path / "b", 1)
+    with members(a, b):
+        while not a.named("round.done"):
+            a.step()
+        assert seen[1] - seen[0] == a.swarm.manifest.inner.steps
+        assert a.named("round.done")[0]["round"] == 1
+        (thin,) = a.named("line.thin")
+        assert "H becomes" in str(thin["reason"])
+        assert "[inner] steps = " in str(thin["remedy"])
+        assert a.reports[-1].averaged
+
+
 def test_a_round_leaves_the_other_fragments_and_the_steps_since_the_capture_alone(
     publish: Callable[..., str], tmp_path: Path
 ) -> None:
-    link = publish(STREAMING.format(rounds=2, peers=1, fragments=2, delay=5))
+    link = publish(STREAMING.format(rounds=2, peers=1, fragments=2))
     alone = Streamer(link, tmp_path, 0)
     with members(alone):
         theta = alone.swarm._first.vectors.theta
@@ -113,7 +138,7 @@ def test_a_round_leaves_the_other_fragments_and_the_steps_since_the_capture_alon
 def test_a_network_process_killed_in_a_round_costs_no_more_than_a_phase(
     publish: Callable[..., str], tmp_path: Path, when: str
 ) -> None:
-    link = publish(STREAMING.format(rounds=4, peers=1, fragments=2, delay=3))
+    link = publish(STREAMING.format(rounds=4, peers=1, fragments=2))
     killed: list[int] = []
 
     def strike(event: Event) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
+import trio
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.lines import StatedLines
 from flockstep.collectives.partition import split
@@ -88,6 +89,26 @@ def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
         return message
 
     run_virtual(partial(with_swarm, len(lines), body, cells=CELLS, codec="int4 int8 lloyd2", rule="gramguard", lines=lines))
+
+
+def test_a_round_that_nobody_waits_for_takes_half_of_a_line_where_that_is_enough() -> None:
+    """And its rate is taken for nobody's line: the round after it goes as fast as before."""
+    took: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        for patience in (0.0, 0.0, 60.0, 60.0, 2.0):
+            for sim in swarm.sims:
+                sim.patience = patience
+            began = trio.current_time()
+            await all_at_once(swarm.sims, 1)
+            took.append(trio.current_time() - began)
+        assert len({sim.root for sim in swarm.sims}) == 1
+
+    run_virtual(partial(with_swarm, 5, body, cells=CELLS, lines=[HOME] * 5))
+    _, full, half, again, short = took
+    assert half == pytest.approx(2 * full, rel=0.25)
+    assert again == pytest.approx(half, rel=0.25)
+    assert short == pytest.approx(full, rel=0.25)
 
 
 def test_a_contribution_in_a_codec_that_the_run_does_not_offer_is_left_out() -> None:

@@ -89,7 +89,7 @@ def kept_run(
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
     inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
     if fragments > 1:
-        outer = replace(outer, mode="streaming", fragments=fragments, delay=1)
+        outer = replace(outer, mode="streaming", fragments=fragments)
     names = [key(first + number).peer_id for number in range(keepers)]
     manifest = Manifest(
         owner=names[0],

@@ -63,6 +63,8 @@ class SimPeer:
     """The peers that it has lost, which it does not wait for."""
     phase_seconds: float = math.inf
     """The duration that its inner phases state."""
+    patience: float = 0.0
+    """The seconds to its next round, where it trains on while this one runs."""
 
     @property
     def peer(self) -> str:
@@ -88,6 +90,7 @@ class SimPeer:
             loss=1.0,
             grace=1.0,
             seconds=self.phase_seconds,
+            patience=self.patience,
         )
         codec = codec_named(self.codec)
         averaged = await self.averager.average(

@@ -75,6 +75,7 @@ PURE = {
     "collectives/state/schedule.py",
     "optim/data/leases.py",
     "optim/data/units.py",
+    "optim/fit.py",
     "optim/flat.py",
     "optim/models/gpt_config.py",
     "optim/models/needs.py",

@@ -80,6 +80,14 @@ class UtilizationRow:
         return statistics.fmean((peer.seconds - peer.trained) / peer.rounds for peer in self.peers)
 
     @property
+    def steps_taken(self) -> float | None:
+        """Inner steps between two averages of the same parameters, the mean over the peers: H, or more on a thin line."""
+        if not self.peers or not self.case.step_seconds:
+            return None
+        each = zip(self.peers, self.case.step_seconds, strict=True)
+        return self.case.cycle * statistics.fmean(peer.trained / peer.rounds / seconds for peer, seconds in each)
+
+    @property
     def stalled_seconds(self) -> float | None:
         """The idle seconds a round in waits that are long enough to be drawn; the rest is what each step costs."""
         if not self.peers:
@@ -111,9 +119,9 @@ class UtilizationRow:
             "loss_percent": round(case.loss * 100, 6),
             "step_s": list(case.step_seconds) or "real",
             "steps": case.steps,
+            "steps_taken": _rounded(self.steps_taken),
             "rounds": case.rounds,
             "fragments": case.fragments,
-            "delay_steps": case.delay_steps,
             "phase_s": case.phase_seconds,
             "utilization": _rounded(self.utilization),
             "planned_utilization": _rounded(case.planned_share),

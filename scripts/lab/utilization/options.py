@@ -8,9 +8,9 @@ from typing import get_type_hints
 from ....collectives.codec import codec_named
 from ....dht.run.manifest import Manifest, Outer
 from ....dht.run.settings import OneOf
+from ....optim.fit import pace_of
 from ....optim.models.gpt_config import GPT_SIZES
 from ....peer.errors import UsageError
-from ...runs.plan import pace_of
 from ..bench.allreduce import count, listed
 
 REAL = "real"
@@ -46,7 +46,6 @@ class UtilizationCase:
     rounds: int
     """Rounds (of each fragment) that are measured; one before them is not."""
     fragments: int | None
-    delay_steps: int | None
     phase_seconds: float
     """Of [inner]: 0 where phases end by count."""
     python: str
@@ -57,7 +56,6 @@ class UtilizationCase:
         outer = {"rounds": str(self.rounds + 1), "mode": f'"{self.mode}"'}
         if self.mode != BLOCKING:
             outer |= {"fragments": str(self.fragments)} if self.fragments is not None else {}
-            outer |= {"delay": str(self.delay_steps)} if self.delay_steps is not None else {}
         lines = [f"{key} = {value}" for key, value in outer.items()]
         # Members vote, since an owner that keeps the run would be one more process with the whole state. All of them take
         # part in each round: on a thin line the first one could else train alone before the others hold the start state.
@@ -111,7 +109,6 @@ class UtilizationOptions:
     modes: tuple[str, ...]
     codecs: tuple[str, ...]
     fragments: int | None
-    delay_steps: int | None
     phase_seconds: float
     baselines: tuple[str, ...]
     baseline_python: str
@@ -175,7 +172,6 @@ class UtilizationOptions:
             steps=self.steps,
             rounds=self.rounds,
             fragments=self.fragments if streams else None,
-            delay_steps=self.delay_steps if streams else None,
             phase_seconds=self.phase_seconds,
             python=python,
         )

@@ -22,7 +22,7 @@ from .lines import check_lines
 from .measure import UtilizationRow, measure_utilization
 from .options import UtilizationOptions
 
-HEADINGS = ("mode and codec", "Mbit/s", "trains", "planned", "worst", "peak", "idle s", "line s", "rounds", "void")
+HEADINGS = ("mode and codec", "Mbit/s", "trains", "planned", "worst", "steps", "peak", "idle s", "line s", "rounds", "void")
 
 
 def run_utilization(
@@ -102,6 +102,7 @@ def _cells(row: UtilizationRow) -> Iterator[str]:
     yield f"{row.utilization:.1%}"
     yield "" if case.planned_share is None else f"{case.planned_share:.1%}"
     yield f"{min(peer.utilization for peer in row.peers):.1%}"
+    yield "" if row.steps_taken is None else f"{row.steps_taken:.0f}"
     yield f"{row.peak_rate_share:.0%}"
     yield f"{row.idle_seconds:.2f}"
     yield f"{row.line_seconds:.2f}"
@@ -112,7 +113,7 @@ def _cells(row: UtilizationRow) -> Iterator[str]:
 def utilization_notes(rows: Sequence[UtilizationRow]) -> Iterator[str]:
     """Yield the lines under the table."""
     yield "trains: share of time in inner steps, the mean of the peers and the worst one. peak: greatest rate over 1 s."
-    yield "planned: the share of `flockstep plan`."
+    yield "planned: the share of `flockstep plan`. steps: inner ones between two averages of the same parameters."
     yield "idle, line: seconds a round without training, and what its bytes take at the line's full rate."
     for row in rows:
         if row.round_seconds:

@@ -261,23 +261,23 @@ def test_who_decides_where_the_file_does_not_say_depends_on_who_may_join(
 
 
 @pytest.mark.parametrize(
-    ("steps", "table", "fragments", "delay", "num_rounds", "phase_steps"),
+    ("steps", "table", "fragments", "num_rounds", "phase_steps"),
     [
-        (99, "", 1, 0, 7, 99),
-        (100, "", 5, 4, 35, 20),
-        (100, 'mode = "blocking"', 1, 0, 7, 100),
-        (100, 'mode = "streaming"', 5, 4, 35, 20),
-        (50, 'mode = "streaming"', 5, 2, 35, 10),
-        (7, 'mode = "streaming"', 1, 1, 7, 7),
-        (60, 'mode = "streaming"\nfragments = 3\ndelay = 20', 3, 20, 21, 20),
-        (60, 'mode = "streaming"\nfragments = 60', 60, 1, 420, 1),
+        (99, "", 1, 7, 99),
+        (100, "", 5, 35, 20),
+        (100, 'mode = "blocking"', 1, 7, 100),
+        (100, 'mode = "streaming"', 5, 35, 20),
+        (50, 'mode = "streaming"', 5, 35, 10),
+        (7, 'mode = "streaming"', 1, 7, 7),
+        (60, 'mode = "streaming"\nfragments = 3', 3, 21, 20),
+        (60, 'mode = "streaming"\nfragments = 60', 60, 420, 1),
     ],
 )
 def test_streaming_divides_the_phase_by_its_fragments(
-    steps: int, table: str, fragments: int, delay: int, num_rounds: int, phase_steps: int
+    steps: int, table: str, fragments: int, num_rounds: int, phase_steps: int
 ) -> None:
     manifest = parse(f"{SMALL}[inner]\nsteps = {steps}\n[outer]\nrounds = 7\n{table}\n")
-    assert (manifest.outer.fragments, manifest.outer.delay) == (fragments, delay)
+    assert manifest.outer.fragments == fragments
     assert (manifest.num_rounds, manifest.phase_steps) == (num_rounds, phase_steps)
     assert manifest.checkpoint_rounds == min(100, 10 * fragments)
     assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
@@ -286,10 +286,9 @@ def test_streaming_divides_the_phase_by_its_fragments(
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ("fragments = 2", "fragments and delay are for mode"),
-        ("delay = 2", "fragments and delay are for mode"),
+        ("fragments = 2", "fragments are for mode"),
+        ("delay = 2", "delay"),
         ('mode = "streaming"\nfragments = 3', "does not divide"),
-        ('mode = "streaming"\nfragments = 5\ndelay = 11', "is above 10"),
         ('mode = "streaming"\nfragments = 0', "between 1 and 64"),
         ('mode = "later"', "one of blocking, streaming"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from flockstep.dht.run.layout import LayoutPin
 from flockstep.dht.run.manifest import Manifest
+from flockstep.optim.fit import LINE_FACTOR, MOST_STEPS, ROUND_SECONDS, TRAINED_SHARE, Pace, pace_of, rate_of
 from flockstep.optim.models.needs import ModelSize
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError, UsageError
@@ -15,17 +16,11 @@ from flockstep.scripts.runs.plan import (
     GPUS,
     LEAST_ROUNDS,
     LEAST_STEP,
-    LINE_FACTOR,
-    MOST_STEPS,
     PEAK_SHARE,
-    ROUND_SECONDS,
-    TRAINED_SHARE,
     Fleet,
-    Pace,
     Plan,
     describe_plan,
     gpu_named,
-    pace_of,
     plan_of,
 )
 from flockstep.scripts.runs.run import create_run, plan_run
@@ -54,7 +49,7 @@ def test_the_figures_of_a_blocking_run_follow_from_its_settings() -> None:
     assert plan.bytes_per_round == 100_000_000 * 8.5 / 8 * 7 / 8
     waits = ROUND_SECONDS + LINE_FACTOR * plan.bytes_per_round * 8 / 100e6
     assert plan.step_seconds == 1.0
-    assert plan.pace == pytest.approx(Pace(50.0, waits, waits))
+    assert plan.pace == pytest.approx(Pace(50.0, 50.0, waits, waits))
     assert plan.hours == pytest.approx(40 * (50 + waits) / 3600)
     assert plan.tokens == pytest.approx(8 * 40 * 50 * 4096)
     assert plan.tokens_per_day == pytest.approx(plan.tokens / plan.hours * 24)
@@ -71,16 +66,16 @@ def test_one_peer_sends_nothing_and_a_measured_speed_replaces_the_estimate() -> 
     assert adapters.tokens_per_s == pytest.approx(PEAK_SHARE * 165e12 / 4e8)
 
 
-def test_a_round_is_hidden_up_to_twice_the_delay() -> None:
-    streaming = run('mode = "streaming"\nfragments = 5\ndelay = 4', "steps = 100")
+def test_training_goes_on_while_a_round_runs_for_as_many_steps_as_h() -> None:
+    streaming = run('mode = "streaming"\nfragments = 5', "steps = 100")
     taken = pace_of(streaming, LARGE.num_trained, 8, 50.0, 1.0).round
-    for step_seconds, waits in ((taken / 8, 0.0), (taken / 16, taken / 2)):
+    # A round within a phase; one that outlasts it, and lengthens it; one that outlasts H.
+    for step_seconds, training, waits in ((taken / 8, 2.5, 0.0), (taken / 40, 1.0, 0.0), (taken / 200, 0.5, 0.5)):
         pace = pace_of(streaming, LARGE.num_trained, 8, 50.0, step_seconds)
-        assert pace == pytest.approx(Pace(20 * step_seconds, taken, waits))
-    # A delay of more than half a phase outlasts it: the next round begins when this one has ended.
-    long = run('mode = "streaming"\nfragments = 5\ndelay = 20', "steps = 100")
-    pace = pace_of(long, LARGE.num_trained, 8, 50.0, taken / 30)
-    assert pace == pytest.approx(Pace(taken, taken, 0.0))
+        assert pace == pytest.approx(Pace(20 * step_seconds, training * taken, taken, waits * taken))
+        assert pace.share == pytest.approx(training / (training + waits))
+        assert pace.kept == pytest.approx(20 * step_seconds / taken / (training + waits))
+    assert rate_of(streaming, LARGE.num_trained, 8, taken) == pytest.approx(50.0)
     phases = run('mode = "blocking"', "seconds = 90.0")
     assert pace_of(phases, LARGE.num_trained, 8, 50.0, 1.0).training == 90.0
 
@@ -97,6 +92,11 @@ def test_a_line_is_too_thin_below_nine_tenths_of_training() -> None:
     enough = LINE_FACTOR * payload / ((50 - phase) / TRAINED_SHARE - ROUND_SECONDS)
     assert "too thin" not in warned(manifest, fleet(enough * 1.0001))
     assert "too thin" in warned(manifest, fleet(enough * 0.9999))
+    # While peers train on, a round may take as long as the phase, and a ninth.
+    enough = LINE_FACTOR * payload / 5 / (20 / TRAINED_SHARE - ROUND_SECONDS)
+    streaming = run('mode = "streaming"\nrounds = 100', "steps = 100")
+    assert warned(streaming, fleet(enough * 1.0001)) == ""
+    assert "too thin: a round takes 22.2 s, so that H becomes 1.1 times" in warned(streaming, fleet(enough * 0.9999))
 
 
 def settings(text: str) -> dict[str, dict[str, str]]:
@@ -124,7 +124,7 @@ def changed(base: dict[str, dict[str, str]], text: str) -> Manifest:
         ({"mode": '"blocking"'}, 4096.0, 30.0, 3),
         ({"mode": '"streaming"'}, 25_000.0, 30.0, 2),
         ({"mode": '"blocking"'}, 80_000.0, 50.0, 1),
-        ({"mode": '"streaming"', "fragments": "5", "delay": "4"}, 80_000.0, 20.0, 1),
+        ({"mode": '"streaming"', "fragments": "5"}, 80_000.0, 20.0, 1),
     ],
 )
 def test_every_remedy_for_a_thin_line_is_a_valid_run_in_which_peers_train(
@@ -139,7 +139,7 @@ def test_every_remedy_for_a_thin_line_is_a_valid_run_in_which_peers_train(
     for text in texts:
         other = changed(base, text)
         assert other != changed(base, "")
-        assert planned(other, computers).pace.share >= TRAINED_SHARE, text
+        assert planned(other, computers).pace.kept >= TRAINED_SHARE, text
 
 
 def test_a_line_that_no_setting_helps_asks_for_phases_of_seconds_or_fewer_parameters() -> None:
@@ -149,6 +149,10 @@ def test_a_line_that_no_setting_helps_asks_for_phases_of_seconds_or_fewer_parame
     assert "adapters ([model] lora_rank)" in text
     seconds = settings(text)["inner"]["seconds"]
     assert warned(run('mode = "blocking"', f"seconds = {seconds}.0"), thin) == ""
+    text = warned(run('mode = "streaming"\nrounds = 100', "steps = 500"), thin)
+    assert "so that H becomes" in text
+    seconds = settings(text)["inner"]["seconds"]
+    assert warned(run('mode = "streaming"', f"steps = 500\nseconds = {seconds}.0"), thin) == ""
 
 
 def test_a_phase_that_is_shorter_than_a_round_on_any_line_is_not_the_lines_fault() -> None:

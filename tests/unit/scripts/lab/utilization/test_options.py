@@ -33,7 +33,6 @@ GIVEN: dict[str, Any] = {
     "modes": ["blocking"],
     "codecs": ["int4"],
     "fragments": None,
-    "delay_steps": None,
     "phase_seconds": 0.0,
     "baseline": [],
     "baseline_python": "",
@@ -94,16 +93,16 @@ def test_by_default_all_modes_of_this_version_are_measured() -> None:
 
 
 def test_the_run_has_what_was_asked_for() -> None:
-    (case,) = options(codecs=["int8/int4"], steps=7, rounds=5, fragments=4, delay_steps=3).cases()
+    (case,) = options(codecs=["int8/int4"], steps=7, rounds=5, fragments=4).cases()
     table = tomllib.loads(case.run_toml())
     assert table["inner"]["steps"] == 7
     assert table["outer"].pop("mode", "blocking") == "blocking"
     assert table["outer"] == {"rounds": 6}  # The first one is not measured; a blocking run has no fragments.
     assert table["codec"] == {"contribution": "int8", "result": "int4"}
     assert table["admission"]["min_peers"] == 4  # Else the first one may train alone.
-    streaming = replace(case, mode="streaming", fragments=4, delay_steps=3)
+    streaming = replace(case, mode="streaming", fragments=4)
     outer = tomllib.loads(streaming.run_toml())["outer"]
-    assert outer == {"rounds": 6, "mode": "streaming", "fragments": 4, "delay": 3}
+    assert outer == {"rounds": 6, "mode": "streaming", "fragments": 4}
     assert tomllib.loads(replace(case, phase_seconds=9.0).run_toml())["inner"]["seconds"] == 9
 
 

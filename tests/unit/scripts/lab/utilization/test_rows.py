@@ -26,7 +26,6 @@ CASE = UtilizationCase(
     steps=10,
     rounds=2,
     fragments=None,
-    delay_steps=None,
     phase_seconds=0.0,
     python="python",
 )
@@ -50,9 +49,9 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "loss_percent": float,
     "step_s": (list, str),
     "steps": int,
+    "steps_taken": (float, type(None)),
     "rounds": int,
     "fragments": (int, type(None)),
-    "delay_steps": (int, type(None)),
     "phase_s": float,
     "utilization": (float, type(None)),
     "planned_utilization": (float, type(None)),
@@ -85,6 +84,8 @@ def test_the_figures_of_a_row() -> None:
     assert ROW.peak_rate_share == pytest.approx(0.8)  # 10 MB/s received on 100 Mbit/s.
     assert ROW.idle_seconds == pytest.approx(15.0)
     assert ROW.stalled_seconds == pytest.approx(10.0)  # 20 s in two rounds; the first wait was before.
+    assert ROW.steps_taken == pytest.approx(35.0)  # 70 steps of a second in two rounds.
+    assert replace(ROW, case=replace(CASE, mode="streaming", fragments=5)).steps_taken == pytest.approx(175.0)
     assert ROW.line_seconds == pytest.approx(1.8)  # 45 MB in two rounds.
     assert ROW.as_json()["utilization"] == 0.7
     assert FAILED.as_json()["utilization"] is None
@@ -116,7 +117,7 @@ def test_a_table_tells_what_failed_and_why() -> None:
         console.print(line, markup=False)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 peers × 25M parameters, H = 10, steps of 1 s; round trip 60 ms" in text
-    assert re.search(r"blocking int4 +100 +70\.0% +81\.3% +60\.0% +80% +15\.00 +1\.80 +2 of 2 +1\b", text)
+    assert re.search(r"blocking int4 +100 +70\.0% +81\.3% +60\.0% +35 +80% +15\.00 +1\.80 +2 of 2 +1\b", text)
     assert "hivemind delayed int4: hivemind-0 ended: <no group>" in text
     assert "gather 0.50" in text
 
