@@ -317,12 +317,12 @@ class Attempt:
         return bounds[mine + 1] - bounds[mine]
 
     def _share_line(self, bounds: Sequence[int]) -> None:
-        """Send the bytes of a round at `LINE_SHARE` of my line, unless that takes too long, or no line was measured yet."""
+        """Send the bytes of a round at `LINE_SHARE` of my line, or as much as they need of it; none was measured at first."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
         most = max(self._choice.mine.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
-        rate = self.machine.exchange.my_rate * others * LINE_SHARE
-        if most <= rate * self.work.patience * TRANSFER_SHARE:
-            self.node.pace_round(rate)
+        line = self.machine.exchange.my_rate * others
+        rate = max(line * LINE_SHARE, most / (self.work.patience * TRANSFER_SHARE))
+        self.node.pace_round(rate if rate < line else 0.0)
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:
         data: Blob | str = "it came too late"

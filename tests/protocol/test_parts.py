@@ -96,7 +96,7 @@ def test_a_round_that_nobody_waits_for_takes_half_of_a_line_where_that_is_enough
     took: list[float] = []
 
     async def body(swarm: SimSwarm) -> None:
-        for patience in (0.0, 0.0, 60.0, 60.0, 2.0):
+        for patience in (0.0, 0.0, 60.0, 60.0, 6.0, 2.0):
             for sim in swarm.sims:
                 sim.patience = patience
             began = trio.current_time()
@@ -105,9 +105,10 @@ def test_a_round_that_nobody_waits_for_takes_half_of_a_line_where_that_is_enough
         assert len({sim.root for sim in swarm.sims}) == 1
 
     run_virtual(partial(with_swarm, 5, body, cells=CELLS, lines=[HOME] * 5))
-    _, full, half, again, short = took
+    _, full, half, again, shorter, short = took
     assert half == pytest.approx(2 * full, rel=0.25)
     assert again == pytest.approx(half, rel=0.25)
+    assert full * 1.1 < shorter < half * 0.9  # At more than half of the line, and less than all.
     assert short == pytest.approx(full, rel=0.25)
 
 
