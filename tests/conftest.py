@@ -25,11 +25,13 @@ Telemetry.strict = True  # An event, or a field of one, that is not in the table
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--natlab", action="store_true", help="run all of tests/natlab: as root, ten minutes")
     parser.addoption("--explore", action="store_true", help="run property tests alone, at random seeds")
+    parser.addoption("--zoo", action="store_true", help="train all models of tests/support/zoo.py: five minutes")
     parser.addoption("--share-fork-server", action="store_true", help="fork the commands of all workers from one process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "explore: repeats, at other seeds and sizes, what the gate tries once: for --explore")
+    config.addinivalue_line("markers", "zoo: one of many models, of which the gate tries ten: for --zoo")
     if config.getoption("--explore"):
         settings.load_profile("explore")
     if config.getoption("--share-fork-server") and not hasattr(config, "workerinput"):
@@ -54,6 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         repeats = item.get_closest_marker("explore") is not None
         wanted = repeats or is_hypothesis_test(getattr(item, "obj", None)) if explores else not repeats
+        wanted &= config.getoption("--zoo") or item.get_closest_marker("zoo") is None
         (kept if wanted else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = kept
