@@ -84,7 +84,7 @@ def keep(
         if not as_json and (missing := voteless(signed, link, me, config, telemetry)):
             say(missing)
         telemetry.subscribe(KeepingLines(say, as_json=as_json).show)
-        export = stack.enter_context(exported(lambda reason: telemetry.emit("log.unsent", step="export", reason=reason)))
+        export = stack.enter_context(exported(_unsent(telemetry)))
         telemetry.subscribe(export)
         try:
             trio.run(_keep_until_signal, link, config, telemetry, metrics, publisher)
@@ -100,9 +100,14 @@ def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
 
 async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
     """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home))) as telemetry, exported(_unsent(telemetry)) as export:
+        telemetry.subscribe(export)
         stop = trio.Event()
         await keep_on(partial(keep_run, link, config, telemetry, stop), telemetry, stop)
+
+
+def _unsent(telemetry: Telemetry) -> Callable[[str], None]:
+    return lambda reason: telemetry.emit("log.unsent", step="export", reason=reason)
 
 
 async def keep_on(

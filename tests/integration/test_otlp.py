@@ -1,5 +1,6 @@
 """A bootstrap and a keeper as real processes export their events; one of them is that nothing can be published."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,4 +37,17 @@ def test_a_bootstrap_and_a_keeper_export_their_events(tmp_path: Path, monkeypatc
                 process.kill()
                 process.wait()
                 process.stdout.close()
+            bootstrap.kill()
+
+
+def test_a_keeper_beside_a_bootstrap_exports_its_events(
+    publish: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = publish(TINY_RUN, "owner")
+    with collector() as there:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", there.address)
+        bootstrap = Bootstrap(tmp_path / "bootstrap", "--keep", link)
+        try:
+            there.wait_for_text(b'"peer.start"')  # No event of a bootstrap.
+        finally:
             bootstrap.kill()
