@@ -114,7 +114,7 @@ class Trackio:
         try:
             import trackio
         except ImportError as error:
-            raise _missing("trackio", error, "pip install trackio") from error
+            raise _missing("trackio", error, "pip install 'flockstep[trackio]'") from error
         with contextlib.redirect_stdout(sys.stderr):  # Ours may be read by a program.
             self._run: Any = trackio.init(project=project, name=run_id[:8], config={"run": run_id}, resume="allow")
         self._finish: Callable[[], None] = trackio.finish

@@ -82,7 +82,7 @@ def test_trackio_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(LocalError, match="--log trackio needs a package") as refused:
         open_loggers(["trackio"], tmp_path, LINK)
-    assert refused.value.remedy == "pip install trackio"
+    assert refused.value.remedy == "pip install 'flockstep[trackio]'"
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "tensorboard:", "wandb:", "trackio:", "mlflow", ""])
