@@ -293,6 +293,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("checkpoint.published", "A keeper has published a checkpoint, whole.", "round",
              to="the repository or bucket", seconds="for its export and upload"),
         _row("checkpoint.unpublished", "A keeper could not publish a checkpoint; the next one is tried.", "step reason"),
+        _row("losses.unwritten", "The loss of a round, which draws the curve, was not written.", "step reason round"),
         _row("outputs.unwritten", "The outputs of a round were not written.", "step reason round"),
         _row("outputs.unreadable", "Kept outputs cannot be read.", "step reason"),
         _row("file.torn", "The half-written end of a log was cut off after a crash.", "step reason",

@@ -7,6 +7,7 @@
     head          The published head: the chain's newest certificate, as a value in the run's directory.
     kept_outputs  A store of the encoded outputs of the last rounds, by hash, for replay.
     ledger        The ledger: the chain of a run's certificates, persisted on this peer's disk.
+    losses        The loss of each round, as a member saw it, for whoever comes late.
     packed        Compression of certificates for ledger and directory; validation of a trail.
     quorum        Quorum arithmetic, the rank order of proposers, and the draw of a round's members. Pure.
     replay        Log replay: fetch certificates and outputs of missed rounds, repeat the outer steps.

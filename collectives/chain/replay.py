@@ -26,12 +26,13 @@ from ..partition import check_bounds
 from .certificate import value_of
 from .chain import ChainLink
 from .ledger import Ledger
+from .losses import Losses, known_losses
 from .packed import unpack_certificate
 
 MAX_TRAIL = 256
 """Certificates fetched to join another chain to mine; if there are more between, my ledger begins anew with the last."""
-PAGE_BYTES = MAX_FRAME_BYTES - 4_096
-"""The size of one answer: a frame, less what is around the certificates."""
+PAGE_BYTES = MAX_FRAME_BYTES - 8_192
+"""The size of one answer: a frame, less what is around the certificates, and their losses of 9 bytes each."""
 FETCHES_AT_ONCE = 4
 LEDGER_ANSWER_SECONDS = 10.0
 """The timeout of an answer, and of each `wire.MAX_PAGE` certificates, in however many answers they come."""
@@ -41,14 +42,18 @@ OUTPUT_RATE = 1 << 15
 """Bytes/s below which a fetch of an output ends although it progresses; `OUTPUT_STALL_SECONDS` are added."""
 
 
-def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
-    """Serve this node's certificates to any peer that asks."""
+def serve_ledger(node: Node, run: str, ledger: Ledger, losses: Losses) -> None:
+    """Serve this node's certificates to any peer that asks, and the losses of their rounds."""
 
     async def answer(peer: PeerId, question: wire.LedgerAsk) -> wire.LedgerPage:
         if question.run != run:
             raise NetworkError("this peer takes part in another run")
-        page = await node.compute(lambda: ledger.since(question.from_round, question.limit, max_bytes=PAGE_BYTES))
-        return wire.LedgerPage(page)
+
+        def read() -> wire.LedgerPage:
+            page = ledger.since(question.from_round, question.limit, max_bytes=PAGE_BYTES)
+            return wire.LedgerPage(page, losses.since(question.from_round, len(page)))
+
+        return await node.compute(read)
 
     node.on_ask(wire.LedgerAsk, answer)
 
@@ -64,6 +69,13 @@ async def ask_certificates(
     node: Asker, peer: PeerId, question: wire.LedgerAsk, *, timeout: float = LEDGER_ANSWER_SECONDS
 ) -> list[wire.Certificate]:
     """Fetch up to `limit` certificates; only their rounds are checked. Raises `NetworkError` or `RemoteError`."""
+    return (await ask_page(node, peer, question, timeout=timeout))[0]
+
+
+async def ask_page(
+    node: Asker, peer: PeerId, question: wire.LedgerAsk, *, timeout: float = LEDGER_ANSWER_SECONDS
+) -> tuple[list[wire.Certificate], dict[int, float]]:
+    """Fetch certificates as `ask_certificates` does, and by round the losses that `peer` claims. Raises the same."""
     answer = await node.ask(peer, question, timeout=timeout)
     if not isinstance(answer, wire.LedgerPage):
         raise ProtocolViolation(f"{type(answer).__name__} in answer to LedgerAsk")
@@ -71,7 +83,7 @@ async def ask_certificates(
     rounds = [certificate.slot.round for certificate in certificates]
     if rounds != list(range(question.from_round, question.from_round + len(rounds))) or len(rounds) > question.limit:
         raise ProtocolViolation("a page of other certificates than requested")
-    return certificates
+    return certificates, known_losses(question.from_round, answer.losses)
 
 
 async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[wire.Certificate]:

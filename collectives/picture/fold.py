@@ -57,6 +57,7 @@ class Sight:
 
 
 UNSEEN = Sight()
+NO_LOSSES: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +204,11 @@ class ChainFold:
         if step.doubted is not None and step.doubted.votes_of(elsewhere) > step.votes:
             raise ProtocolViolation(f"{step.votes} of {step.doubted.total} votes decided round {step.round}, others are here")
 
-    def prepend(self, page: Sequence[wire.Certificate]) -> None:
-        """Take a page that ends right before the oldest certificate. Raises `RemoteError`, and takes nothing then."""
+    def prepend(self, page: Sequence[wire.Certificate], losses: Mapping[int, float] = NO_LOSSES) -> None:
+        """Take a page that ends right before the oldest certificate, with what its sender claims as losses by round.
+
+        Raises `RemoteError`, and takes nothing then.
+        """
         if self._oldest is None or not page or self.is_full:
             return
         checked([*page, self._oldest], self._charter.run, self._verify, self._charter)
@@ -222,7 +226,7 @@ class ChainFold:
             if self._kept[0].slot.round == round_ + 1 and len(self._kept) < KEPT_WHOLE:
                 self._kept.appendleft(certificate)
             if len(self._rows) < MAX_ROWS:
-                self._rows.appendleft(row_of(certificate, UNSEEN))
+                self._rows.appendleft(row_of(certificate, Sight(loss=losses.get(round_))))
         self._oldest = page[0]
 
     def drop(self) -> None:

@@ -1,6 +1,7 @@
 """A run's folder on disk: ledger, outputs, checkpoints, evidence and signing guard.
 
     ledger          the chain of certificates (see `chain.ledger`)
+    losses          the loss of each round, as it was seen here (see `chain.losses`)
     outputs/        the encoded outputs of the last rounds (see `chain.kept_outputs`)
     checkpoints/    the last checkpoint of the state (see `checkpoints`)
     evidence/       the bans and their evidence (see `accountability.bans`)
@@ -20,6 +21,7 @@ from ...peer.wire.signed import verify_signed
 from ..accountability.conduct import Conduct
 from ..chain.kept_outputs import Outputs
 from ..chain.ledger import Ledger
+from ..chain.losses import Losses
 from ..chain.replay import serve_ledger
 from ..spec import Spec
 from .checkpoint_file import TensorAt
@@ -28,6 +30,7 @@ from .move import Advance
 
 LEDGER_FILE = "ledger"
 """The ledger's file in a run's folder; a peer without it holds nothing of the run."""
+LOSSES_FILE = "losses"
 OUTPUTS_FOLDER = "outputs"
 
 
@@ -39,6 +42,7 @@ class Archive:
     outputs: Outputs
     checkpoints: Checkpoints
     conduct: Conduct
+    losses: Losses
 
     @classmethod
     async def open(
@@ -67,7 +71,8 @@ class Archive:
                 charter=spec.charter,
             )
         )
-        serve_ledger(node, spec.run, ledger)
+        losses = Losses(folder / LOSSES_FILE, node.telemetry)
+        serve_ledger(node, spec.run, ledger, losses)
         outputs = Outputs(node, folder / OUTPUTS_FOLDER, every + 1)  # One more: a checkpoint moves on while a round runs.
         history = History(ledger, outputs, advance)
         checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every, history)
@@ -77,4 +82,4 @@ class Archive:
         if resume:
             await outputs.load()
             await checkpoints.load()
-        return cls(ledger, outputs, checkpoints, conduct)
+        return cls(ledger, outputs, checkpoints, conduct, losses)

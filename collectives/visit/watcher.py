@@ -40,12 +40,12 @@ from ..chain.branches import Relation
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
 from ..chain.fork_choice import has_settled, head_of, training
-from ..chain.replay import ask_certificates, fetch_trail
+from ..chain.replay import ask_page, fetch_trail
 from ..evaluation.draw import evaluation_after
 from ..light.anchor import ask_named, find_anchor
 from ..light.marks import Marks
 from ..light.own_ledger import OwnLedger
-from ..picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
+from ..picture.fold import MAX_RECENT, UNSEEN, ChainFold, ChainView, Sight, params_of
 from ..picture.picture import Picture, RunTrouble, TroubleKind
 from ..picture.progress import progress_of
 from ..picture.shown import (
@@ -291,11 +291,11 @@ class RunWatcher:
     async def _begin_at(self, peer: PeerId, head: Head, anchor: Head | None) -> bool:
         """Begin with the head that a member states; returns False if it does not prove it, or is on another chain."""
         round_ = max(1, head.round, anchor.round if anchor is not None else 0)
-        page = await self._ask(peer, round_, 1)
+        page, losses = await self._ask(peer, round_, 1)
         if not page or (round_ == head.round and certificate_hash(page[0]) != head.hash):
             return False
         try:
-            await self._folded(self._begin_with, page[0], anchor)
+            await self._folded(self._begin_with, page[0], anchor, Sight(loss=losses.get(round_)))
         except RemoteError as error:
             self._charge(peer, "show its head", error)
             return False
@@ -309,9 +309,9 @@ class RunWatcher:
         await self._folded(self._fold.drop)
         return False
 
-    def _begin_with(self, certificate: wire.Certificate, anchor: Head | None) -> None:
+    def _begin_with(self, certificate: wire.Certificate, anchor: Head | None, sight: Sight = UNSEEN) -> None:
         check_right_to_vote(certificate, self._charter)
-        self._fold.begin(certificate, anchor=anchor)
+        self._fold.begin(certificate, sight, anchor)
 
     async def _follow(self) -> None:
         """Ask two members for the certificates after my head; begin where I have none."""
@@ -343,7 +343,7 @@ class RunWatcher:
         return sorted(members, key=order)
 
     async def _extend(self, peer: PeerId) -> bool:
-        page = await self._ask(peer, self._view.head.round + 1, wire.MAX_PAGE)
+        page, _ = await self._ask(peer, self._view.head.round + 1, wire.MAX_PAGE)
         if not page:
             return False
         before = self._view.head
@@ -387,7 +387,7 @@ class RunWatcher:
 
     async def _take_branch(self, member: Member) -> None:
         peer, head = member.peer, head_of(member)
-        page = await self._ask(peer, head.round, 1)
+        page, _ = await self._ask(peer, head.round, 1)
         if not page or certificate_hash(page[0]) != head.hash or self._view.is_on_chain(head):
             return
         try:
@@ -416,32 +416,33 @@ class RunWatcher:
             for peer in holders[:ASKED_FOR_PAGES]:
                 first = self._view.first
                 begin = max(1, first - size)
-                page = await self._ask(peer, begin, first - begin)
+                page, losses = await self._ask(peer, begin, first - begin)
                 if self._view.first != first:  # I have begun anew meanwhile.
                     return True
                 if len(page) < first - begin:
                     continue
                 try:
-                    await self._folded(self._fold.prepend, page)
+                    await self._folded(self._fold.prepend, page, losses)
                     return True
                 except RemoteError as error:
                     self._charge(peer, "show the chain's past", error)
         return False
 
-    async def _ask(self, peer: PeerId, round_: int, limit: int) -> list[wire.Certificate]:
-        """Ask a member for certificates; empty if it has none, or does not answer as it should."""
+    async def _ask(self, peer: PeerId, round_: int, limit: int) -> tuple[list[wire.Certificate], dict[int, float]]:
+        """Ask a member for certificates and losses; empty if it has none, or does not answer as it should."""
         if self._own is not None:
-            return await self._node.compute(partial(self._own.page, round_, limit))
+            page = await self._node.compute(partial(self._own.page, round_, limit))
+            return page, await self._node.compute(partial(self._own.losses, round_, len(page)))
         try:
-            page = await ask_certificates(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
+            answer = await ask_page(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
             self._visit.note(peer, True)
-            return page
+            return answer
         except NetworkError as error:
             self._fail(peer)
             self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
         except RemoteError as error:
             self._charge(peer, "show certificates", error)
-        return []
+        return [], {}
 
     async def _folded(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Change the fold beside the event loop, and see it afterwards. Raises `RemoteError`."""

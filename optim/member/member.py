@@ -21,6 +21,7 @@ from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, position_in_body
 from ...collectives.contribution import Averaged, Contribution
+from ...collectives.picture.shown import median_loss
 from ...collectives.spec import Spec, spec_of
 from ...collectives.state.archive import Archive
 from ...collectives.state.checkpoint_file import TensorAt
@@ -135,6 +136,8 @@ class Member:
                 await held.step(outcome.value.bounds, averaged.outputs)
                 root, due = held.place.root, outcome.value.next_root
                 await held.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
+                loss = median_loss(self.contact.presence.active(), outcome.value.members)
+                await node.compute(self.archive.losses.note, outcome.slot.round, loss)
                 if root != due:
                     reason = f"the outer step led to {root.hex()[:8]}, certified is {due.hex()[:8]}"
                     node.telemetry.emit("state.drift", step="apply", reason=reason)

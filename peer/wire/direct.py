@@ -179,6 +179,8 @@ class LedgerPage:
     """The answer to `LedgerAsk`: packed certificates in order, as many as I have and as fit; validated after unpacking."""
 
     certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
+    losses: Annotated[tuple[float, ...], Size(MAX_PAGE)] = ()
+    """The loss of each of these rounds, as far as I saw members state one; 0 where I did not. A claim."""
 
 
 @grows

@@ -85,6 +85,9 @@ def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_addre
         shown = flockstep("run", "info", link, "--home", str(tmp_path / "visitor"), "--json", check=True)
         voting = json.loads(shown.stdout)["voting"]
         assert (voting["votes"], voting["quorum"], voting["total"], voting["missing"]) == (1, 1, 1, [])
+        shown = flockstep("status", link, "--home", str(tmp_path / "visitor"), "--json", check=True)
+        rounds = json.loads(shown.stdout)["rounds"]  # Who looks for the first time sees the losses of rounds that are over.
+        assert dict(zip(rounds["round"], rounds["loss"], strict=True))[last] is not None
         owner.send_signal(signal.SIGINT)
         assert owner.wait(120) == 130
 

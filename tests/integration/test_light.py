@@ -11,6 +11,7 @@ import trio
 from flockstep.collectives.chain.chain import Head
 from flockstep.collectives.chain.head import RunValues, validate_run_value
 from flockstep.collectives.chain.ledger import Ledger
+from flockstep.collectives.chain.losses import Losses
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import serve_ledger
 from flockstep.collectives.light import follower
@@ -97,7 +98,7 @@ async def member(link: JoinLink, home: Path) -> AsyncIterator[Directory]:
         charter = charter_of(SIGNED)
         ledger = Ledger.open(home / "ledger", RUN, verify=verify_signed, telemetry=telemetry, charter=charter)
         ledger.follow(CHAIN)
-        serve_ledger(node, RUN, ledger)
+        serve_ledger(node, RUN, ledger, Losses(home / "losses", telemetry))
         await directory.put(run_key(RUN), SIGNED.publishable)
         await directory.put(head_key(RUN), pack_certificate(CHAIN[-1]))
         await directory.provide(RUN)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.collectives.chain.chain import Head
+from flockstep.collectives.chain.losses import Losses
 from flockstep.collectives.chain.replay import serve_ledger
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.body import MemberBody, MemberState
@@ -142,7 +143,7 @@ def test_a_newcomer_to_whom_nobody_can_prove_the_run_yet_decides_nothing_and_fol
             await trio.sleep(PHASE)
             assert {event["peer"] for event in newcomer.named("head.unproven")} == {holder.identity.peer_id}
             assert (newcomer.round, newcomer.done) == (0, 0)
-            serve_ledger(holder.node, RUN, holder.ledger)
+            serve_ledger(holder.node, RUN, holder.ledger, Losses(tmp_path / "losses", holder.node.telemetry))
             await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
             assert newcomer.ledger.at(2) == holder.ledger.at(2)
             nursery.cancel_scope.cancel()

@@ -59,6 +59,8 @@ class FakeMember:
     device: str = "cpu"
     loss: float | None = 2.5
     asked: list[int] = field(default_factory=list)
+    seen: dict[int, float] = field(default_factory=dict)
+    """The losses of rounds that it says it has seen."""
 
     def state(self, stated: wire.Certificate | None = None) -> None:
         """Publish my record, which states the end of my chain, or this certificate."""
@@ -85,7 +87,9 @@ class FakeMember:
                 if not self.answers:
                     await trio.sleep_forever()
                 rounds = range(question.from_round, question.from_round + question.limit)
-                return wire.LedgerPage(tuple(pack_certificate(it) for it in self.chain if it.slot.round in rounds))
+                held = [it for it in self.chain if it.slot.round in rounds]
+                losses = tuple(self.seen.get(it.slot.round, 0.0) for it in held)
+                return wire.LedgerPage(tuple(map(pack_certificate, held)), losses)
 
             async def records(peer: str, question: wire.MembersAsk) -> wire.Members:
                 if not self.answers:
@@ -184,6 +188,16 @@ def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
         assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
         assert picture.progress.state is RunState.TRAINING
         assert (picture.model, picture.joining) == ("a model of its members", str(NEEDS_PROGRAM))
+
+    played(body)
+
+
+def test_who_comes_late_sees_the_losses_that_members_have_seen() -> None:
+    async def body(scene: Scene) -> None:
+        seen = {1: 5.0, 3: -1.0, 4: 1e9} | dict.fromkeys(range(6, 31), 2.0)
+        await scene.member(0, CHAIN[:30], seen=seen)
+        picture = await scene.look()
+        assert [row.loss for row in picture.rounds] == [5.0, None, None, None, None] + [2.0] * 25
 
     played(body)
 

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/page.md: `flockstep demo --page 127.0.0.1:9402` in one terminal, this in another, near its end.
+"""Take the pictures of docs/page.md: `flockstep demo --page` in one terminal, this in another, near its end.
 
     python tests/support/page_pictures.py http://127.0.0.1:9402/ docs
 """
