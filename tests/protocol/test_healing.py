@@ -374,7 +374,7 @@ def test_a_newcomer_takes_the_chain_that_its_link_names_however_many_are_on_anot
             network.heal()
             for migrant in others:
                 migrant.directory._board = board
-            await trio.sleep(PHASE / 2)  # All know of each other, and each keeps its own chain.
+            await trio.sleep(2 * PHASE)  # All are in the directory, and each keeps its own chain.
             of_run, of_others = run[0].ledger, others[0].ledger
             assert of_run.at(1) != of_others.at(1)
             newcomer.anchor = {
