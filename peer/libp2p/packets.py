@@ -15,14 +15,17 @@ repeats after a reconnect, and both ends replace a key after `REKEY_PACKETS` pac
 With a peer that has only `/noise` the channel differs from the library's in speed: one call to the socket takes all messages
 that are there, and all frames that wait leave in one. Measured: half the CPU of a transfer (`docs/log.md`).
 
-A length is checked before anything of its packet is kept, and memory grows with the bytes that arrive, not with those that
-are announced. Multistream chooses the protocol in the clear, as in all of libp2p: somebody on the line can make two
-peers use `/noise`, which is slower, not weaker.
+A length is checked before anything of its packet is kept, and memory grows with the bytes that arrive, not with those
+that are announced. It is given back once the line rests, and half a packet has `PACKET_SECONDS`. Multistream chooses
+the protocol in the clear, as in all of libp2p: somebody on the line can make two peers use `/noise`, which is slower,
+not weaker.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+import trio
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from libp2p.abc import IRawConnection, ISecureConn
@@ -52,7 +55,14 @@ SMALL_BYTES = 1 << 12
 """Pieces below this are copied into one packet: a packet of its own costs as much as copying some kilobytes."""
 
 LEAST_ROOM = 1 << 14
-"""The buffer of a connection on which only messages arrive."""
+"""The buffer of a connection on which only messages arrive, or nothing."""
+
+REST_SECONDS = 10.0
+"""The silence after which a connection gives its buffer back."""
+
+PACKET_SECONDS = 60.0
+"""The time for a packet, which `FrameWriter` makes so long that the line takes it in 50 ms: a stranger that sends half of one
+holds a MiB."""
 
 MOST_ROOM = MAX_PACKET_BYTES + (1 << 16)
 """The longest packet and what follows it."""
@@ -139,6 +149,8 @@ class PacketChannel(NoiseChannel):
         self._raw: Any = conn
         """Room for what arrives in `_arrived`; from `_start` to `_end` are bytes that were not decrypted yet."""
         self._start = self._end = 0
+        self._due = math.inf
+        """When the packet that has begun must be whole."""
         self._was_filled = True
         """Whether the last read took all the room there was."""
 
@@ -183,7 +195,7 @@ class PacketChannel(NoiseChannel):
                 if missing <= 0:
                     with memoryview(self._arrived) as view, view[body:end] as sealed:
                         plain = self._receiving.open(sealed)
-                    self._start = end
+                    self._start, self._due = end, trio.current_time() + PACKET_SECONDS
                     return plain
             self._make_room(missing)
             if not await self._receive():
@@ -210,6 +222,22 @@ class PacketChannel(NoiseChannel):
         self._start, self._end = 0, left
 
     async def _receive(self) -> int:
+        """Take what comes, into a small buffer once the line rests; 0 at the end. Raises as `read_msg`."""
+        if self._end > self._start:
+            with trio.move_on_at(self._due):
+                return await self._take()
+            reason = f"a packet was not whole after {PACKET_SECONDS:g} s"
+            raise IncompleteReadError(reason, PACKET_LENGTH_BYTES, self._end - self._start)
+        received = 0
+        with trio.move_on_after(REST_SECONDS if len(self._arrived) > LEAST_ROOM else math.inf) as resting:
+            received = await self._take()
+        if resting.cancelled_caught:
+            self._arrived, self._start, self._end, self._was_filled = bytearray(LEAST_ROOM), 0, 0, False
+            received = await self._take()
+        self._due = trio.current_time() + PACKET_SECONDS
+        return received
+
+    async def _take(self) -> int:
         """Take what is there from the socket, as far as there is room; 0 at the end."""
         with memoryview(self._arrived) as view, view[self._end :] as room:
             below = getattr(self._raw, "stream", None)

@@ -19,6 +19,8 @@ from flockstep.peer.libp2p.packets import (
     MAX_PACKET_BYTES,
     MOST_ROOM,
     PACKET_LENGTH_BYTES,
+    PACKET_SECONDS,
+    REST_SECONDS,
     SMALL_BYTES,
     NoiseChannel,
     PacketChannel,
@@ -195,6 +197,53 @@ class Bursts(Wire):
         if not self._incoming and self._messages:
             self._incoming = self._messages.pop(0)
         return await super().read(n)
+
+
+class SilentWire(Wire):
+    """Has no end: once it has given all it is silent, but for a byte now and then of `drops`."""
+
+    def __init__(self, incoming: bytes, drops: bytes = b"") -> None:
+        super().__init__(incoming, 1 << 16)
+        self._drops = drops
+
+    async def read(self, n: int) -> bytes:
+        if data := await super().read(n):
+            return data
+        if not self._drops:
+            await trio.sleep_forever()
+        await trio.sleep(9)
+        drop, self._drops = self._drops[:1], self._drops[1:]
+        return drop
+
+
+def test_a_connection_that_rests_gives_its_buffer_back_and_reads_on() -> None:
+    last = sealed(bytes(MAX_PACKET_BYTES), b"last")[-(OVERHEAD + len(b"last")) :]
+    reader = channel(SilentWire(sealed(bytes(MAX_PACKET_BYTES))))
+
+    async def main() -> None:
+        assert len(await reader.read_msg()) == MAX_PACKET_BYTES
+        assert len(reader._arrived) > LEAST_ROOM
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.read_msg)
+            await trio.sleep(REST_SECONDS + 1)
+            assert len(reader._arrived) == LEAST_ROOM
+            nursery.cancel_scope.cancel()
+        reader._raw = Wire(last)
+        assert await reader.read_msg() == b"last"
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_half_a_packet_ends_its_connection_after_a_minute_also_where_bytes_drip() -> None:
+    for drops in (b"", bytes(100)):
+        reader = channel(SilentWire(sealed(bytes(MAX_PACKET_BYTES))[:-200], drops))
+
+        async def main(reader: PacketChannel = reader) -> float:
+            with pytest.raises(IncompleteReadError, match="a packet was not whole after 60 s"):
+                await reader.read_msg()
+            return trio.current_time()
+
+        assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == PACKET_SECONDS
 
 
 def test_both_ends_change_their_keys_at_the_same_record(monkeypatch: pytest.MonkeyPatch) -> None:
