@@ -17,7 +17,7 @@ from flockstep.optim.data.sources import open_source
 from flockstep.optim.examples import BEGINS
 from flockstep.optim.models.registry import build_model, recompute_activations, training_loss
 from flockstep.optim.swarm import Swarm
-from flockstep.optim.trainer import ForwardPass, can_separate, following, may_evaluate
+from flockstep.optim.trainer import ForwardPass, can_separate, check_tokenizer, following, may_evaluate
 from flockstep.peer.errors import CannotFollow, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
@@ -191,3 +191,12 @@ def test_examples_are_kept_apart_where_data_have_some_and_the_model_can(tmp_path
     swarm.model = nn.Linear(1, 1)
     assert not can_separate(cast(Swarm, swarm), Chats())
     assert [event["event"] for event in events] == ["data.joined"]
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_one_line_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a text of bytes " * 200)
+    source = open_source(f"text:{tmp_path}/x.txt", sequence_length=8)
+    check_tokenizer(build_model("gpt", {"size": "0.2m", "vocab_size": 256}, seed=0), source)
+    with pytest.raises(UsageError, match=r"has 256 tokens, the model knows 64") as refused:
+        check_tokenizer(model_of("gpt"), source)
+    assert refused.value.remedy == "give the model a larger vocab_size"
