@@ -458,9 +458,11 @@ def describe_event(event: Event) -> str:
             memory = event.get("memory_used")
             peak = f", {megabytes(memory)} MB of memory" if isinstance(memory, int) and memory else ""
             pieces = f"{event.get('micro_batch')} of {event.get('batch_size')} samples at once"
-            hours = f": {event.get('hours')} h for the rest of the run" if "hours" in event else ""
+            hours, rate = event.get("hours"), event.get("tokens_per_s")
+            left = f": {span(3600 * hours)} for the rest of the run" if isinstance(hours, float) else ""
+            speed = f"{rate:,.0f}" if isinstance(rate, float) else "?"
             what = f"{event.get('model', 'the model')} in {event.get('precision', 'fp32')}"
-            return f"this device trains {what} at {event.get('tokens_per_s')} tokens/s, {pieces}{peak}{hours}"
+            return f"this device trains {what} at {speed} tokens/s, {pieces}{peak}{left}"
         case "phase.end" if event.get("ramp", 1.0) != 1.0:
             return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
         case "state.restored" if event.get("round") == 0:

@@ -257,7 +257,7 @@ def describe_keeping(event: Event) -> str:
         case "state.restored":
             return f"continues from round {event.get('round')}, restored from this computer's disk"
         case "state.awaited":
-            return f"{event.get('reason')}: waiting for one"
+            return f"{event.get('reason')}: waiting for one; of a new run the first peer that trains makes it"
         case "checkpoint.published":
             return f"round {event.get('round')} is published at {event.get('to')}"
         case "keeper.retry" | "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":

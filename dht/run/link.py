@@ -100,4 +100,4 @@ def _parse_via(item: str) -> Address:
 
 
 def _bad_link(why: str) -> UsageError:
-    return UsageError(f"not a whole join link: {why}", remedy="copy the line flockstep://… again from its first page")
+    return UsageError(f"not a whole join link: {why}", remedy="copy the whole of it again, and give it between single quotes")

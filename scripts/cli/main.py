@@ -151,7 +151,7 @@ def join(
         list[str] | None, typer.Option(help="Log to tensorboard:DIR, wandb[:PROJECT] or trackio[:PROJECT]; repeatable.")
     ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
-    micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once.  [default: measured]")] = 0,
+    micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once; 0: measured.")] = 0,
     checkpoint_activations: Annotated[
         bool, typer.Option("--checkpoint-activations", help="Less memory for a third more work.")
     ] = False,

@@ -268,7 +268,7 @@ def run_of(text: str, via: Sequence[Address], config: PeerConfig) -> FoundRun:
     if not via:
         raise UsageError(
             plain_text(f"{text!r} is not a whole join link, and no bootstrap is known that could list a run of that name"),
-            remedy=f"copy the line flockstep://… again from its first page, or {NO_BOOTSTRAP}",
+            remedy=f"copy the whole link again, and give it between single quotes, or {NO_BOOTSTRAP}",
         )
     return only_match(text, find_runs(via, config))
 

@@ -13,6 +13,7 @@ from ...dht.run.manifest import Manifest
 from ...optim.fit import MOST_STEPS, TRAINED_SHARE, Pace, pace_of, remedy
 from ...optim.models.needs import ModelSize, encoded_bytes, gigabytes, needs_of, num, round_bytes
 from ...peer.errors import UsageError, did_you_mean
+from ..watch.words import span
 
 PEAK_SHARE = 0.35
 """Share of a GPU's peak that a training reaches. Published: 0.46 and 0.50 for compiled models of 124M on an A100 and on
@@ -198,7 +199,7 @@ def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan)
         "memory": f"{gigabytes(plan.training_memory)} of the GPU and activations, {gigabytes(plan.memory)} of the computer, "
         f"{gigabytes(plan.disk)} of disk",
         "tokens": f"{_count(plan.tokens_per_day)} a day of all peers, {_count(plan.tokens)} in the run",
-        "time": f"{plan.hours:,.1f} hours for {manifest.num_rounds:,} rounds",
+        "time": f"{span(3600 * plan.hours)} for {manifest.num_rounds:,} rounds",
         "energy": f"{plan.kilowatt_hours:,.1f} kWh at most, of the GPUs",
     }
     width = max(map(len, rows))

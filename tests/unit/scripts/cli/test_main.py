@@ -271,8 +271,8 @@ def test_events_in_words() -> None:
     bench: Event = {"event": "device.bench", "tokens_per_s": 900.5, "micro_batch": 4, "batch_size": 16, "memory_used": 0}
     bench |= {"model": "gpt of 25.3 M parameters", "precision": "fp16", "hours": 12.5}
     assert describe_event(bench) == (
-        "this device trains gpt of 25.3 M parameters in fp16 at 900.5 tokens/s, 4 of 16 samples at once: "
-        "12.5 h for the rest of the run"
+        "this device trains gpt of 25.3 M parameters in fp16 at 900 tokens/s, 4 of 16 samples at once: "
+        "12 h 30 min for the rest of the run"
     )
 
 
