@@ -266,11 +266,13 @@ class Averager:
             exchange = machine.exchange
             self._sent = [*self._sent, Sent(exchange.cut, exchange.members, exchange.bounds, work.mine)][-MAX_SENT:]
         averaged = Averaged(outcome, (), ())
-        self._conduct.relieve(outcome.silent, (*outcome.late, *outcome.slow))
+        self._conduct.relieve(outcome.silent, outcome.late)
         self._conduct.distrust(outcome.lied)
         if machine.has_roster:
-            owners = len(machine.exchange.owners)
-            self._conduct.missed(outcome.idle, outcome.masked, outcome.unsketched, owners)
+            exchange = machine.exchange
+            known, voters = exchange.known, len(exchange.table.electorate.votes)
+            self._conduct.missed(outcome.idle, outcome.masked, known, len(exchange.owners & known))
+            self._conduct.lapsed(outcome.unsketched, outcome.slow, exchange.members[0], voters)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(machine.lengths)
             phases = {peer: ready.seconds for peer, (_, ready) in vote.ready.items() if peer in outcome.cut}
@@ -367,7 +369,6 @@ class Averager:
             is_prompt=self._conduct.is_prompt,
             lost_at=self._relays.lost_at,
             woke=lambda: node.running.woke,
-            awaits_ready=self._conduct.awaits_ready,
             awaits=self._conduct.awaits,
             awaits_sketch=self._conduct.awaits_sketch,
             revision=b"" if value is None else value.revision,

@@ -14,16 +14,12 @@ from ..chain.certificate import certificate_hash, genesis, value_of
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
-from .patience import Faults, Patience
+from .patience import Faults, Lapses, Patience
 from .signing import SigningGuard
 from .trust import MANY_OLD, TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
 """Rounds for which an owner that sent no Have or output is given no part: its deputies made it, which cost a deadline."""
-
-
-YOUNG = ""
-"""Stands for all members of few rounds."""
 
 
 class Conduct:
@@ -63,7 +59,7 @@ class Conduct:
         """The first round in which I would give a member a part again."""
         self._readys, self._parts, self._sketches = Patience(SILENT_ROUNDS), Patience(1), Patience(1)
         """Who is waited for as a voter that is not Ready, to contribute, and to sketch after the outputs."""
-        self._faults = Faults()
+        self._faults, self._mute, self._slow = Faults(), Lapses(), Lapses()
 
     def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
         """Carry out what the run's owner states; `invite` is my own invitation."""
@@ -151,41 +147,31 @@ class Conduct:
         self,
         idle: Iterable[PeerId],
         pairs: Iterable[tuple[PeerId, PeerId]],
-        unsketched: Iterable[PeerId],
+        known: Collection[PeerId],
         owners: int,
     ) -> None:
-        """Remember who trained and is not in the value, between whom parts were missing, and whom others sketched for.
+        """Remember who trained and is not in the value, and between whom parts were missing.
 
         Of a pair of a contributor and me, its holder, I know that I am not at fault.
         """
         round_, me = self._slot.round, self._node.peer_id
         pairs = [(contributor, holder) for contributor, holder in pairs if self._parts.awaits(contributor, round_)]
-        contributors, holders = self._faults.add(pairs, round_, owners)
+        contributors, holders = self._faults.add(pairs, known, round_, owners)
         mine = {contributor for contributor, holder in pairs if holder == me}
-        self._fail({*idle, *contributors, *mine}, round_)
-        self._sketches.fail(unsketched, round_)
+        self._parts.fail({*idle, *contributors, *mine}, round_)
         self._relieve(holders, SILENT_ROUNDS)
 
-    def awaits_ready(self, peer: PeerId) -> bool:
-        """Return True if I wait until a member without a vote is Ready: who is not in time for that loses a whole phase."""
-        return self._parts.awaits(peer, self._slot.round)
+    def lapsed(
+        self, unsketched: Collection[PeerId], slow: Collection[PeerId], proposer: PeerId, voters: int
+    ) -> None:
+        """Remember who did not sketch after the outputs in time, and whose output came long after those of most."""
+        round_ = self._slot.round
+        self._sketches.fail(self._mute.add(unsketched, proposer, round_, voters), round_)
+        self._relieve(self._slow.add(slow, proposer, round_, voters), SILENT_ROUNDS)
 
     def awaits(self, peer: PeerId) -> bool:
-        """Return True if I wait for a member that is Ready to contribute.
-
-        Keys are free: beside many of tenure the others share one patience.
-        """
-        shared = {peer, YOUNG} if self._is_young(peer) else {peer}
-        return all(self._parts.awaits(key, self._slot.round) for key in shared)
-
-    def _fail(self, peers: Collection[PeerId], round_: int) -> None:
-        self._parts.fail({*peers} | ({YOUNG} if any(map(self._is_young, peers)) else set()), round_)
-
-    def _is_young(self, peer: PeerId) -> bool:
-        """Return True for a member of few rounds beside many of tenure."""
-        last = self.certified or ()
-        old = [it for it in last if (record := self._trust.of(it)) is not None and record.rounds >= YOUNG_ROUNDS]
-        return self.charter.earned and len(old) >= MANY_OLD and peer not in old
+        """Return True if I wait until a member without a vote is Ready, and for what it contributes."""
+        return self._parts.awaits(peer, self._slot.round)
 
     def awaits_sketch(self, peer: PeerId) -> bool:
         """Return True if I wait for a contributor to sketch after the outputs; if not, others do it for it at once."""

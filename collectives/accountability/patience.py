@@ -9,7 +9,7 @@ off, too slow, or lies. `Faults` holds them against each other, over all such pa
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...peer.transport import PeerId
 from .trust import TRUST_WINDOW
@@ -47,28 +47,49 @@ class Patience:
 
 
 class Faults:
-    """Pairs of a contributor and a holder between which a part was missing at the deadline."""
+    """Pairs of a contributor and a holder between which a part was missing at the deadline, where the holder is known.
+
+    Known are those that vote or are of many rounds: keys are free, and could frame anybody.
+    """
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[int, PeerId, PeerId]] = deque()
         """By round."""
 
-    def add(self, pairs: Iterable[tuple[PeerId, PeerId]], round_: int, owners: int) -> tuple[set[PeerId], set[PeerId]]:
-        """Add the pairs of a round with so many owners; return the contributors and the holders that are at fault.
+    def add(
+        self, pairs: Iterable[tuple[PeerId, PeerId]], known: Collection[PeerId], round_: int, owners: int
+    ) -> tuple[set[PeerId], set[PeerId]]:
+        """Add the pairs of a round; return the contributors and the holders that are at fault.
 
-        At fault is who was in pairs with more others than the other one of the pair was, and than a third of the owners: a
-        liar can be in a pair with anybody, but fewer than a third lie.
+        At fault is who was in pairs with more others that are known than the other one of the pair was, and than a third of
+        the known owners: a liar can be in a pair with anybody, but fewer than a third lie.
         """
-        pairs = [*pairs]
+        pairs = [(contributor, holder) for contributor, holder in pairs if holder in known]
         self._pairs.extend((round_, *pair) for pair in pairs)
         while self._pairs and self._pairs[0][0] <= round_ - TRUST_WINDOW:
             self._pairs.popleft()
         contributors, holders = set[PeerId](), set[PeerId]()
         for contributor, holder in pairs:
             denied = len({other for _, it, other in self._pairs if it == contributor})
-            denies = len({it for _, it, other in self._pairs if other == holder})
+            denies = len({it for _, it, other in self._pairs if other == holder and it in known})
             if denied > max(denies, owners // 3):
                 contributors.add(contributor)
             elif denies > max(denied, owners // 3):
                 holders.add(holder)
         return contributors, holders
+
+
+class Lapses:
+    """Who was late under which proposers: one that lies can make anybody late in its own turns."""
+
+    def __init__(self) -> None:
+        self._lapses: deque[tuple[int, PeerId, PeerId]] = deque()
+        """By round: who, and under which proposer."""
+
+    def add(self, peers: Collection[PeerId], proposer: PeerId, round_: int, voters: int) -> set[PeerId]:
+        """Add those that were late in a round; return who of them was so under more proposers than may lie."""
+        self._lapses.extend((round_, peer, proposer) for peer in peers)
+        while self._lapses and self._lapses[0][0] <= round_ - TRUST_WINDOW:
+            self._lapses.popleft()
+        under = {peer: {by for _, it, by in self._lapses if it == peer} for peer in peers}
+        return {peer for peer, proposers in under.items() if len(proposers) > (voters - 1) // 3}

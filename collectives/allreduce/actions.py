@@ -82,10 +82,8 @@ class Setup:
     """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
     woke: Callable[[], float] = lambda: -math.inf
     """Returns when my process last went on after a stop in which the others may have lost me."""
-    awaits_ready: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait until a member without a vote is Ready: it was in the last rounds."""
     awaits: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait for what a member contributes: others have to be in time."""
+    """Returns True if I wait until a member without a vote is Ready, and for what it contributes: others have to be in time."""
     awaits_sketch: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if I wait for a member's sketches after the outputs: for others the holders of its parts answer."""
     rule: Rule = MEAN
@@ -352,7 +350,7 @@ class Outcome:
     counted: Mapping[int, frozenset[int]] = field(default_factory=dict, hash=False)
     """By part of a certified round, the roster indices of the contributions that count in it; empty if I cannot know."""
     slow: tuple[PeerId, ...] = ()
-    """Owners of a certified round whose word or output came in time, and long after that of most."""
+    """Owners of a certified round whose output came in time, and long after those of most."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     idle: tuple[PeerId, ...] = ()

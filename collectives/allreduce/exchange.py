@@ -133,16 +133,27 @@ class RosterRound:
         return frozenset(self.table.members[part] for part in self.table.owners)
 
     @property
+    def known(self) -> frozenset[PeerId]:
+        """The members that vote, or have contributed to many rounds."""
+        seating = self.table.seating
+        return frozenset(self.table.members[index] for index in seating.voters | seating.known)
+
+    @property
     def masked(self) -> tuple[tuple[PeerId, PeerId], ...]:
         """The contributors that count as zeros in a part by the first cut, each with the part's holder."""
         found, members = self.collect_phase.stage.standing, self.table.members
         if found is None:
             return ()
-        denied = {
-            (index, found.holders[part])
-            for part, counted in found.parts.items()
-            for index in found.names.keys() - counted - {found.holders[part]}
-        }
+        denied = set[tuple[int, int]]()
+        for part, counted in found.parts.items():
+            holder = found.holders[part]
+            # What a holder contributes itself the next of the three holds.
+            others = [index for index in self.table.seating.three(part) if index != holder]
+            denied |= {
+                (index, others[0] if index == holder else holder)
+                for index in found.names.keys() - counted
+                if index != holder or others
+            }
         return tuple((members[index], members[holder]) for index, holder in sorted(denied))
 
     @property

@@ -374,7 +374,7 @@ class Round:
     def _unready(self) -> set[PeerId]:
         """Return the members that I wait for until they are Ready: voters, and the others that were in the last rounds."""
         missing = self._active - self._gone_on - self.vote.reached
-        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits_ready(peer)}
+        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits(peer)}
 
     def _ask_for_readys(self) -> list[Action]:
         """As a voter, ask others once for the Readys that I lack: who is Ready to some only makes the others wait."""
@@ -669,7 +669,7 @@ class Round:
                 cut, table = outcome.cut, exchange.table
                 trained = {table.members[index] for index in table.training}
                 outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*cut})))
-            slow = self._slow(exchange.owners, wire.Have, wire.Result)
+            slow = self._slow(exchange.owners, wire.Result)
             mute = {*exchange.unsketched, *self._slow(members, wire.Sketch, wire.Second)}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
         self.outcome = outcome
@@ -680,8 +680,6 @@ class Round:
 def _exchange_of(message: wire.RoundMessage) -> tuple[type, bytes] | None:
     """Return the exchange of small messages that a message belongs to, where most can send theirs at the same time."""
     match message:
-        case wire.Have(cut=cut):
-            return wire.Have, cut
         case wire.Result(cut=cut):
             return wire.Result, cut
         case wire.Sketch(outputs=(_, *_)):

@@ -163,14 +163,13 @@ def test_what_is_kept_from_some_costs_no_deadline(prepare: Prepare) -> None:
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
         pytest.param(hangs("outputs", everybody), id="outputs for all"),
         pytest.param(hangs("outputs", every_other), id="outputs for every other"),
-        pytest.param(sends_late(is_have), id="late words"),
         pytest.param(sends_late(is_result), id="late outputs"),
         pytest.param(is_ready_to(lambda place: False), id="Readys for all"),
     ],
 )
 def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_each_time(prepare: Prepare) -> None:
     seconds = seconds_of_rounds(prepare)
-    assert sum(it > 1.0 for it in seconds) <= 4
+    assert sum(it > 1.0 for it in seconds) <= 5
     assert max(seconds[ROUNDS // 2 :]) <= seconds[0] + 0.5
 
 
@@ -180,7 +179,6 @@ def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_eac
         pytest.param(withholds(lambda it: isinstance(it, wire.Second)), id="sketches for others"),
         pytest.param(hangs("contribution", everybody), id="bytes for all"),
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
-        pytest.param(sends_late(is_have), id="late words"),
     ],
 )
 def test_a_voter_lets_others_wait_in_ever_fewer_rounds(prepare: Prepare) -> None:
