@@ -271,7 +271,8 @@ class Averager:
         if machine.has_roster:
             exchange = machine.exchange
             known, voters = exchange.known, len(exchange.table.electorate.votes)
-            self._conduct.missed(outcome.idle, outcome.masked, known, len(exchange.owners & known))
+            owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)
+            self._conduct.missed(outcome.idle, outcome.masked, known, owners, trainers)
             self._conduct.lapsed(outcome.unsketched, outcome.slow, exchange.members[0], voters)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(machine.lengths)

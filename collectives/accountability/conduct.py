@@ -149,6 +149,7 @@ class Conduct:
         pairs: Iterable[tuple[PeerId, PeerId]],
         known: Collection[PeerId],
         owners: int,
+        known_trainers: int,
     ) -> None:
         """Remember who trained and is not in the value, and between whom parts were missing.
 
@@ -158,6 +159,7 @@ class Conduct:
         pairs = [(contributor, holder) for contributor, holder in pairs if self._parts.awaits(contributor, round_)]
         contributors, holders = self._faults.add(pairs, known, round_, owners)
         mine = {contributor for contributor, holder in pairs if holder == me}
+        mine = mine if 3 * len(mine & {*known}) <= known_trainers else set()  # Else it is my line.
         self._parts.fail({*idle, *contributors, *mine}, round_)
         self._relieve(holders, SILENT_ROUNDS)
 

@@ -176,6 +176,10 @@ class CheckPhase:
             return frozenset()
         return self._exchanges[self.named.outputs].missing - {*self.named.silent}
 
+    def lacks(self, contributor: int) -> bool:
+        """Return True if a contributor's sketches after the named outputs are not here."""
+        return self.named is not None and self._is_sketched and contributor in self._exchanges[self.named.outputs].missing
+
     def unseconded(self, active: Collection[PeerId]) -> dict[int, list[PeerId]]:
         """Return whose Second counts first and has not come, and the contributors that it is about, who may have it."""
         members, found = self._table.members, dict[int, list[PeerId]]()
@@ -268,7 +272,9 @@ class CheckPhase:
             return set()
         here = self._exchanges[named.outputs].missing if named is not None else frozenset(self._judge_phase.order)
         banned = {index for index in self._judge_phase.order if self._setup.is_banned(members[index])}
-        return banned | {it for it in here if members[it] not in active or not self._setup.awaits_sketch(members[it])}
+        late = {it for it in here if not self._setup.awaits_sketch(members[it])}
+        late = late if 3 * len(late) <= len(self._judge_phase.order) else set()  # Else it is no single member's fault.
+        return banned | late | {it for it in here if members[it] not in active}
 
     def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
         table = self._table

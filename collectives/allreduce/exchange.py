@@ -133,10 +133,22 @@ class RosterRound:
         return frozenset(self.table.members[part] for part in self.table.owners)
 
     @property
+    def trainers(self) -> frozenset[PeerId]:
+        """The members that train."""
+        return frozenset(self.table.members[index] for index in self.table.training)
+
+    @property
     def known(self) -> frozenset[PeerId]:
         """The members that vote, or have contributed to many rounds."""
         seating = self.table.seating
         return frozenset(self.table.members[index] for index in seating.voters | seating.known)
+
+    @property
+    def wordless(self) -> frozenset[PeerId]:
+        """The owners whose word, on contributions or on sketches, neither a cut names nor I have."""
+        stages = [self.collect_phase.stage, *([self._judge_phase.stage] if self._judge_phase is not None else [])]
+        absent = [part for stage in stages if stage.standing is not None for part in self.table.owners - stage.spoken]
+        return frozenset(self.table.members[part] for part in absent)
 
     @property
     def masked(self) -> tuple[tuple[PeerId, PeerId], ...]:
@@ -158,10 +170,10 @@ class RosterRound:
 
     @property
     def unsketched(self) -> tuple[PeerId, ...]:
-        """The contributors that the proposer has named silent after the outputs, and who did not answer for others."""
+        """The contributors that the proposer has named silent, and I have no sketch of, and who did not answer for others."""
         if self._outputs is None or (named := self._outputs[1].named) is None:
             return ()
-        silent = {self.table.members[index] for index in named.silent}
+        silent = {self.table.members[index] for index in named.silent if self._outputs[1].lacks(index)}
         return tuple(sorted(silent | self._outputs[1].mute))
 
     @property

@@ -72,16 +72,13 @@ class ReducePhase:
             del self._fetching[part]
         if not self._named or self._named[part] == hash_:
             self.outputs[part] = hash_
-        return self.is_whole or part not in self.outputs or len(self.outputs) == self._most
-
-    @property
-    def _most(self) -> int:
-        return -(-2 * len(self._table.owners) // 3)
+        return self.is_whole or part not in self.outputs or self.is_mostly_here
 
     @property
     def is_mostly_here(self) -> bool:
-        """True if two thirds of the outputs are here."""
-        return len(self.outputs) >= self._most
+        """True if two thirds of the outputs of known owners are here."""
+        known = self._table.known_owners
+        return 3 * len(known & self.outputs.keys()) >= 2 * len(known)
 
     def not_fetched(self, part: int, source: PeerId, hash_: bytes, reason: str) -> list[Action]:
         """Record a failed fetch of an output; it fails over to the next member that offers it."""

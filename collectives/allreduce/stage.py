@@ -152,6 +152,12 @@ class Stage:
         """True if the proposer's cut is here, be it that words which it names are not."""
         return self._found() is not None
 
+    @property
+    def spoken(self) -> set[int]:
+        """The members whose word is here, or is named in the proposer's cut."""
+        found = self._found()
+        return {*self.words, *(index for index, _ in (() if found is None else found[1].words))}
+
     def has_named(self, index: int, signed: wire.Signed) -> bool:
         """Return True if the proposer's cut names this word of a member."""
         found = self._found()

@@ -583,13 +583,13 @@ class Round:
             if phase not in self.lengths and exchange.is_mostly_here(phase):
                 self.lengths[phase] = now - self._began[phase]
 
-    def _slow(self, of: Collection[PeerId], *kinds: type) -> tuple[PeerId, ...]:
-        """Return those of these members that spoke in time, and long after most: they let all others wait."""
+    def _slow(self, of: Collection[PeerId], known: Collection[PeerId], *kinds: type) -> tuple[PeerId, ...]:
+        """Return those of these members that spoke in time, and long after most that are known: they let all others wait."""
         found = set[PeerId]()
         for _, times in (it for it in self._spoke.items() if it[0][0] in kinds):
             first = min(times.values())
-            spans = sorted(at - first for peer, at in times.items() if peer in of)
-            most = spans[: -(-2 * len(of) // 3)][-1] if spans else 0.0
+            spans = sorted(at - first for peer, at in times.items() if peer in known)
+            most = spans[: -(-2 * len(known) // 3)][-1] if spans else math.inf
             late = max(2 * most, most + self.setup.timing.control / 2)
             found |= {peer for peer, at in times.items() if peer in of and at - first > late}
         return tuple(sorted(found - {self.vote.me}))
@@ -669,9 +669,12 @@ class Round:
                 cut, table = outcome.cut, exchange.table
                 trained = {table.members[index] for index in table.training}
                 outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*cut})))
-            slow = self._slow(exchange.owners, wire.Result)
-            mute = {*exchange.unsketched, *self._slow(members, wire.Sketch, wire.Second)}
+            owners, known = exchange.owners, exchange.known
+            slow = self._slow(owners, owners & known or owners, wire.Result)
+            mute = {*exchange.unsketched, *self._slow(outcome.cut, set(outcome.cut) & known or outcome.cut, wire.Sketch)}
+            silent = {*outcome.silent, *(exchange.wordless - {self.vote.me} if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
+            outcome = replace(outcome, silent=tuple(sorted(silent)))
         self.outcome = outcome
         reason = "its output did not come in time, and a deputy made it"
         return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]
