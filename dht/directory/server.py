@@ -185,6 +185,8 @@ class DirectoryServer:
             for server, addresses in self.servers.nearest(key).items():
                 if server not in (peer, self._host.peer_id):
                     add_peer_to(answer.closerPeers, server, addresses)
+            if key == binary_id(self._host.peer_id):  # Go-libp2p takes no server into its table that does not know itself.
+                add_peer_to(answer.closerPeers, self._host.peer_id, self._host.addresses())
         return answer
 
     def _look_up(self, question: Message, answer: Message, now: float) -> None:

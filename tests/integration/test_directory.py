@@ -12,7 +12,7 @@ import trio.testing
 from flockstep.dht.directory import kademlia as directory_of
 from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, open_directory
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.directory.messages import Message, add_peer_to
+from flockstep.dht.directory.messages import Message, add_peer_to, binary_id, peers_of
 from flockstep.dht.directory.store import Entry
 from flockstep.dht.published import validate_published
 from flockstep.peer.config import PeerConfig
@@ -284,6 +284,18 @@ def test_a_server_that_nobody_gets_through_to_is_not_named() -> None:
                 await hidden.directory.look_around()
             assert known.server.bootstrap_server.refusals.counts == {("server", "it cannot be reached from outside"): 1}
             assert hidden.server.peer_id not in known.directory.servers
+
+    trio.run(main)
+
+
+def test_a_server_that_is_asked_about_itself_names_itself() -> None:
+    """go-libp2p takes no server into its table that does not."""
+
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, reader):
+            about_itself = Message(type=Message.FIND_NODE, key=binary_id(net.server.peer_id))
+            answer = await reader._ask(net.server.peer_id, (), about_itself)
+            assert list(peers_of(answer.closerPeers)) == [net.server.peer_id]
 
     trio.run(main)
 

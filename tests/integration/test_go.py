@@ -1,4 +1,4 @@
-"""go-libp2p: bulk, both ways and on streams of either end, and RSA keys; needs `flockstep[hivemind]`, with its daemon."""
+"""go-libp2p: bulk both ways, on streams of either end; Kademlia; RSA keys. Needs `flockstep[hivemind]`, with its daemon."""
 
 import importlib.util
 import subprocess
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from flockstep.dht.directory.kademlia import open_directory
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https.serve import WebPlace
@@ -71,12 +72,35 @@ class Daemon:
 
     async def open_stream(self, host: Libp2pHost, protocol: str, addresses: Sequence[str] = ()) -> trio.SocketStream:
         """Connect to a host, and open a stream there."""
-        request, peer = self._p2pd.Request, ID.from_base58(host.peer_id).to_bytes()
-        addrs = [Multiaddr(one).to_bytes() for one in addresses or host.addresses()]
-        where = self._p2pd.ConnectRequest(peer=peer, addrs=addrs)
-        await self.ask(type=request.CONNECT, connect=where)
-        opening = self._p2pd.StreamOpenRequest(peer=peer, proto=[protocol])
-        return (await self.ask(type=request.STREAM_OPEN, streamOpen=opening))[1]
+        await self.connect(host.peer_id, addresses or host.addresses())
+        opening = self._p2pd.StreamOpenRequest(peer=ID.from_base58(host.peer_id).to_bytes(), proto=[protocol])
+        return (await self.ask(type=self._p2pd.Request.STREAM_OPEN, streamOpen=opening))[1]
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """Connect to a peer."""
+        addrs = [Multiaddr(one).to_bytes() for one in addresses]
+        where = self._p2pd.ConnectRequest(peer=ID.from_base58(peer).to_bytes(), addrs=addrs)
+        await self.ask(type=self._p2pd.Request.CONNECT, connect=where)
+
+    async def nearest(self, key: bytes) -> set[str]:
+        """Return the Kademlia servers that it finds near a key; none if its table is empty."""
+        request, response = self._p2pd.DHTRequest, self._p2pd.DHTResponse
+        question = request(type=request.GET_CLOSEST_PEERS, key=key)
+        try:
+            _, connection = await self.ask(type=self._p2pd.Request.DHT, dht=question)
+        except AssertionError:
+            return set()
+        found = set()
+        while (one := response.FromString(await _delimited(connection))).type != response.END:
+            found.add(str(ID(one.value)))
+        return found
+
+    async def addresses_of(self, peer: str) -> list[str]:
+        """Return the addresses of a peer that it finds by Kademlia."""
+        request = self._p2pd.DHTRequest
+        question = request(type=request.FIND_PEER, peer=ID.from_base58(peer).to_bytes())
+        answer, _ = await self.ask(type=self._p2pd.Request.DHT, dht=question)
+        return [str(Multiaddr(address)) for address in answer.dht.peer.addrs]
 
     async def serve(self, protocol: str, port: int) -> None:
         """Hand every stream of a protocol to a TCP port."""
@@ -109,11 +133,12 @@ async def _delimited(connection: trio.SocketStream) -> bytes:
 
 
 @contextmanager
-def p2pd(key: bytes = b"") -> Iterator[Path]:
+def p2pd(key: bytes = b"", *options: str) -> Iterator[Path]:
     """Run the daemon, with an identity of its own or with that of a key; yields its socket file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:  # The path of a socket has at most 108 bytes.
         control = Path(home) / "control"
         program = [folder() / "hivemind_cli" / "p2pd", "-listen", f"/unix{control}", "-hostAddrs", "/ip4/127.0.0.1/tcp/0"]
+        program += options
         if key:
             (Path(home) / "key").write_bytes(key)
             program += ["-id", Path(home) / "key"]
@@ -203,6 +228,33 @@ def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
             await host.connect(peer, [one for one in addresses if one.startswith("/ip4/127.0.0.1/tcp/")])
             await come_back(await host.open_stream(peer, ECHO))
             nursery.cancel_scope.cancel()
+
+    over_sockets(main)
+
+
+def test_go_finds_a_peer_by_the_kademlia_of_a_bootstrap() -> None:
+    async def main() -> None:
+        config, telemetry = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0), Telemetry()
+        with p2pd(b"", "-dhtClient") as client, p2pd(b"", "-dhtServer") as server:
+            async with (
+                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
+                open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
+            ):
+                daemons = [Daemon(control, messages()) for control in (client, server)]
+                for control, daemon in zip((client, server), daemons, strict=True):
+                    await _listening(control)
+                    await daemon.connect(host.peer_id, host.addresses())
+                    while await daemon.nearest(b"a key") != {host.peer_id}:  # It is alone: the second one is not yet known.
+                        await trio.lowlevel.checkpoint()
+                reader, other = daemons
+                peer, addresses = await other.identify()
+                while peer not in directory.servers:
+                    await trio.lowlevel.checkpoint()
+                assert await reader.nearest(b"a key") == {host.peer_id, peer}
+                assert await reader.addresses_of(peer) == addresses
+                for daemon in daemons:
+                    for connection in daemon.connections:
+                        await connection.aclose()
 
     over_sockets(main)
 
