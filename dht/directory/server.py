@@ -98,13 +98,14 @@ class DirectoryServer:
         self._file = file
         self._rates = Shares(bootstrap.limits.record_rate, BURST_SECONDS, all_share=ALL_RECORDS)
         self._questions = Shares(QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS, network_share=NETWORK_QUESTIONS)
+        self._start = time.time() - trio.current_time()
         self._nursery: trio.Nursery | None = None
         self._streams = Places[trio.CancelScope](MAX_SERVER_STREAMS, MAX_STREAMS_PER_ADDRESS, MAX_STREAMS_PER_NETWORK)
         self._streams_of: Counter[PeerId] = Counter()
         self._tried: dict[PeerId, float] = {}
         self._probes = trio.CapacityLimiter(MAX_PROBES)
         if file is not None:
-            file.load(self.store, time.time())
+            file.load(self.store, self._now())
 
     async def serve(self, *, task_status: Any) -> None:
         """Serve until cancelled."""
@@ -114,13 +115,17 @@ class DirectoryServer:
             try:
                 while True:
                     await trio.sleep(EXPIRY_PERIOD)
-                    self.store.expire(time.time())
+                    self.store.expire(self._now())
             finally:
                 self._nursery = None
 
     def answer_myself(self, question: Message) -> Message | None:
         """Answer a request of this server's own host, which cannot dial itself."""
         return self._answer(question, self._host.peer_id, Origin("myself", "myself", exempt=True), "")
+
+    def _now(self) -> float:
+        """Return Unix seconds, counted since this server began: a clock that is set meanwhile drops nothing."""
+        return self._start + trio.current_time()
 
     async def _serve(self, stream: Stream) -> None:
         """Answer the requests of one stream, for `STREAM_SECONDS`."""
@@ -163,7 +168,7 @@ class DirectoryServer:
 
     def _answer(self, question: Message, peer: PeerId, origin: Origin, ip: str) -> Message | None:
         """Answer one request; None if it is refused."""
-        key, now = bytes(question.key), time.time()
+        key, now = bytes(question.key), self._now()
         answer = Message(type=question.type, key=key)
         if whose := self._questions.exceeded(origin, trio.current_time()):
             self._refusals.add("directory", f"too many questions a second from {whose}", origin, peer)

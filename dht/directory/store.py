@@ -16,7 +16,7 @@ of a key are kept by network, so that the cost of an answer does not depend on h
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated
 
@@ -41,8 +41,6 @@ PROVIDER_SECONDS = 3600.0
 """The specification's 48 h would list volunteers two days after they left; members republish twice a minute."""
 VALUE_SECONDS = 48 * 3600.0
 """As in go-libp2p; publishers republish long before (`kademlia.REPUBLISH_SECONDS`)."""
-CLOCK_SLACK = 2.0
-"""How many times its lifetime an entry may have left: a clock that is set right by minutes drops nothing."""
 
 ENTRY_BYTES = 1600
 """The memory of an entry beyond its bytes, for the object and its items in seven mappings: measured 1.6 kB for a provider
@@ -68,9 +66,12 @@ class Entry:
         return ENTRY_BYTES + len(self.key) + len(self.value) + sum(map(len, self.addresses))
 
     def is_alive(self, now: float) -> bool:
-        """Return True until it expires; also False with far more time left than any is given: the clock was set back."""
-        lifetime = PROVIDER_SECONDS if self.peer else VALUE_SECONDS
-        return 0 < self.expires - now <= CLOCK_SLACK * lifetime
+        """Return True until it expires."""
+        return self.expires > now
+
+    def at(self, now: float) -> "Entry":
+        """Return the entry as one that arrives now, if it has more time left than that: the clock has been set back."""
+        return replace(self, expires=min(self.expires, now + (PROVIDER_SECONDS if self.peer else VALUE_SECONDS)))
 
 
 _Id = tuple[bytes, PeerId]
@@ -133,7 +134,7 @@ class Store:
         return self._num_providers[key]
 
     def expire(self, now: float) -> None:
-        """Remove expired entries, and those whose clock has been set back since."""
+        """Remove expired entries."""
         for entry in [entry for entry in self if not entry.is_alive(now)]:
             self._drop((entry.key, entry.peer))
 

@@ -37,7 +37,7 @@ class StoreFile:
         def take(payload: bytes) -> None:
             entry = decode(Entry, payload, max_bytes=MAX_ENTRY_BYTES)
             if entry.is_alive(now):
-                store.put(entry)
+                store.put(entry.at(now))
 
         self._file.load(lambda record: take(record.payload))
         self.rewrite(store)

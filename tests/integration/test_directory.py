@@ -4,12 +4,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 from flockstep.dht.directory import kademlia as directory_of
+from flockstep.dht.directory import server as server_of
 from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, open_directory
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.directory.messages import Message, add_peer_to, binary_id, peers_of
@@ -92,6 +95,18 @@ def test_a_value_is_found_and_its_update_seen_by_those_who_have_read_it() -> Non
             assert await reader.get(KEY) == value(2)
             await writer.put(KEY, value(2))  # As republication does.
             assert await net.directory.get(KEY) == value(2)
+
+    trio.run(main)
+
+
+def test_a_clock_that_is_set_back_or_forward_drops_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, writer):
+            await writer.put(KEY, value(1))
+            for set_to in (0.0, 1e11):
+                monkeypatch.setattr(server_of, "time", SimpleNamespace(time=partial(float, set_to)))
+                held = Message(type=Message.GET_VALUE, key=KEY.encode())
+                assert bytes((await writer._ask(net.server.peer_id, (), held)).record.value) == value(1)
 
     trio.run(main)
 
