@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
@@ -31,6 +32,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
 """The options of adapters."""
 MAX_LORA_RANK = 4096
+MAX_TENSORS = 100_000
+"""The limit of an architecture's parameters by name, twice those of 256 experts in 61 layers: a manifest may ask for any
+number of tiny layers, and each costs milliseconds and kilobytes before its size is known."""
 REVISION = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
@@ -287,6 +291,13 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
                 remedy=f"the fields are those of transformers' {type(kind).__name__}",
             )
     # Its validators raise errors of many classes; all are about the manifest's options.
+    left = iter(range(MAX_TENSORS))
+
+    def count(module: nn.Module, parameter: str, tensor: Tensor) -> None:
+        if next(left, None) is None:
+            raise UsageError(f"it has more than {MAX_TENSORS} parameters by name")
+
+    counting = register_module_parameter_registration_hook(count)
     try:
         config = transformers.AutoConfig.for_model(name, **options)
         with torch.device("meta"):
@@ -294,6 +305,8 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"hf:{name}: {reason}", remedy="check the options of [model]") from error
+    finally:
+        counting.remove()
     return config
 
 

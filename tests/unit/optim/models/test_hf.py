@@ -9,6 +9,7 @@ import torch
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
+from flockstep.optim.models import hf
 from flockstep.optim.models.registry import (
     build_model,
     check_forward,
@@ -229,3 +230,10 @@ def test_what_makes_no_adapter_is_refused_in_one_line(options: dict[str, Any], w
     with pytest.raises(UsageError, match=why) as raised:
         build_model("hf:llama", {**LLAMA, **options}, seed=1)
     assert "\n" not in str(raised.value)
+
+
+def test_an_architecture_of_too_many_parameters_by_name_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "MAX_TENSORS", 20)
+    with pytest.raises(UsageError, match="more than 20 parameters by name"):
+        size_of_model("hf:llama", LLAMA | {"num_hidden_layers": 10**9})
+    assert size_of_model("hf:llama", LLAMA) is not None
