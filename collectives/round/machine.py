@@ -672,7 +672,8 @@ class Round:
             owners, known = exchange.owners, exchange.known
             slow = self._slow(owners, owners & known or owners, wire.Result)
             mute = {*exchange.unsketched, *self._slow(outcome.cut, set(outcome.cut) & known or outcome.cut, wire.Sketch)}
-            silent = {*outcome.silent, *(exchange.wordless - {self.vote.me} if is_mine else ())}
+            wordless = exchange.wordless & self._active - {self.vote.me}  # Who was lost is no liar.
+            silent = {*outcome.silent, *(wordless if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
             outcome = replace(outcome, silent=tuple(sorted(silent)))
         self.outcome = outcome
