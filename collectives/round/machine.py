@@ -668,11 +668,12 @@ class Round:
             if is_mine:
                 cut, table = outcome.cut, exchange.table
                 trained = {table.members[index] for index in table.training}
-                outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*cut})))
+                idle = (self._idle | trained - {*cut}) & self._active  # Who was lost is no liar.
+                outcome = replace(outcome, idle=tuple(sorted(idle)))
             owners, known = exchange.owners, exchange.known
             slow = self._slow(owners, owners & known or owners, wire.Result)
             mute = {*exchange.unsketched, *self._slow(outcome.cut, set(outcome.cut) & known or outcome.cut, wire.Sketch)}
-            wordless = exchange.wordless & self._active - {self.vote.me}  # Who was lost is no liar.
+            wordless = exchange.wordless & self._active - {self.vote.me}
             silent = {*outcome.silent, *(wordless if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
             outcome = replace(outcome, silent=tuple(sorted(silent)))
