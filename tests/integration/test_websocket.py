@@ -173,7 +173,8 @@ def test_what_is_no_websocket_is_named_as_the_reason(authority: Authority) -> No
             assert await cause_of(host, wanted, f"{at}/{proxy}/ws") == f"{NO_WEBSOCKET.cause}: HTTP 502"
             assert (await cause_of(host, wanted, f"{at}/{net.host.port}/tls/ws")).startswith(NO_TLS.cause)
             assert (await cause_of(host, wanted, f"{at}/{net.host.port}/ws")).startswith(NO_WEBSOCKET.cause)
-            assert (await cause_of(host, host.peer_id[:-1] + "a", f"{at}/{net.port}/tls/ws")) != ""
+            damaged = host.peer_id[:-1] + ("b" if host.peer_id.endswith("a") else "a")
+            assert (await cause_of(host, damaged, f"{at}/{net.port}/tls/ws")) != ""
             other = Identity.generate().peer_id
             assert (await cause_of(host, other, net.address)).startswith(WRONG_PEER.cause)
             nursery.cancel_scope.cancel()
