@@ -34,15 +34,12 @@ class Patience:
 
     def fail(self, peers: Iterable[PeerId], round_: int) -> None:
         """Remember members that were waited for in this round in vain; of the others nobody knows how long they take."""
-        now = {peer: self._rounds(peer, round_) for peer in peers if self.awaits(peer, round_)}
+        now = {peer: self._halved(peer, round_) for peer in peers if self.awaits(peer, round_)}
         kept = {peer: it for peer, it in self._failed.items() if self._halved(peer, round_)}
         self._failed = kept | {peer: (round_, min(max(self._first, 2 * rounds), MAX_ROUNDS)) for peer, rounds in now.items()}
 
-    def _rounds(self, peer: PeerId, round_: int) -> int:
-        return self._halved(peer, round_) if peer in self._failed else 0
-
     def _halved(self, peer: PeerId, round_: int) -> int:
-        last, rounds = self._failed[peer]
+        last, rounds = self._failed.get(peer, (round_, 0))
         return rounds >> max(0, round_ - last - rounds) // TRUST_WINDOW
 
 

@@ -152,9 +152,11 @@ class CheckPhase:
         The bytes would convict one of the two. Where neither shows them they are of one mind, and end the attempt.
         """
         exchange = self._exchanges.get(self.named.outputs) if self.named is not None else None
+        if exchange is None:
+            return ()
         found, members = set[int](), self._table.members
-        for part, index in self._required() if exchange is not None else ():
-            if exchange is None or exchange.signed(index) is None:
+        for part, index in self._required():
+            if exchange.signed(index) is None:
                 continue
             mine = exchange.tables(index)[TABLE_BYTES * part : TABLE_BYTES * (part + 1)]
             for author, (_, second) in self._seconds.get((exchange.seed, (part, index)), {}).items():

@@ -660,7 +660,8 @@ class Round:
         outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
         if (exchange := self._exchange) is not None:
             outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
-            outcome = replace(outcome, masked=exchange.masked)
+            here = self._active  # Who was lost is no liar.
+            outcome = replace(outcome, masked=tuple(pair for pair in exchange.masked if here.issuperset(pair)))
         if exchange is not None and certificate is not None:
             is_mine = exchange.cut == value_of(certificate).cut
             late = tuple(peer for peer in exchange.late if peer in self._active)
@@ -668,7 +669,7 @@ class Round:
             if is_mine:
                 cut, table = outcome.cut, exchange.table
                 trained = {table.members[index] for index in table.training}
-                idle = (self._idle | trained - {*cut}) & self._active  # Who was lost is no liar.
+                idle = (self._idle | trained - {*cut}) & self._active
                 outcome = replace(outcome, idle=tuple(sorted(idle)))
             owners, known = exchange.owners, exchange.known
             slow = self._slow(owners, owners & known or owners, wire.Result)
