@@ -21,17 +21,17 @@ home=${FLOCKSTEP_HOMES:-$HOME/flockstep-homes}/${SLURM_ARRAY_TASK_ID:-0}
 mkdir -p "$home"
 
 asked=
-trap 'asked=1; kill -TERM "$peer"' USR1
-trap 'kill -TERM "$peer"' TERM
+trap 'caught=1 asked=1; kill -TERM "$peer"' USR1
+trap 'caught=1; kill -TERM "$peer"' TERM
 if [ "${SLURM_GPUS_ON_NODE:-1}" -gt 1 ]; then
     torchrun --standalone --nproc-per-node "$SLURM_GPUS_ON_NODE" -m flockstep join "$link" --home "$home" --yes &
 else
     flockstep join "$link" --home "$home" --yes &
 fi
 peer=$!
-wait "$peer"
-code=$?
-while kill -0 "$peer" 2>/dev/null; do # A signal ends a wait, not the peer.
+caught=1
+while [ -n "$caught" ]; do # A signal ends a wait, not the peer; the shell knows how the peer ended, however often it is asked.
+    caught=
     wait "$peer"
     code=$?
 done
