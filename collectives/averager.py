@@ -276,7 +276,7 @@ class Averager:
             self._conduct.lapsed(outcome.unsketched, outcome.slow, exchange.members[0], voters)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(machine.lengths)
-            phases = {peer: ready.seconds for peer, (_, ready) in vote.ready.items() if peer in outcome.cut}
+            phases = {peer: vote.ready[peer][1].seconds for peer in outcome.cut if peer in vote.ready}
             averaged = replace(self._done(outcome, work), phases=phases)
         if outcome.overdue is not None:
             self._deadlines.give_more_time(outcome.overdue)

@@ -6,7 +6,7 @@ voter, which signs once.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -22,6 +22,8 @@ class Electorate:
     """The voters of one term with their votes. Equal mappings in any order are equal electorates."""
 
     votes: Mapping[PeerId, int]
+    missed: Mapping[PeerId, int] = field(default_factory=dict)
+    """The voters that were not in the last certified rosters, and how many of these each has missed."""
 
     def __post_init__(self) -> None:
         if not self.votes or min(self.votes.values()) < 1:
@@ -66,8 +68,12 @@ class Electorate:
         return self.votes_of(voters) >= self.quorum
 
     def proposer(self, round_: int, attempt: int) -> PeerId:
-        """Return the proposer of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
-        return self.voters[(round_ + attempt) % len(self.voters)]
+        """Return the proposer of an attempt: voters take turns by id, so that nobody can choose or avoid its turn.
+
+        Who missed the last roster has none. Others than these have a quorum, so honest ones are among them.
+        """
+        here = [voter for voter in self.voters if voter not in self.missed] or self.voters
+        return here[(round_ + attempt) % len(here)]
 
     @property
     def blocking(self) -> int:

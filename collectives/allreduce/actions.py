@@ -369,4 +369,5 @@ class Outcome:
     @property
     def cut(self) -> tuple[PeerId, ...]:
         """Those whose contributions are in the value, if the round is done."""
-        return tuple(self.value.members[index] for index in self.value.contributors)
+        value = self.value
+        return tuple(value.members[index] for index in value.contributors)

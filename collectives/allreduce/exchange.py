@@ -12,6 +12,7 @@ from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..agreement.actions import Note
 from ..chain.quorum import ranked
+from ..chain.voters import absent_after
 from ..lines import StatedLines
 from .actions import (
     Action,
@@ -615,4 +616,5 @@ class RosterRound:
             judge.flagged,
             roster.revision,
             credit,
+            () if slot.term else absent_after(self.table.electorate, roster.members),
         )

@@ -1,8 +1,10 @@
 """Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 
-The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each. The
-founders, which the manifest names, vote on the first round, and after a roster in which nobody may vote. After a stall a
-round is decided in a later term (docs/agreement.md).
+The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each, and
+the voters that have missed no more than the last `MAX_MISSED` of them: so a proposer that closes early costs nobody its
+vote, and liars do not become a third because honest voters were away for a moment. The founders, which the manifest names,
+vote on the first round, and after a roster in which nobody may vote. After a stall a round is decided in a later term
+(docs/agreement.md).
 """
 
 from collections import Counter
@@ -37,7 +39,19 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     # Where all leave, they decide once some of them are back: nobody else could.
     staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()
-    return Electorate(dict.fromkeys(staying, 1)) if staying else first
+    missed = {it.voter: it.missed for it in value.absent}
+    return Electorate(dict.fromkeys((*staying, *missed), 1), missed) if staying or missed else first
+
+
+def absent_after(electorate: Electorate, members: Collection[PeerId]) -> tuple[wire.Absence, ...]:
+    """Return the voters of a round in its first term that its roster lacks, and that vote in the next one all the same.
+
+    Those that missed the fewest where there are too many. A later term's appointment says itself who decides.
+    """
+    missed = {voter: electorate.missed.get(voter, 0) + 1 for voter in electorate.voters if voter not in members}
+    kept = sorted((rosters, voter) for voter, rosters in missed.items() if rosters <= wire.MAX_MISSED)
+    room = wire.MAX_ROSTER - len(members)
+    return tuple(sorted((wire.Absence(voter, rosters) for rosters, voter in kept[:room]), key=lambda it: it.voter))
 
 
 def appointed(certificate: wire.Certificate | wire.Proof, first: Electorate, charter: Charter) -> Electorate:

@@ -667,13 +667,14 @@ class Round:
             late = tuple(peer for peer in exchange.late if peer in self._active)
             counted = exchange.counted if is_mine else {}
             if is_mine:
-                cut, table = outcome.cut, exchange.table
+                table = exchange.table
                 trained = {table.members[index] for index in table.training}
-                idle = (self._idle | trained - {*cut}) & self._active
+                idle = (self._idle | trained - {*outcome.cut}) & self._active
                 outcome = replace(outcome, idle=tuple(sorted(idle)))
             owners, known = exchange.owners, exchange.known
             slow = self._slow(owners, owners & known or owners, wire.Result)
-            mute = {*exchange.unsketched, *self._slow(outcome.cut, set(outcome.cut) & known or outcome.cut, wire.Sketch)}
+            cut = {*outcome.cut}
+            mute = {*exchange.unsketched, *self._slow(cut, cut & known or cut, wire.Sketch)}
             wordless = exchange.wordless & self._active - {self.vote.me}
             silent = {*outcome.silent, *(wordless if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)

@@ -39,6 +39,7 @@ from .fields import (
     MARK_BYTES,
     MAX_ATTEMPT,
     MAX_COUNT,
+    MAX_MISSED,
     MAX_OUTPUTS,
     MAX_PHASE_SECONDS,
     MAX_READY_BYTES,
@@ -143,6 +144,14 @@ class Seat:
     invite: Invite = b""
     voucher: Voucher = b""
     is_leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A voter that is in no roster since so many certified ones, and keeps its vote."""
+
+    voter: Peer
+    missed: Annotated[int, Between(1, MAX_MISSED)]
 
 
 @grows
@@ -303,7 +312,7 @@ class Value:
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
     bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
-    """Members, parts and seats of the roster; the members that may vote are the next round's voters."""
+    """Members, parts and seats of the roster; those that may vote are the next round's voters, beside the `absent`."""
     cut: Hash
     """The hash of the first `Cut`."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
@@ -318,6 +327,8 @@ class Value:
     """That of the roster: every certificate states the settings of the round after it."""
     credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER)] = ()
     """The tokens of each contributor, in order, that count: 0 for one that was flagged or left without weight."""
+    absent: Annotated[tuple[Absence, ...], Size(MAX_ROSTER)] = ()
+    """The voters of this round that its roster lacks, and that vote in the next one, by id."""
 
 
 @grows

@@ -50,6 +50,22 @@ def test_every_peer_ends_with_the_same_state(count: int) -> None:
     run_rounds(count, body)
 
 
+def test_a_voter_that_missed_a_roster_votes_in_the_next_round() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims)
+        away = swarm.sims[0]
+        others = swarm.sims[1:]
+        swarm.network.cut(away.peer)
+        for sim in others:
+            sim.lost.add(away.peer)
+        await all_at_once(others)
+        assert {sim.outcomes[-1].value.absent for sim in others} == {(wire.Absence(away.peer, 1),)}
+        assert {sim.averager.electorate.voters for sim in others} == {tuple(sorted(sim.peer for sim in swarm.sims))}
+        assert {sim.averager.electorate.quorum for sim in others} == {3}
+
+    run_rounds(4, body)
+
+
 def test_the_average_is_the_token_weighted_mean_of_what_was_sent() -> None:
     async def body(swarm: SimSwarm) -> None:
         tokens = [100, 50, 100, 120]

@@ -93,5 +93,5 @@ class CountsThosePresent(VoterMachine):
 
     def _take(self, voter: str, statement: Statement) -> str:
         present = frozenset({self.me, voter, *getattr(self.terms[0], "present", ())})
-        self.terms = tuple(_ThosePresent(term.votes, present) for term in self.terms)
+        self.terms = tuple(_ThosePresent(term.votes, present=present) for term in self.terms)
         return super()._take(voter, statement)

@@ -7,6 +7,7 @@ from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.voters import (
     Appointments,
+    absent_after,
     appointed,
     electorate_after,
     electorate_of,
@@ -65,6 +66,39 @@ def test_who_leaves_after_a_round_has_no_vote_in_the_next_one_unless_all_leave()
     kept = replace(KEPT, keepers=frozenset(IDS[:2]))
     assert electorate_after(leaving, kept).voters == IDS[:2]
     assert electorate_after(leaving, replace(KEPT, keepers=frozenset(IDS[1:3]))).voters == IDS[2:3]
+
+
+def test_a_voter_keeps_its_vote_until_it_has_missed_three_rosters_in_a_row() -> None:
+    value, found = VALUE, list[tuple[str, ...]]()
+    for _ in range(3):
+        before = electorate_after(value, OPEN)
+        value = replace(VALUE, members=IDS[1:], seats=seats(4), absent=absent_after(before, IDS[1:]))
+        found.append(electorate_after(value, OPEN).voters)
+    assert found == [IDS, IDS, IDS[1:]]
+    back = replace(VALUE, absent=absent_after(electorate_after(value, OPEN), IDS))
+    assert electorate_after(back, OPEN) == E
+    assert absent_after(Electorate(E.votes, {IDS[0]: 2}), IDS) == ()
+
+
+def test_liars_are_no_third_because_honest_voters_missed_a_roster() -> None:
+    away, liars = set(IDS[:2]), set(IDS[3:])
+    after = electorate_after(replace(VALUE, members=IDS[2:], seats=seats(3), absent=absent_after(E, IDS[2:])), OPEN)
+    assert not after.is_quorum(liars)
+    assert Electorate(dict.fromkeys(IDS[2:], 1)).is_quorum(liars)  # As it would be by the last roster alone.
+    assert after.is_quorum({*IDS[2:], *away})
+
+
+def test_who_missed_the_last_roster_has_no_turn_to_propose() -> None:
+    electorate = electorate_after(replace(VALUE, members=IDS[2:], seats=seats(3), absent=absent_after(E, IDS[2:])), OPEN)
+    assert {electorate.proposer(3, attempt) for attempt in range(9)} == {*IDS[2:]}
+
+
+def test_those_that_missed_the_fewest_rosters_have_the_places_that_are_left() -> None:
+    voters = [f"voter {number:02}" for number in range(70)]
+    electorate = Electorate(dict.fromkeys(voters, 1), dict.fromkeys(voters[60:65], 1))
+    kept = absent_after(electorate, voters[:58])
+    assert [it.voter for it in kept] == [*voters[58:60], *voters[65:69]]
+    assert {it.missed for it in kept} == {1}
 
 
 def test_where_keepers_vote_those_of_the_roster_do_and_whom_the_owner_vouches_for() -> None:

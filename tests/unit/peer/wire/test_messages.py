@@ -71,11 +71,14 @@ MESSAGES = [
     wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
     wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
 ]
-INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), b"terms", (7,))]
+ABSENT = (wire.Absence(PEER, 1),)
+INSIDE = [
+    wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), b"terms", (7,), ABSENT)
+]
 """What is encoded inside other messages, without a code of its own."""
 STRICT = (
     *(wire.Signed, Claim, wire.Prevote, wire.Precommit, wire.Appointment, wire.Proof, wire.Certificate),
-    *(wire.Slot, wire.Lock, wire.Seat),
+    *(wire.Slot, wire.Lock, wire.Seat, wire.Absence),
 )
 """What never grows: its bytes are built again by others, or decide who votes."""
 GOLDEN = Path(__file__).parents[3] / "golden" / "messages.txt"
