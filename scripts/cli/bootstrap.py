@@ -15,7 +15,8 @@ from .options import Announce, Host, Metrics
 
 def bootstrap(
     home: Annotated[
-        Path | None, typer.Option(help="Folder of the key, the directory and the event log.  [default: ~/.flockstep]")
+        Path | None,
+        typer.Option(help="Folder of the key, the directory and the event log.  [default: ~/.flockstep/bootstrap]"),
     ] = None,
     host: Host = "0.0.0.0",
     port: Annotated[int, typer.Option(help="TCP port, which links will name; 0: any.")] = DEFAULT_PORT,
@@ -69,7 +70,7 @@ def bootstrap(
     )
     typer.echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")
     run_bootstrap(
-        PeerConfig(home=home or default_home(), host=host, port=port, announce=tuple(announce or ())),
+        PeerConfig(home=home or default_home() / "bootstrap", host=host, port=port, announce=tuple(announce or ())),
         options,
         lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
     )

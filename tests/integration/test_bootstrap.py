@@ -23,7 +23,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap, publish_run
-from support.commands import flockstep
+from support.commands import Command, flockstep
 from support.tls import Authority
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
@@ -41,6 +41,18 @@ def test_a_second_process_with_one_home_ends_with_one_line(tmp_path: Path, comma
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"another process (pid {os.getpid()}) uses the home folder {tmp_path}" in line
+
+
+def test_a_bootstrap_and_a_run_are_made_on_one_computer_without_a_word_about_their_homes(tmp_path: Path) -> None:
+    environment = {**os.environ, "FLOCKSTEP_HOME": str(tmp_path / "home")}
+    (tmp_path / "run.toml").write_text(TINY_RUN)
+    with Command("bootstrap", "--host", "127.0.0.1", "--port", "0", env=environment) as bootstrap:
+        address = next(word for line in bootstrap.stdout for word in line.split() if word.startswith("/ip4/"))
+        arguments = ["run", "create", str(tmp_path / "run.toml"), "--via", address]
+        with Command(*arguments, env=environment) as keeper:
+            assert any(line.startswith("keeps the run as") for line in keeper.stdout)
+            keeper.send_signal(signal.SIGTERM)
+        bootstrap.send_signal(signal.SIGTERM)
 
 
 def test_a_bootstrap_whose_port_is_taken_ends_with_one_line(tmp_path: Path) -> None:
