@@ -54,10 +54,11 @@ class FlatLayout:
     num_cells: int
 
     @classmethod
-    def of(cls, model: nn.Module) -> "FlatLayout":
+    def of(cls, model: nn.Module, *, of_values: bool = True) -> "FlatLayout":
         """Return the layout of the trainable parameters; tied ones occur once, under the first of their sorted names.
 
-        Buffers and frozen parameters are not averaged. Raises `UsageError` if nothing can be trained.
+        Buffers and frozen parameters are not averaged. Raises `UsageError` if nothing can be trained, and for parameters on
+        meta, which have no values, unless `of_values` is False.
         """
         tensors: list[Tensor] = []
         cells = 0
@@ -68,7 +69,7 @@ class FlatLayout:
                 raise UsageError(f"parameter {name} has dtype {parameter.dtype}: only real numbers can be averaged")
             if any(size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
                 raise UsageError(f"parameter {name} is expanded: its elements share memory", remedy="clone it first")
-            if parameter.is_meta:
+            if of_values and parameter.is_meta:
                 raise UsageError(f"parameter {name} has no values yet", remedy="load the model before it joins")
             tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL, _name_of(parameter.dtype)))
             cells += -(-parameter.numel() // CELL)

@@ -25,6 +25,9 @@ class PinnedModel(NamedTuple):
     layout: str
     num_weights: int
     weight_bytes: int
+    vocab_size: int | None = None
+    longest: int | None = None
+    """The most inputs of a sequence; None, here and above, where its config lacks it."""
 
 
 def pin_model(name: str, options: Mapping[str, Any], seed: int, folder: str = "") -> PinnedModel:
@@ -71,13 +74,13 @@ def _warning(source: str) -> str:
 
 def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> PinnedModel:
     from .flat import FlatLayout
-    from .models.registry import build_model
+    from .models.registry import build_model, bytes_of, longest_of, outline_of, vocabulary_of
 
     with importable(folder):
-        model = build_model(name, options, seed=seed, allow_model=name)
-    parameters = list(model.parameters())
-    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return PinnedModel(str(FlatLayout.of(model).pin()), sum(parameter.numel() for parameter in parameters), num_bytes)
+        model = outline_of(name, options) or build_model(name, options, seed=seed, allow_model=name)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    layout = FlatLayout.of(model, of_values=False).pin()
+    return PinnedModel(str(layout), count, bytes_of(model), vocabulary_of(model), longest_of(model))
 
 
 @contextmanager

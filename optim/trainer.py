@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..dht.run.manifest import Data, SignedManifest
 from ..peer.config import PeerConfig
-from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed, UsageError
+from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed
 from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
 from .data.datasets import SequenceUnits
@@ -31,13 +31,23 @@ from .member.reach import has_ledger
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import FOLDER, save_tensors
-from .models.needs import Memory, cannot_fit, disk_trouble, hours_of, memory_trouble, needs_of, num
+from .models.needs import (
+    Memory,
+    cannot_fit,
+    check_length,
+    check_vocabulary,
+    disk_trouble,
+    hours_of,
+    memory_trouble,
+    needs_of,
+    num,
+)
 from .models.quantized import adamw_8bit, load_bitsandbytes, quantize_base
 from .models.registry import (
     HF,
     build_model,
     check_forward,
-    check_length,
+    longest_of,
     recompute_activations,
     separates,
     size_of_model,
@@ -145,7 +155,7 @@ def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.devic
     allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
     model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
     check_forward(model)
-    check_length(model, signed.manifest.data.sequence_length)
+    check_length(signed.manifest.data.sequence_length, longest_of(model))
     with following(swarm):
         check_tokenizer(model, source)
     if config.checkpoint_activations:
@@ -422,16 +432,10 @@ def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
 
 
 def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> None:
-    """Raise `UsageError` for data with tokens that the model does not know: a GPU would only report a failed assertion."""
+    """Raise `UsageError` for data with tokens that the model does not know."""
     size = vocabulary_of(model)
-    if size is None:
-        return
-    if source.vocab_size is not None and source.vocab_size > size:
-        raise UsageError(
-            f"the tokenizer of {source.name} has {source.vocab_size} tokens, the model knows {size}",
-            remedy="give the model a larger vocab_size",
-        )
-    if isinstance(source, TokenSource) and source.vocab_size is None:
+    check_vocabulary(source.name, source.vocab_size, size)
+    if size is not None and isinstance(source, TokenSource) and source.vocab_size is None:
         source.limit_tokens(size)
 
 

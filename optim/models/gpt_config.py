@@ -8,6 +8,8 @@ from ...peer.errors import UsageError, did_you_mean
 
 MAX_SHAPE = 1 << 31
 """Of each figure: far more than any computer holds, and little enough that sizes stay figures that a float can hold."""
+MAX_LAYERS = 10_000
+"""A layer costs milliseconds and kilobytes however narrow it is, and a manifest may ask for any number of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,9 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or not 1 <= value <= MAX_SHAPE:
-                raise UsageError(f"gpt: {field.name} must be a positive integer up to {MAX_SHAPE}")
+            most = MAX_LAYERS if field.name == "layers" else MAX_SHAPE
+            if type(value) is not int or not 1 <= value <= most:
+                raise UsageError(f"gpt: {field.name} must be a positive integer up to {most}")
         if self.width % (2 * self.heads):
             raise UsageError(
                 f"gpt: width {self.width} does not split into {self.heads} heads of an even size",
@@ -44,6 +47,11 @@ class GPTConfig:
     def num_parameters(self) -> int:
         """The number of parameters: the tied embedding, and per block four matrices of attention and two of the MLP."""
         return self.vocab_size * self.width + self.layers * (4 + 2 * 4) * self.width**2
+
+    @property
+    def num_angles(self) -> int:
+        """The number of cosines and sines: for each position those of the pairs of a head."""
+        return 2 * self.context * (self.width // self.heads // 2)
 
 
 GPT_SIZES: dict[str, GPTConfig] = {

@@ -21,6 +21,7 @@ from ...collectives.codec import CELL, codec_named
 from ...collectives.mixed import codecs_named
 from ...collectives.partition import memory_for_parts
 from ...dht.run.manifest import Manifest
+from ...peer.errors import UsageError
 from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
 
@@ -36,7 +37,7 @@ class ModelSize:
     num_trained: int
     """Number of trained parameters."""
     weight_bytes: int
-    """Bytes of all parameters."""
+    """Bytes of all parameters and buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Memory:
 
 def size_of_gpt(options: Mapping[str, Any]) -> ModelSize:
     """Return the size of a built-in model, whose weights are float32. Raises `UsageError` for an unknown option."""
-    count = gpt_config(options).num_parameters
-    return ModelSize(count, 4 * count)
+    config = gpt_config(options)
+    return ModelSize(config.num_parameters, 4 * (config.num_parameters + config.num_angles))
 
 
 def encoded_bytes(codec: str) -> float:
@@ -92,6 +93,27 @@ def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     """Return the bytes that a peer sends, and receives, in one round of a large roster."""
     each = max(map(encoded_bytes, manifest.codec.contributions)) + encoded_bytes(manifest.codec.result)
     return int(each * size.num_trained / manifest.outer.fragments)
+
+
+def check_vocabulary(name: str, tokens: int | None, known: int | None) -> None:
+    """Raise `UsageError` for data whose tokenizer has more tokens than a model: a GPU would only report a failed assertion.
+
+    None stands for what nobody says.
+    """
+    if tokens is not None and known is not None and tokens > known:
+        raise UsageError(
+            f"the tokenizer of {name} has {tokens} tokens, the model knows {known}",
+            remedy="give the model a larger vocab_size",
+        )
+
+
+def check_length(length: int, most: int | None) -> None:
+    """Raise `UsageError` if sequences of `length` inputs, and their last target, do not fit a model; None fits all."""
+    if most is not None and length > most:
+        raise UsageError(
+            f"[data] sequence_length {length} exceeds the model's {most} positions",
+            remedy="lower it, or give the model more positions",
+        )
 
 
 def hours_of(manifest: Manifest, rounds: int, tokens_per_s: float) -> float:

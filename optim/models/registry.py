@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...peer.errors import UsageError, did_you_mean
+from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..examples import ids_of, numbers_of, positions_of
 from ..flat import unwrapped
+from ..micro_batches import out_of_memory
 from .gpt import GPT
 from .gpt_config import gpt_config
 from .head import evaluating, loss_of_head
@@ -35,22 +36,29 @@ def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model
 
     A name `pkg.module:function` is imported and called with the options only if it equals `allow_model`, since that
     runs code. A model `hf:…` that is neither an architecture nor a public model of the hub is opened under the same
-    condition, since it is on this computer or behind this user's token. Raises `UsageError` for an unknown name or option.
+    condition, since it is on this computer or behind this user's token. Raises `UsageError` for an unknown name or option,
+    and `LocalError` where memory cannot hold it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if name.startswith(HF):
-            from .hf import build_hf
+        try:
+            if name.startswith(HF):
+                from .hf import build_hf
 
-            return build_hf(name.removeprefix(HF), options, trusted=name == allow_model)
-        if ":" in name:
-            return _own_model(name, options, allow_model)
-        if name != "gpt":
-            hint = did_you_mean(name, ["gpt"])
-            raise UsageError(f"there is no model {name!r}{hint}", remedy="use gpt, or an architecture such as hf:llama")
-        model = GPT(gpt_config(options))
-        model.initialize(seed)
-        return model
+                return build_hf(name.removeprefix(HF), options, trusted=name == allow_model)
+            if ":" in name:
+                return _own_model(name, options, allow_model)
+            if name != "gpt":
+                hint = did_you_mean(name, ["gpt"])
+                raise UsageError(f"there is no model {name!r}{hint}", remedy="use gpt, or an architecture such as hf:llama")
+            model = GPT(gpt_config(options))
+            model.initialize(seed)
+            return model
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            remedy = "free its memory, or choose a smaller model"
+            raise LocalError(f"this computer has no memory for the model {name}", remedy=remedy) from error
 
 
 def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
@@ -60,16 +68,32 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
     """
     if name == "gpt":
         return size_of_gpt(options)
-    architecture = name.removeprefix(HF)
-    if architecture == name or "/" in architecture or Path(architecture).is_dir():
+    model = outline_of(name, options)
+    if model is None:
         return None
-    from .hf import build_hf
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return ModelSize(trained, bytes_of(model))
 
+
+def outline_of(name: str, options: Mapping[str, Any]) -> nn.Module | None:
+    """Return a model without values, which takes no memory however large it is; None for pretrained weights and custom code.
+
+    Raises `FlockstepError` as `build_model` does.
+    """
+    architecture = name.removeprefix(HF)
+    if name != "gpt" and (architecture == name or "/" in architecture or Path(architecture).is_dir()):
+        return None
     with torch.device("meta"):
-        model = build_hf(architecture, options, trusted=False)
-    parameters = list(model.parameters())
-    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return ModelSize(sum(parameter.numel() for parameter in parameters if parameter.requires_grad), num_bytes)
+        if name == "gpt":
+            return GPT(gpt_config(options))
+        from .hf import build_hf
+
+        return build_hf(architecture, options, trusted=False)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers of a model."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
 def training_loss(model: nn.Module, tokens: Tensor, *, separate: bool = False) -> Tensor:
@@ -169,15 +193,10 @@ def vocabulary_of(model: nn.Module) -> int | None:
     return _config_number(model, "vocab_size")
 
 
-def check_length(model: nn.Module, sequence_length: int) -> None:
-    """Raise `UsageError` if sequences of `sequence_length` inputs, and their last target, do not fit the model."""
+def longest_of(model: nn.Module) -> int | None:
+    """Return the most inputs of a sequence which fit a model together with their last target; None if its config lacks it."""
     own, hf = _config_number(model, "context"), _config_number(model, "max_position_embeddings")
-    most = own if own is not None else hf - 1 if hf is not None else sequence_length
-    if sequence_length > most:
-        raise UsageError(
-            f"[data] sequence_length {sequence_length} exceeds the model's {most} positions",
-            remedy="lower it, or give the model more positions",
-        )
+    return own if own is not None or hf is None else hf - 1
 
 
 def _config_number(model: nn.Module, name: str) -> int | None:

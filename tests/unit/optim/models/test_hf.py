@@ -10,10 +10,12 @@ from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
 from flockstep.optim.models import hf
+from flockstep.optim.models.needs import check_length
 from flockstep.optim.models.registry import (
     build_model,
     check_forward,
-    check_length,
+    longest_of,
+    outline_of,
     size_of_model,
     training_loss,
     vocabulary_of,
@@ -136,12 +138,27 @@ def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -
 
 
 def test_sequences_must_fit_the_model() -> None:
-    check_length(build_model("hf:llama", LLAMA, seed=0), 31)
-    with pytest.raises(UsageError, match="32 exceeds the model's 31"):
-        check_length(build_model("hf:llama", LLAMA, seed=0), 32)
-    check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 16)
-    with pytest.raises(UsageError, match="17 exceeds the model's 16"):
-        check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 17)
+    for name, options, most in (("hf:llama", LLAMA, 31), ("gpt", {"size": "0.2m", "context": 16}, 16)):
+        longest = longest_of(build_model(name, options, seed=0))
+        check_length(most, longest)
+        with pytest.raises(UsageError, match=f"{most + 1} exceeds the model's {most}"):
+            check_length(most + 1, longest)
+    check_length(10**6, longest_of(torch.nn.Linear(1, 1)))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers.
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("hf:llama", LLAMA), ("hf:llama", {**LLAMA, "lora_rank": 4}), ("hf:gpt2", {}), ("gpt", {"size": "0.2m"})],
+)
+def test_the_outline_of_a_model_has_its_layout_without_its_memory(name: str, options: dict[str, Any]) -> None:
+    outline = outline_of(name, options)
+    assert outline is not None
+    assert all(tensor.is_meta for tensor in outline.parameters())
+    assert FlatLayout.of(outline, of_values=False) == FlatLayout.of(build_model(name, options, seed=0))
+    with pytest.raises(UsageError, match="has no values yet"):
+        FlatLayout.of(outline)
+    assert outline_of("hf:org/name", {}) is outline_of("package.module:function", {}) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers.

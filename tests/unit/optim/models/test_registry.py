@@ -8,9 +8,10 @@ import pytest
 import torch
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
-from flockstep.optim.models.registry import build_model
+from flockstep.optim.models.needs import ModelSize
+from flockstep.optim.models.registry import build_model, bytes_of, outline_of, size_of_model
 from flockstep.peer.digest import digest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.errors import LocalError, UsageError
 from torch import nn
 
 TINY = {"size": "0.2m", "layers": 2, "context": 16}
@@ -105,6 +106,7 @@ def test_generation_is_greedy_at_zero_repeatable_by_seed_and_passes_the_context(
         ("gpt", {"layers": 0}, "positive integer"),
         ("gpt", {"layers": True}, "positive integer"),
         ("gpt", {"layers": 10**400}, "positive integer"),
+        ("gpt", {"width": 2, "heads": 1, "layers": 10**4 + 1}, "up to 10000"),
         ("gpt", {"size": []}, "no size"),
         ("gpt", {"width": "64"}, "positive integer"),
         ("gpt", {"heads": 5}, "does not split"),
@@ -113,6 +115,15 @@ def test_generation_is_greedy_at_zero_repeatable_by_seed_and_passes_the_context(
 def test_wrong_names_are_usage_errors_with_a_hint(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_model(name, options, seed=0)
+
+
+def test_a_model_that_memory_cannot_hold_is_one_line_and_its_outline_costs_nothing() -> None:
+    enormous = {"size": "0.2m", "vocab_size": 1 << 31, "width": 1 << 20}
+    with pytest.raises(LocalError, match="this computer has no memory for the model gpt"):
+        build_model("gpt", enormous, seed=0)
+    outline = outline_of("gpt", enormous)
+    assert outline is not None
+    assert size_of_model("gpt", enormous) == ModelSize(sum(p.numel() for p in outline.parameters()), bytes_of(outline))
 
 
 OWN = """

@@ -64,8 +64,9 @@ def test_a_folder_must_be_writable_and_have_some_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["0.2m", "1m"])
 def test_the_size_of_a_model_is_known_without_making_it(size: str) -> None:
-    made = sum(parameter.numel() for parameter in GPT(GPT_SIZES[size]).parameters())
-    assert size_of_model("gpt", {"size": size}) == ModelSize(made, 4 * made)
+    model = GPT(GPT_SIZES[size])
+    trained, kept = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), model.buffers()))
+    assert size_of_model("gpt", {"size": size}) == ModelSize(trained, 4 * (trained + kept))
     assert size_of_model("hf:org/name", {}) is size_of_model("package.module:function", {}) is None
 
 
