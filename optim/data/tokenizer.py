@@ -181,8 +181,8 @@ def find_file(data: Data, config: PeerConfig) -> tuple[Path, bytes]:
     return path, content
 
 
-def pinned_tokenizer(name: str, folder: Path) -> tuple[str, bytes]:
-    """Return the name of a tokenizer, of one of the hub with its commit, and its content. Raises `FlockstepError`.
+def pinned_tokenizer(name: str, folder: Path) -> tuple[str, bytes, int]:
+    """Return the name of a tokenizer, of one of the hub with its commit, its content and its size. Raises `FlockstepError`.
 
     It is a file in `folder`, or `hf:org/name[@commit]`.
     """
@@ -199,8 +199,7 @@ def pinned_tokenizer(name: str, folder: Path) -> tuple[str, bytes]:
         except OSError as error:
             raise UsageError(f"cannot read the tokenizer {name}: {error}", remedy="check its name and the network") from error
         name = f"{HUB}{repository}@{commit}{inside and '/'}{inside.rstrip('/')}"
-    FileTokenizer(Path(name), content)  # What is none is refused before anybody hears of the run.
-    return name, content
+    return name, content, FileTokenizer(Path(name), content).vocab_size
 
 
 def read_tokenizer(path: Path) -> bytes:

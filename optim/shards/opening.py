@@ -159,8 +159,11 @@ def seed_folder(source: str) -> Path | None:
     return folder
 
 
-def pinned_data(data: Data, where: str) -> Data:
-    """Return the settings of packed data with the hashes of their index and of their tokenizer. Raises `UsageError`."""
+def pinned_data(data: Data, where: str) -> tuple[Data, int]:
+    """Return the settings of packed data with the hashes of their index and of their tokenizer, and the size of that one.
+
+    Raises `UsageError`.
+    """
     source, index = pinned_packed(data.source)
     name, hash_ = (BYTES, "") if index.tokenizer == BYTES else (TOKENIZER, index.tokenizer)
     if data.tokenizer not in (BYTES, name) or data.tokenizer_hash not in ("", hash_):
@@ -168,7 +171,7 @@ def pinned_data(data: Data, where: str) -> Data:
             f"{where}: {data.source} was packed with another tokenizer than {shortened(data.tokenizer, 80)}",
             remedy="leave tokenizer and tokenizer_hash out: they are filled in",
         )
-    return replace(data, source=source, tokenizer=name, tokenizer_hash=hash_)
+    return replace(data, source=source, tokenizer=name, tokenizer_hash=hash_), index.vocab_size
 
 
 def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerConfig) -> Tokenizer:

@@ -30,7 +30,7 @@ from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...optim.consent import is_hub_id
-from ...optim.models.needs import ModelSize, size_of_gpt
+from ...optim.models.needs import ModelSize, check_length, check_vocabulary, size_of_gpt
 from ...optim.pin import PinnedModel, pin_model
 from ...optim.shards.seeding import SEED
 from ...peer.address import split_p2p
@@ -84,8 +84,12 @@ def create_run(
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     seed = _seed_of(manifest, path)
-    manifest = replace(manifest, data=_pinned(manifest, path, config.home), model=_pinned_model(manifest.model))
+    data, num_tokens = _pinned(manifest, path, config.home)
+    manifest = replace(manifest, data=data, model=_pinned_model(manifest.model))
     built = _built_model(manifest, model, path, write_line)
+    if not manifest.is_own:
+        check_vocabulary(data.source, num_tokens, built.vocab_size)
+        check_length(data.sequence_length, built.longest)
     manifest = replace(manifest, layout=built.layout)
     if fleet is not None and built.layout:
         _write_plan(manifest, built, fleet, write_line)
@@ -166,11 +170,12 @@ def _seed_of(manifest: Manifest, path: Path) -> Path | None:
     return folder
 
 
-def _pinned(manifest: Manifest, path: Path, home: Path) -> Data:
-    """Return the data settings with the commit of a dataset of the hub, the hash of packed data, and that of a tokenizer.
+def _pinned(manifest: Manifest, path: Path, home: Path) -> tuple[Data, int | None]:
+    """Return the data settings with all that they pin, and the size of the tokenizer; None for a file of tokens.
 
-    The file of a tokenizer is beside `path`, on the hub, or beside the shards that it made. This home folder keeps it for the
-    members of the run, except where they are invited: they need it before the others know them. Raises `FlockstepError`.
+    These are the commit of a dataset of the hub, the hash of packed data, and that of a tokenizer, whose file is beside
+    `path`, on the hub, or beside the shards that it made. This home folder keeps it for the members of the run, except
+    where they are invited: they need it before the others know them. Raises `FlockstepError`.
     """
     data = manifest.data
     from ...optim.shards.opening import is_packed, pinned_data
@@ -181,11 +186,11 @@ def _pinned(manifest: Manifest, path: Path, home: Path) -> Data:
         from ...optim.data.streams import pinned_source
 
         data = replace(data, source=pinned_source(data.source))
-    if data.tokenizer == "bytes":
-        return data
-    from ...optim.data.tokenizer import files_folder, hash_of, pinned_tokenizer
+    from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
 
-    name, content = pinned_tokenizer(data.tokenizer, path.parent)
+    if data.tokenizer == BYTES.name:
+        return data, None if data.source.startswith("tokens:") else BYTES.vocab_size
+    name, content, num_tokens = pinned_tokenizer(data.tokenizer, path.parent)
     alone, provided = (hash_of(content, provided=each) for each in (False, True))
     found = alone if manifest.admission.kind == "invite" else provided
     if data.tokenizer_hash not in ("", alone, provided):
@@ -195,7 +200,7 @@ def _pinned(manifest: Manifest, path: Path, home: Path) -> Data:
         )
     if found == provided:
         write_whole(files_folder(home) / digest(content).hex(), content)
-    return replace(data, tokenizer=name, tokenizer_hash=found)
+    return replace(data, tokenizer=name, tokenizer_hash=found), num_tokens
 
 
 def _warning_of_data(data: Data) -> str:

@@ -76,7 +76,7 @@ def test_the_tokenizer_of_packed_data_comes_with_the_model(tmp_path: Path, keeps
     packed(tmp_path / "p", tokenizer=content, tokenizer_config=texts)
     options = LLAMA | {"vocab_size": 300, "bos_token_id": 7, "eos_token_id": 8}
     model = build_model("hf:llama", options, seed=1)
-    data = pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p"), "run.toml")
+    data, _ = pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p"), "run.toml")
     packed_options = tuple(sorted((key, json.dumps(value)) for key, value in options.items()))
     signed = manifest_of(data.source, model=Model("hf:llama", packed_options))
     home = home_of(model, tmp_path, keeper=signed if keeps else None)

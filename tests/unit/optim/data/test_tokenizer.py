@@ -169,7 +169,8 @@ def test_a_tokenizer_of_the_hub_is_pinned_with_its_commit(path: Path, monkeypatc
     with stand_in(StandIn({"tokenizer.json": content, **wrong}, is_model=True)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         for name in (f"hf:{REPOSITORY}", f"hf:{REPOSITORY}@{COMMIT}"):
-            assert pinned_tokenizer(name, path.parent) == (f"hf:{REPOSITORY}@{COMMIT}", content)
+            found = (f"hf:{REPOSITORY}@{COMMIT}", content, FileTokenizer(path, content).vocab_size)
+            assert pinned_tokenizer(name, path.parent) == found
         for name, reason in (
             (f"hf:{REPOSITORY}@{COMMIT}/bad", "is no tokenizer"),
             (f"hf:{REPOSITORY}@{COMMIT}/none", "it has no none/tokenizer.json"),

@@ -61,7 +61,7 @@ def index(tmp_path: Path) -> ShardIndex:
 
 
 def data_of(tmp_path: Path) -> Data:
-    return pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p", sequence_length=LENGTH), "run.toml")
+    return pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p", sequence_length=LENGTH), "run.toml")[0]
 
 
 def opened(tmp_path: Path, others: Others, awaits: Callable[[], bool] = lambda: False, **config: Any) -> TokenShards:

@@ -279,10 +279,11 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
     content = train_tokenizer(tmp_path / "tokenizer.json")
     index = packed(tmp_path / "p", tokenizer=content)
     given = Data(source=f"tokens:{tmp_path}/p", sequence_length=LENGTH)
-    data = pinned_data(given, "run.toml")
+    data, num_tokens = pinned_data(given, "run.toml")
+    assert num_tokens == index.vocab_size
     assert data.source == f"tokens:{tmp_path}/p@{index.hash.hex()}"
     assert (data.tokenizer, data.tokenizer_hash) == ("tokenizer.json", f"blake3:{digest(content).hex()}")
-    assert pinned_data(data, "run.toml") == data
+    assert pinned_data(data, "run.toml") == (data, num_tokens)
     config = PeerConfig(home=tmp_path / "home", allow_data=data.source)
     source = open_corpus(data, config)
     assert isinstance(source, TokenShards)
@@ -297,7 +298,7 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="is not the one of its shards"):
         tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
     bytes_alone = packed(tmp_path / "q")
-    plain = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
+    plain, _ = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
     assert (plain.source[-64:], plain.tokenizer, plain.tokenizer_hash) == (bytes_alone.hash.hex(), "bytes", "")
 
 

@@ -16,6 +16,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run, link_at_head
+from support.packed import packed, train_tokenizer
 
 PEER = Identity.from_seed(b"p" * 32).peer_id
 LINK = JoinLink("a" * 52, (f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}",))
@@ -28,10 +29,19 @@ def member(name: str, round_: int, head: bytes, state: MemberState = MemberState
     return Member(Record("run", "member", name, 1, 60.0, b"", bytes(64)), body, expires=60.0)
 
 
-def refused(folder: Path, begin: str = "", *, source: str = "text:{stdlib}", model: str = "", lines: Any = None) -> str:
+def refused(
+    folder: Path,
+    begin: str = "",
+    *,
+    source: str = "text:{stdlib}",
+    data: str = "",
+    options: str = "",
+    model: str = "",
+    lines: Any = None,
+) -> str:
     """What `run create` says of a run that it does not publish: at the latest that no bootstrap is named."""
     path = folder / "run.toml"
-    path.write_text(f'name = "x"\n{begin}\n[data]\nsource = "{source}"\n[model]\nsize = "0.2m"\n')
+    path.write_text(f'name = "x"\n{begin}\n[data]\nsource = "{source}"\n{data}\n[model]\nsize = "0.2m"\n{options}\n')
     said = [] if lines is None else lines
     with pytest.raises(FlockstepError) as error:
         create_run(path, [], PeerConfig(home=folder), said.append, model=model)
@@ -52,6 +62,28 @@ def test_a_layout_in_the_file_is_that_of_the_runs_model(tmp_path: Path) -> None:
     assert f"layout is {PIN}, but that of gpt is " in refused(tmp_path, f'layout = "{PIN}"')
     assert '--model is for runs with [data] source = "own"' in refused(tmp_path, model="a:b")
     assert "write MODULE:FUNCTION" in refused(tmp_path, source="own", model="gpt")
+
+
+@pytest.mark.parametrize("source", ["text:{stdlib}", "tokens:PACK", "tokens:swarm:PACK", "own"])
+def test_a_tokenizer_that_is_larger_than_the_models_vocabulary_is_refused_before_a_manifest_is_written(
+    tmp_path: Path, source: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = train_tokenizer(tmp_path / "tokenizer.json")
+    packed(tmp_path / "pack", tokenizer=tokenizer)
+    given, more = source.replace("PACK", f"{tmp_path}/pack"), 'tokenizer = "tokenizer.json"'
+    said = refused(tmp_path, source=given, data=more)
+    if source == "own":
+        assert "has no via=" in said
+    else:
+        assert "has 300 tokens, the model knows 256 — give the model a larger vocab_size" in said
+        assert "has no via=" in refused(tmp_path, source=given, data=more, options="vocab_size = 300")
+    assert not list(tmp_path.glob("*.flockstep"))
+
+
+def test_sequences_that_exceed_the_models_positions_are_refused_before_a_manifest_is_written(tmp_path: Path) -> None:
+    assert "exceeds the model's 16 positions" in refused(tmp_path, data="sequence_length = 17", options="context = 16")
+    assert "has no via=" in refused(tmp_path, data="sequence_length = 16", options="context = 16")
 
 
 def test_a_run_whose_members_bring_the_model_is_told_how_to_pin_it(tmp_path: Path) -> None:
