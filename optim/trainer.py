@@ -56,7 +56,8 @@ from .models.registry import (
 )
 from .precision import LossScale, name_of, pass_dtype
 from .ranks import launched_ranks
-from .shards.opening import FromMembers, keep_tokenizer, open_corpus, tokenizer_of
+from .shards.opening import keep_tokenizer, open_corpus, tokenizer_of
+from .shards.packed import FromMembers
 from .swarm import Swarm
 from .threads import Threads, all_threads
 

@@ -46,7 +46,7 @@ from ..optim.models.kept import (
 from ..optim.models.registry import HF, build_model
 from ..optim.pin import importable
 from ..optim.shards.index import TOKENIZER
-from ..optim.shards.opening import open_index
+from ..optim.shards.packed import open_index
 from ..optim.shards.reader import tokenizer_files
 from ..optim.shards.seeding import SEED
 from ..optim.shards.tokenizer_config import CONFIG_NAME, TEMPLATE, decode_config, encode_config

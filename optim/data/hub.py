@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
+from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
 from ..consent import HUB_DATASET
 
@@ -237,6 +238,18 @@ def newest_commit(kind: str, repository: str) -> str:
     except OSError as error:
         remedy = "name a commit yourself, or check the name and the network"
         raise UsageError(f"hf:{repository}: its present commit is not known: {error}", remedy=remedy) from error
+
+
+def pinned_source(source: str) -> str:
+    """Return a source with the present commit of a dataset of the hub that names none. Raises `UsageError`."""
+    kind, _, place = source.partition(":")
+    path, mark, query = place.partition("?")
+    match = HUB_DATASET.fullmatch(path)
+    if kind != "hf" or match is None or match["commit"] or user_path(path).is_dir():
+        return source
+    commit = newest_commit("datasets", match["repository"])
+    folder = f"/{match['folder']}" if match["folder"] else ""
+    return f"hf:{match['repository']}@{commit}{folder}{mark}{query}"
 
 
 def chosen(names: Sequence[str], folder: str, split: str, what: str) -> tuple[str, list[str]]:

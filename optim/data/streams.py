@@ -31,9 +31,8 @@ from torch import Tensor
 from ...peer.digest import digest
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
-from ..consent import HUB_DATASET
 from .datasets import Repeated, SequenceUnits, source_of
-from .hub import ENDINGS, chosen, hub_files, newest_commit
+from .hub import ENDINGS, chosen, hub_files
 from .pages import NotText, group_starts, texts
 from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherEncoding, Skips, json_rows
 from .text import files_of
@@ -422,18 +421,6 @@ def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, 
         kind, found = chosen(names, "", split, f"hf:{path}")
         return kind, [LocalFile(folder / name) for name in found]
     return hub_files(path, split, trusted=trusted)
-
-
-def pinned_source(source: str) -> str:
-    """Return a source with the present commit of a dataset of the hub that names none. Raises `UsageError`."""
-    kind, _, place = source.partition(":")
-    path, mark, query = place.partition("?")
-    match = HUB_DATASET.fullmatch(path)
-    if kind != "hf" or match is None or match["commit"] or user_path(path).is_dir():
-        return source
-    commit = newest_commit("datasets", match["repository"])
-    folder = f"/{match['folder']}" if match["folder"] else ""
-    return f"hf:{match['repository']}@{commit}{folder}{mark}{query}"
 
 
 def _files(kind: str, path: str) -> list[Path]:

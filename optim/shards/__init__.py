@@ -5,6 +5,7 @@
     index       The index of packed data: its tokens' type, the tokenizer that made them, and the hash of each shard.
     members     The trainer's side of data from members: a place whose files the network process fetches by their hash.
     opening     What a volunteer trains on: packed data by their name, or any other source.
+    packed      Packed data by their name: where they are, and their index, which a run pins.
     pack        Makes shards of documents with a tokenizer: the same bytes of the same input, on any computer.
     places      Where shards lie: a folder, a web server, a dataset of the hub.
     reader      The training sequences of packed data, in units of whole shards.

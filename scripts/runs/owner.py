@@ -127,8 +127,8 @@ def revise_run(
     for name, value in changes.items():
         if name.endswith(".source") and isinstance(value, str):
             from ...optim.consent import SWARM
-            from ...optim.data.streams import pinned_source
-            from ...optim.shards.opening import is_packed, pinned_packed
+            from ...optim.data.hub import pinned_source
+            from ...optim.shards.packed import is_packed, pinned_packed
 
             if value.startswith(f"tokens:{SWARM}"):
                 remedy = "publish them elsewhere, or create a new run"

@@ -30,8 +30,11 @@ from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...optim.consent import is_hub_id
+from ...optim.data.hub import newest_commit, pinned_source
+from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
 from ...optim.models.needs import ModelSize, check_length, check_vocabulary, size_of_gpt
 from ...optim.pin import PinnedModel, pin_model
+from ...optim.shards.packed import is_packed, pinned_data, seed_folder
 from ...optim.shards.seeding import SEED
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
@@ -161,8 +164,6 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
 
 def _seed_of(manifest: Manifest, path: Path) -> Path | None:
     """Return the folder of data that members provide, None for other data. Raises `UsageError` where they could not."""
-    from ...optim.shards.opening import seed_folder
-
     folder = seed_folder(manifest.data.source)
     if folder is not None and manifest.admission.kind == "invite":
         what = f"{path}: whoever is invited needs the data before the members know it, so they cannot provide them"
@@ -178,16 +179,10 @@ def _pinned(manifest: Manifest, path: Path, home: Path) -> tuple[Data, int | Non
     where they are invited: they need it before the others know them. Raises `FlockstepError`.
     """
     data = manifest.data
-    from ...optim.shards.opening import is_packed, pinned_data
-
     if is_packed(data.source):
         return pinned_data(data, str(path))
     if data.source.startswith(HF):
-        from ...optim.data.streams import pinned_source
-
         data = replace(data, source=pinned_source(data.source))
-    from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
-
     if data.tokenizer == BYTES.name:
         return data, None if data.source.startswith("tokens:") else BYTES.vocab_size
     name, content, num_tokens = pinned_tokenizer(data.tokenizer, path.parent)
@@ -217,8 +212,6 @@ def _pinned_model(model: Model) -> Model:
     name, options = model.name.removeprefix(HF), model.options
     if name == model.name or "revision" in options or not is_hub_id(name):
         return model
-    from ...optim.data.hub import newest_commit
-
     options["revision"] = newest_commit("models", name)
     return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
 

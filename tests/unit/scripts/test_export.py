@@ -12,7 +12,8 @@ from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.kept import parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
-from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, pinned_data
+from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
+from flockstep.optim.shards.packed import pinned_data
 from flockstep.optim.shards.tokenizer_config import encode_config
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.data import rows, streams
-from flockstep.optim.data.hub import Hub, chosen
+from flockstep.optim.data.hub import Hub, chosen, pinned_source
 from flockstep.optim.data.rows import Skip, Skips
 from flockstep.optim.data.sources import open_data
-from flockstep.optim.data.streams import TokenStream, pinned_source
+from flockstep.optim.data.streams import TokenStream
 from flockstep.optim.data.tokenizer import ByteTokenizer
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError

@@ -10,14 +10,8 @@ from flockstep.dht.run.manifest import Data
 from flockstep.optim.consent import host_of, is_public_data
 from flockstep.optim.data.tokenizer import hash_of
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.opening import (
-    FromMembers,
-    keep_tokenizer,
-    open_corpus,
-    pinned_data,
-    seed_folder,
-    tokenizer_of,
-)
+from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenizer_of
+from flockstep.optim.shards.packed import FromMembers, pinned_data, seed_folder
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import decode_config
 from flockstep.peer.config import PeerConfig

@@ -17,7 +17,8 @@ from flockstep.optim.examples import BEGINS
 from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.opening import is_packed, open_corpus, pinned_data, tokenizer_of
+from flockstep.optim.shards.opening import open_corpus, tokenizer_of
+from flockstep.optim.shards.packed import is_packed, pinned_data
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest

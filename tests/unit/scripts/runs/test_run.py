@@ -1,5 +1,6 @@
 """`flockstep run`: what `run create` pins, and the link that `run info` prints."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,27 @@ def test_a_tokenizer_that_is_larger_than_the_models_vocabulary_is_refused_before
         assert "has 300 tokens, the model knows 256 — give the model a larger vocab_size" in said
         assert "has no via=" in refused(tmp_path, source=given, data=more, options="vocab_size = 300")
     assert not list(tmp_path.glob("*.flockstep"))
+
+
+@pytest.mark.parametrize("source", ["text:{stdlib}", "tokens:swarm:PACK"])
+def test_a_run_is_created_without_torch_in_the_process_that_goes_on_as_its_keeper(tmp_path: Path, source: str) -> None:
+    packed(tmp_path / "pack")
+    given = source.replace("PACK", f"{tmp_path}/pack")
+    (tmp_path / "run.toml").write_text(f'name = "x"\n[data]\nsource = "{given}"\n[model]\nsize = "0.2m"\n')
+    code = f"""
+import sys
+from pathlib import Path
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import FlockstepError
+from flockstep.scripts.runs.run import create_run
+try:
+    create_run(Path({str(tmp_path)!r}, "run.toml"), [], PeerConfig(home=Path({str(tmp_path)!r})), print)
+except FlockstepError as error:
+    print(error, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "has no via=" in done.stdout
+    assert done.stdout.endswith(" False\n")
 
 
 def test_sequences_that_exceed_the_models_positions_are_refused_before_a_manifest_is_written(tmp_path: Path) -> None:
