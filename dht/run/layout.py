@@ -17,6 +17,8 @@ from ...peer.errors import UsageError
 
 UNPINNED = "the run's manifest pins no layout, so its first members decide which model it trains"
 """What its owner reads, and whoever joins it."""
+MAX_PARAMS = 10**15 - 1
+"""4 PB of weights; a manifest has 15 digits for it."""
 NO_LAYOUT = bytes(DIGEST_BYTES)
 """The layout that a keeper states."""
 
@@ -31,10 +33,16 @@ class LayoutPin:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> Self:
-        """Return the pin of tensors, each a name and a shape, in the order of the flat vector."""
+        """Return the pin of tensors, each a name and a shape, in the order of the flat vector.
+
+        Raises `UsageError` for more parameters than a manifest can name.
+        """
         named = tuple(tensors)
         hashed = keyed("layout", *(f"{name} {shape}".encode() for name, shape in named))
-        return cls(hashed, len(named), sum(prod(shape) for _, shape in named))
+        num_params = sum(prod(shape) for _, shape in named)
+        if num_params > MAX_PARAMS:
+            raise UsageError(f"the model has {num_params:,} parameters, more than any computer holds", remedy="make it smaller")
+        return cls(hashed, len(named), num_params)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

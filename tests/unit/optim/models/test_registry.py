@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
 from flockstep.optim.models.needs import ModelSize
@@ -123,6 +124,8 @@ def test_a_model_that_memory_cannot_hold_is_one_line_and_its_outline_costs_nothi
         build_model("gpt", enormous, seed=0)
     outline = outline_of("gpt", enormous)
     assert outline is not None
+    with pytest.raises(UsageError, match="more than any computer holds"):
+        FlatLayout.of(outline, of_values=False).pin()
     assert size_of_model("gpt", enormous) == ModelSize(sum(p.numel() for p in outline.parameters()), bytes_of(outline))
 
 
