@@ -301,7 +301,7 @@ class Libp2pHost:
             raw = await self.host.new_stream(ID.from_base58(peer), [TProtocol(protocol)])
         except CONNECTION_ERRORS as error:
             raise StreamClosed(f"{peer} opened no {protocol} stream: {error}") from error
-        return Libp2pStream(raw, self._nursery)
+        return Libp2pStream(raw)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer` that is open now."""
@@ -466,7 +466,7 @@ class Libp2pHost:
             await raw.reset()
 
     async def _serve(self, protocol: str, handler: StreamHandler, raw: Any) -> None:
-        stream = Libp2pStream(raw, self._nursery)
+        stream = Libp2pStream(raw)
         events: list[tuple[str, str]] = []
         try:
             await handler(stream)

@@ -1,10 +1,6 @@
-"""A libp2p stream as a `transport.Stream`; translates the library's errors to ours.
+"""A libp2p stream as a `transport.Stream`; translates the library's errors to ours."""
 
-A stream that was closed here is still drained for `LINGER` seconds, as in TCP's FIN-WAIT-2: a remote that goes on
-sending would otherwise wait forever for a window update. After `MAX_DRAINED` bytes it is reset: what nobody reads is no
-way to keep a peer busy.
-"""
-
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -20,20 +16,14 @@ CONNECTION_ERRORS = (BaseLibp2pError, OSError, EOFError, ValueError, trio.Broken
 STREAM_WRITE_BYTES = 1 << 20
 """The size of one write: measured up to three times faster than 64 kB."""
 
-LINGER = 10.0
-"""Seconds for which a closed stream is drained."""
-MAX_DRAINED = 1 << 20
-"""Bytes of a closed stream that are read and dropped: what was on its way, on a line of 100 Mbit/s and 80 ms."""
-
 
 class Libp2pStream:
-    """Implements `transport.Stream`; `nursery` is the host's, and None once that closes."""
+    """Implements `transport.Stream`."""
 
-    def __init__(self, raw: Any, nursery: trio.Nursery | None) -> None:
+    def __init__(self, raw: Any) -> None:
         self.remote: PeerId = str(raw.muxed_conn.peer_id)
         self._raw = raw
         self._muxed = raw.muxed_stream  # Read here, since `raw` refuses all reads once the connection has ended.
-        self._nursery = nursery
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes, waiting for the other side's window. Raises `StreamClosed`."""
@@ -56,12 +46,8 @@ class Libp2pStream:
 
     async def aclose(self) -> None:
         """Close in order: what was sent still arrives."""
-        try:
+        with suppress(*CONNECTION_ERRORS):
             await self._raw.close()
-        except CONNECTION_ERRORS:
-            return
-        if self._nursery is not None and not self._muxed.is_over:
-            self._nursery.start_soon(self._drain)
 
     async def reset(self) -> None:
         """Drop the stream at once, in both directions."""
@@ -73,13 +59,3 @@ class Libp2pStream:
         if found is None:
             raise StreamClosed(f"the connection to {self.remote} is gone")
         return found
-
-    async def _drain(self) -> None:
-        left = MAX_DRAINED
-        with trio.move_on_after(LINGER):
-            try:
-                while left > 0:
-                    left -= len(await self._muxed.read(STREAM_WRITE_BYTES))
-            except CONNECTION_ERRORS:
-                return
-        await self.reset()

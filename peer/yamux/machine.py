@@ -42,6 +42,13 @@ MAX_STREAMS = 256
 """Streams of a remote that are open, or over and not read to their end: beyond, they are reset unseen. As go-yamux's backlog;
 the host serves fewer (`MAX_STREAMS_PER_CONNECTION`) and says so."""
 
+MAX_LEFT = 64
+"""Streams that this side has left and the remote has not: beyond, the oldest is reset. A remote ends them in a round trip."""
+
+MAX_DROPPED = 1 << 20
+"""Bytes of a stream that are dropped once this side has left it: what was on its way, on a line of 100 Mbit/s and 80 ms. What
+nobody reads is no way to keep a peer busy: then it is reset."""
+
 MOST = 2**32 - 1
 """The greatest number of a field: of streams, and of a window."""
 
@@ -131,6 +138,8 @@ class Stream:
         self.sent_all = False
         """True once this side has sent the end."""
         self.is_reset = False
+        self.left: int | None = None
+        """Once this side has left the stream: the bytes that are still dropped before it is reset."""
 
     @property
     def is_over(self) -> bool:
@@ -250,12 +259,7 @@ class Machine:
     def read(self, stream: Stream, most: int) -> bytes:
         """Take bytes that have arrived, at most `most`, and give them back to the window; b"" if there are none."""
         data = stream.unread.take(most)
-        stream.read_bytes += len(data)
-        if stream.read_bytes >= stream.window // 2 and not (stream.received_all or stream.is_reset):
-            growth = self._budget.grow(stream)
-            stream.receive_window += stream.read_bytes + growth
-            self._say(UPDATE, 0, stream.number, stream.read_bytes + growth)
-            stream.read_bytes = 0
+        self._give_back(stream, len(data))
         return data
 
     def finish(self, stream: Stream) -> None:
@@ -264,6 +268,19 @@ class Machine:
             self._say(UPDATE, FIN, stream.number, 0)
             stream.sent_all = True
             self._forget_if_over(stream)
+
+    def leave(self, stream: Stream) -> list[Event]:
+        """Send the end of what this side sends, and drop what comes, as TCP does in FIN-WAIT-2: what was sent still arrives.
+
+        A remote that goes on sending gets its window back, for else it would wait for ever.
+        """
+        self.finish(stream)
+        if stream.is_over or stream.left is not None:
+            return []
+        stream.left = MAX_DROPPED
+        dropped, stream.unread = len(stream.unread), Unread()
+        left = [one for one in self.streams.values() if one.left is not None]
+        return self._drop(stream, dropped) + (self.reset(left[0]) if len(left) > MAX_LEFT else [])
 
     def reset(self, stream: Stream) -> list[Event]:
         """End both directions at once, and drop what was not read; after the end of the connection that can still be read."""
@@ -337,8 +354,11 @@ class Machine:
         self._place += len(piece)
         self._missing -= len(piece)
         if piece and self._stream is not None and not self._stream.is_reset:
-            self._stream.unread.extend(piece)
-            events.append(Readable(self._stream))
+            if self._stream.left is None:
+                self._stream.unread.extend(piece)
+                events.append(Readable(self._stream))
+            else:
+                events += self._drop(self._stream, len(piece))
         if not self._missing:
             self._take_flags(events)
         return not self._missing
@@ -354,6 +374,24 @@ class Machine:
             self._forget_if_over(stream)
         if self._flags & RST:
             events += self._reset(stream)
+
+    def _give_back(self, stream: Stream, num_bytes: int) -> None:
+        """Add bytes that were taken to the window of their sender, in halves of it."""
+        stream.read_bytes += num_bytes
+        if stream.read_bytes >= stream.window // 2 and not (stream.received_all or stream.is_reset):
+            growth = self._budget.grow(stream) if stream.left is None else 0
+            stream.receive_window += stream.read_bytes + growth
+            self._say(UPDATE, 0, stream.number, stream.read_bytes + growth)
+            stream.read_bytes = 0
+
+    def _drop(self, stream: Stream, num_bytes: int) -> list[Event]:
+        """Count bytes of a stream that this side has left."""
+        assert stream.left is not None
+        stream.left -= num_bytes
+        if stream.left < 0:
+            return self.reset(stream)
+        self._give_back(stream, num_bytes)
+        return []
 
     def _refuse(self, reason: str, events: list[Event]) -> None:
         events += self.refuse(reason)

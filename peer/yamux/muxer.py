@@ -241,9 +241,8 @@ class YamuxStream(Stream, IMuxedStream):
             await muxer.written()
 
     async def close(self) -> None:
-        """Send the end of what this side sends."""
-        self.muxed_conn.machine.finish(self)
-        self.muxed_conn.post()
+        """Leave the stream: what was sent still arrives, what comes is dropped."""
+        self.muxed_conn._pass_on(self.muxed_conn.machine.leave(self))
         self.writers.unpark_all()
         await trio.lowlevel.checkpoint()
 

@@ -22,7 +22,7 @@ from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
 from flockstep.peer.nat.speed import SPEED_PROTOCOL
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
-from flockstep.peer.strangers.frames import MAX_WINDOW
+from flockstep.peer.strangers.frames import FIRST_WINDOW, MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
 from flockstep.peer.strangers.identify import MAX_IDENTIFY_BYTES, MAX_LISTENED, MAX_PROTOCOLS
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL, PINGS_BURST_SECONDS, PINGS_PER_SECOND
@@ -39,7 +39,9 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
-from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.utils.varint import encode_delim, encode_uvarint, encode_varint_prefixed
 from multiaddr import Multiaddr
 
@@ -238,6 +240,27 @@ def test_what_a_reset_stream_has_left_unread_is_dropped() -> None:
             await other.write(encode_delim(b"/multistream/1.0.0") + encode_delim(b"/nothing/1"))
             await other.read(100)
             await until(lambda: not mine.machine.unread_bytes)
+
+    over_sockets(main)
+
+
+@pytest.mark.parametrize("protocol", [IDENTIFY, HOP])
+def test_nothing_is_kept_of_what_comes_behind_an_answered_question(protocol: str) -> None:
+    """256 kB stayed of each stream for as long as its connection was open, in no limit: 64 MB of a connection."""
+
+    async def main() -> None:
+        async with victim(bootstrap=True) as host, stranger_of(host) as stranger:
+            muxer, theirs = muxer_to(stranger, host.peer_id), muxer_to(host, stranger.peer_id)
+            stream = await muxer.open_stream()
+            await stream.write(encode_delim(b"/multistream/1.0.0") + encode_delim(protocol.encode()))
+            await stream.write(encode_varint_prefixed(HopMessage(type=HopMessage.STATUS).SerializeToString()))
+            with suppress(MuxedStreamEOF):
+                while True:
+                    await stream.read()
+            await stream.write(bytes(FIRST_WINDOW // 2))
+            await muxer.ping()
+            await until(lambda: stream.send_window >= FIRST_WINDOW // 2)  # Half of it was given back: it has been handled.
+            assert theirs.unread_bytes == 0
 
     over_sockets(main)
 

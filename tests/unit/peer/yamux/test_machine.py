@@ -13,6 +13,8 @@ from flockstep.peer.yamux.machine import (
     HEADER,
     INTERNAL_ERROR,
     JOINED_BYTES,
+    MAX_DROPPED,
+    MAX_LEFT,
     MAX_STREAMS,
     MOST,
     NORMAL,
@@ -322,6 +324,37 @@ def test_nothing_is_given_back_of_a_window_that_nobody_will_use() -> None:
     feed(end, frame(DATA, FIN, 1, body=bytes(FIRST_WINDOW)))
     assert len(read_all(end, stream)) == FIRST_WINDOW
     assert sent(end) == b""
+
+
+def test_of_a_stream_that_was_left_nothing_is_kept_and_its_sender_gets_the_window_back_for_a_megabyte() -> None:
+    end, half = machine(), FIRST_WINDOW // 2
+    stream = opened(end)
+    feed(end, frame(DATA, 0, 1, body=bytes(half)))
+    assert end.leave(stream) == end.leave(stream) == []
+    assert headers(sent(end)) == [(UPDATE, FIN, 1, 0), (UPDATE, 0, 1, half)]
+    for _ in range(MAX_DROPPED // half - 1):
+        assert feed(end, frame(DATA, 0, 1, body=bytes(half))) == []
+        assert headers(sent(end)) == [(UPDATE, 0, 1, half)]
+    assert (end.unread_bytes, stream.window) == (0, FIRST_WINDOW)
+    feed(end, frame(DATA, 0, 1, body=b"x"))
+    assert headers(sent(end)) == [(UPDATE, RST, 1, 0)]
+    assert (end.end, end.streams) == ("", {})
+
+
+def test_what_arrived_before_the_remote_finished_is_left_to_a_late_reader() -> None:
+    end = machine()
+    stream = opened(end)
+    feed(end, frame(DATA, FIN, 1, body=b"all of it"))
+    end.leave(stream)
+    assert (end.streams, read_all(end, stream)) == ({}, b"all of it")
+
+
+def test_of_many_streams_that_a_remote_never_ends_the_oldest_that_was_left_is_reset() -> None:
+    end = machine()
+    streams = [opened(end, 2 * number + 1) for number in range(MAX_LEFT + 2)]
+    for stream in streams[1:]:
+        end.leave(stream)
+    assert [stream.is_reset for stream in streams] == [False, True] + MAX_LEFT * [False]
 
 
 def test_no_end_takes_a_stream_of_number_0() -> None:
