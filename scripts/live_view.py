@@ -23,7 +23,7 @@ STATE_STYLES = {
 VIEW_COLUMNS = ("peer", "", "device", "step", "tokens/s", "round", "loss", "rung", "up MB", "down MB", "root")
 LEFT_ALIGNED = ("peer", "", "device", "rung", "root")
 NAMELESS = ("step", "rung")
-"""Columns that give way to the names in a narrow terminal; `flockstep top` has both."""
+"""Columns that give way to the names in a narrow terminal."""
 NAMED_WIDTH = 100
 """Characters of a line from which on all columns have room beside the names."""
 

@@ -448,6 +448,7 @@ def evaluate(
 def status(
     link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer's own peer.")] = None,
     home: Home = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, with each change of a run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how a run and its peers stand.
@@ -455,11 +456,12 @@ def status(
     \b
     Examples:
       flockstep status                              # the peer on this computer
+      flockstep status 'flockstep://…?via=…' --follow
       flockstep status 'flockstep://…?via=…' --json
     """
     from ..watch.status import status as show_status
 
-    show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
+    show_status(link, config_of(home, port=0), typer.echo, as_json=as_json, follow=follow)
 
 
 @app.command()
@@ -481,21 +483,6 @@ def page(
     from ..page.page import serve_page
 
     serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
-
-
-@app.command()
-def top(link: LinkArgument, home: Home = None) -> None:
-    """Watch a run in the terminal: its peers, rounds, troubles.
-
-    Keys: p, r, e, and q to quit.
-
-    \b
-    Example:
-      flockstep top 'flockstep://…?via=…'
-    """
-    from ..watch.top import top as watch_run
-
-    watch_run(link, config_of(home, port=0))
 
 
 @app.command()

@@ -10,16 +10,13 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-import trio
-
 from ...collectives.picture.snapshot import figures_of
 from ...dht.run.link import JoinLink
-from ...peer.background import background
 from ...peer.config import PeerConfig
 from ...peer.errors import NetworkError
 from ...peer.plain import plain_text
 from ...peer.telemetry import Telemetry, log_path
-from ..watch.watching import WatchThread, watched
+from ..watch.watching import WatchThread, show_pictures, watched
 from .delta import JsonValue
 from .feed import StablePeers
 from .server import PageServer
@@ -27,10 +24,6 @@ from .server import PageServer
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
 
-SHOW_PERIOD = 1.0
-"""Seconds between two pictures at least: what 200 viewers cost is in docs/page.md."""
-STILL_PERIOD = 10.0
-"""Seconds between two pictures of a run in which nothing happens: members' records age."""
 RETRY_PERIOD = 10.0
 """Seconds until a run is looked for again after it was not reached."""
 
@@ -116,16 +109,7 @@ async def show_run(show: Callable[[JsonValue], object], watcher: "RunWatcher") -
     from ... import __version__
 
     peers = StablePeers()
-    seen, at = -1, 0.0
-    async with background() as nursery:
-        nursery.start_soon(watcher.run)
-        while True:
-            now = trio.current_time()
-            if watcher.revision != seen or now >= at + STILL_PERIOD:
-                seen, at = watcher.revision, now
-                if seen:  # Before the first look there is nothing to show.
-                    show(peers.placed(figures_of(watcher.picture(), __version__)))
-            await trio.sleep(SHOW_PERIOD)
+    await show_pictures(lambda picture: show(peers.placed(figures_of(picture, __version__))), watcher)
 
 
 def unseen(reason: str, link: JoinLink | None = None) -> JsonValue:

@@ -1,4 +1,4 @@
-"""Looking at a run from outside: what `status`, `top`, `run info` and `run snapshot` have in common."""
+"""Looking at a run from outside: what `status`, `page`, `run info` and `run snapshot` have in common."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,6 +11,7 @@ from ...collectives.picture.fold import MAX_RECENT
 from ...collectives.picture.picture import Picture
 from ...dht.directory.interface import Directory
 from ...dht.run.link import JoinLink
+from ...peer.background import background
 from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError
 from ...peer.node.node import Node
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-PICTURE_PERIOD = 1.0
-"""Seconds between two pictures of a feed, at least."""
+SHOW_PERIOD = 1.0
+"""Seconds between two pictures at least: what 200 viewers of a page cost is in docs/page.md."""
+STILL_PERIOD = 10.0
+"""Seconds between two pictures of a run in which nothing happens: members' records age."""
 END_SECONDS = 5.0
-"""The longest wait for a feed to close its connections."""
+"""The longest wait for a thread to close its connections."""
 
 
 def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]]) -> _T:
@@ -53,6 +56,20 @@ def picture_of(link: JoinLink, config: PeerConfig, history: int = MAX_RECENT) ->
         return watcher.picture()
 
     return watched(link, config, look)
+
+
+async def show_pictures(show: Callable[[Picture], object], watcher: "RunWatcher") -> None:
+    """Show each new picture of a watcher until cancelled. Raises `NetworkError`."""
+    seen, at = -1, 0.0
+    async with background() as nursery:
+        nursery.start_soon(watcher.run)
+        while True:
+            now = trio.current_time()
+            if watcher.revision != seen or now >= at + STILL_PERIOD:
+                seen, at = watcher.revision, now
+                if seen:  # Before the first look there is nothing to show.
+                    show(watcher.picture())
+            await trio.sleep(SHOW_PERIOD)
 
 
 class WatchThread:
@@ -88,27 +105,3 @@ class WatchThread:
             return
         with scope:
             await self._errand(watcher)
-
-
-class PictureFeed(WatchThread):
-    """Follows a run: `picture` is the newest one, for another event loop than trio's."""
-
-    def __init__(self, link: JoinLink, config: PeerConfig) -> None:
-        super().__init__(link, config, self._follow)
-        self.picture: Picture | None = None
-        """None before the run is found."""
-
-    def newest(self) -> Picture | None:
-        """Return the newest picture. Raises what has ended the feed."""
-        if self.error is not None:
-            raise self.error
-        return self.picture
-
-    async def _follow(self, watcher: "RunWatcher") -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watcher.run)
-            seen = 0
-            while True:
-                if watcher.revision != seen:
-                    seen, self.picture = watcher.revision, watcher.picture()
-                await trio.sleep(PICTURE_PERIOD)

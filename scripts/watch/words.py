@@ -1,4 +1,4 @@
-"""A picture of a run in words: the lines that `status`, `top` and `run info` show of it."""
+"""A picture of a run in words: the lines that `status` and `run info` show of it."""
 
 import time
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
     troubles = [trouble for trouble in picture.troubles if trouble.kind != TroubleKind.STALL or not waits]
     yield from map(trouble_words, troubles[:num_troubles])
     if (left := len(troubles) - num_troubles) > 0:
-        yield f"and {left} more troubles: `flockstep top` shows them"
+        yield f"and {left} more troubles: --json has them, and `flockstep page` shows them"
     yield f"verified: {picture.verified}"
     if picture.joining:
         yield picture.joining

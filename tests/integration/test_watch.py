@@ -3,10 +3,13 @@
 import json
 import os
 import pty
+import re
 import select
+import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
@@ -18,17 +21,17 @@ from integration.test_keep import HERE, event_of, join, line_with, processes
 from support.bootstraps import TINY_RUN, publish_run
 from support.commands import Command, flockstep
 
+ROUND = re.compile(r"round (\d+) of")
 UNKNOWN = "flockstep://" + "a" * 52
 
 
-def shown_until(terminal: int, text: str, seconds: float = 120.0) -> str:
-    """What a program has written to its terminal, up to this text."""
+def wait_until_shown(terminal: int, is_there: Callable[[str], bool], seconds: float = 120.0) -> None:
+    """Read what a program writes to its terminal until all of it together is as wanted."""
     seen, end = "", monotonic() + seconds
-    while text not in seen:
+    while not is_there(seen):
         assert monotonic() < end, seen[-2000:]
         if select.select([terminal], [], [], 1.0)[0]:
             seen += os.read(terminal, 65536).decode(errors="replace")
-    return seen
 
 
 def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_address: str, tmp_path: Path) -> None:
@@ -65,18 +68,23 @@ def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_ad
         refused = flockstep("run", "snapshot", "--check", str(file))
         assert (refused.returncode, refused.stderr.count("\n"), "has not signed it" in refused.stderr) == (2, 1, True)
 
+        started.append(Command("status", link, "--follow", "--json", *stranger))
+        first, second = (json.loads(next(started[-1].stdout)) for _ in range(2))
+        assert (first["run"], first["taken_at"] < second["taken_at"]) == (figures["run"], True)
+
         control, terminal = pty.openpty()
         ioctl(terminal, TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         viewer = subprocess.Popen(
-            [sys.executable, "-m", "flockstep", "top", link, *stranger], stdin=terminal, stdout=terminal, stderr=terminal
+            [sys.executable, "-m", "flockstep", "status", link, "--follow", *stranger],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
         )
         try:
-            shown_until(control, anna[-8:])
-            os.write(control, b"r")
-            shown_until(control, "without")
-            os.write(control, b"q")
-            shown_until(control, "\x1b[?1049l")  # It gives the screen back.
-            assert viewer.wait(120) == 0
+            wait_until_shown(control, lambda seen: anna[-8:] in seen and len({*ROUND.findall(seen)}) > 1)
+            viewer.send_signal(signal.SIGINT)
+            wait_until_shown(control, lambda seen: "\x1b[?25h" in seen)  # It gives the cursor back.
+            assert viewer.wait(120) == 130
         finally:
             viewer.kill()
             viewer.wait()
@@ -94,5 +102,3 @@ def test_a_run_with_nobody_in_it_and_a_link_to_none_are_one_line_each(bootstrap_
     assert (nothing.returncode, nothing.stderr.count("\n")) == (1, 1)
     unknown = flockstep("status", f"{UNKNOWN}?{link.partition('?')[2]}", *home)
     assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
-    piped = flockstep("top", link, *home)
-    assert (piped.returncode, "top needs a terminal" in piped.stderr) == (2, True)

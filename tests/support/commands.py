@@ -2,7 +2,7 @@
 
 `multiprocessing`'s fork server imports once what the commands need; it has no other thread and runs nothing. A process that
 it forks does what `python -m flockstep` does, with pipes, signals and a process id of its own. `python -m flockstep` itself
-is started by `test_swarm` (`join`), `test_page_live` (`page`), `test_watch` (`top`) and `tests/protocol/test_simulate.py`.
+is started by `test_swarm` (`join`), `test_page_live` (`page`), `test_watch` (`status`) and `tests/protocol/test_simulate.py`.
 The network processes of trainers are forked, too (`fork_network_processes`), unless a test needs them where they are for a
 user: among the children and in the session of their trainer. It needs `os.fork`.
 """

@@ -128,7 +128,6 @@ ONLY_USERS = {
     "jinja2": ("optim/shards/chat.py",),
     "starlette": ("scripts/page/server.py",),
     "uvicorn": ("scripts/page/server.py",),
-    "textual": ("scripts/watch/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 

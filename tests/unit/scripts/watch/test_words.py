@@ -1,5 +1,6 @@
 """What `status` says of a picture: a run that waits, one beyond its end, a closed one, names in a narrow terminal."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from flockstep.peer.telemetry import Telemetry, log_path
 from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.live_view import NAMED_WIDTH, peers_table
 from flockstep.scripts.story import PeerStory
-from flockstep.scripts.watch.status import votes_line
+from flockstep.scripts.watch.status import live_view, votes_line
 from flockstep.scripts.watch.words import describe_picture, member_story, progress_words, trouble_words
+from rich.console import Console
 from support.pictures import big_picture
 
 
@@ -71,6 +73,17 @@ def test_the_votes_of_a_closed_run_are_those_that_its_own_peer_has_reported(tmp_
     log.emit("peer.leave", reason="left")
     assert votes_line(config, run) == ""
     log.close()
+
+
+def test_others_texts_are_shown_as_texts(waiting: Picture, tmp_path: Path) -> None:
+    hostile = r"[/nope] [link=x]\x1b[2J"
+    members = tuple(replace(member, name=hostile) for member in waiting.members)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(live_view(replace(waiting, name=hostile, members=members), PeerConfig(home=tmp_path), 200))
+    shown = console.export_text()
+    assert shown.startswith(hostile)
+    assert shown.count(hostile) == 1 + len(members)
+    assert all(member.peer[-8:] in shown for member in members)  # Whatever it calls itself.
 
 
 def test_names_have_room_in_a_narrow_terminal() -> None:
