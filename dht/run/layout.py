@@ -41,7 +41,8 @@ class LayoutPin:
         hashed = keyed("layout", *(f"{name} {shape}".encode() for name, shape in named))
         num_params = sum(prod(shape) for _, shape in named)
         if num_params > MAX_PARAMS:
-            raise UsageError(f"the model has {num_params:,} parameters, more than any computer holds", remedy="make it smaller")
+            why = f"the model has {num_params:,} parameters, more than any computer holds"
+            raise UsageError(why, remedy="make it smaller")
         return cls(hashed, len(named), num_params)
 
     @classmethod
