@@ -1,25 +1,33 @@
-"""The newest checkpoint in a home folder: also while its peer moves it on, or was killed at that.
+"""The newest state in a home folder: also while its peer moves its checkpoint on, or was killed at that.
 
 A peer has one checkpoint, and overwrites it leaf by leaf (`collectives.state.move`). So the parameters are read with their
-hashes, and anew if the checkpoint has moved on meanwhile. One whose peer has ended in the middle is completed first.
+hashes, and anew if the checkpoint has moved on meanwhile. One whose peer has ended in the middle is completed first. The
+outputs of the rounds after it lead on to the newest state that is certified.
 """
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..collectives.chain.chain import position_after
+from ..collectives.chain.ledger import Ledger
 from ..collectives.codec import codec_named
-from ..collectives.state.archive import OUTPUTS_FOLDER
+from ..collectives.spec import charter_of
+from ..collectives.state.archive import LEDGER_FILE, OUTPUTS_FOLDER
 from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
-from ..collectives.state.move import Mover, is_moving
+from ..collectives.state.move import Mover, is_moving, rounds_between
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import kept_by
 from ..optim.member.apply import leaf_step
 from ..optim.outer import OuterSettings
 from ..peer.arrays import Floats
+from ..peer.disk import disk_errors
 from ..peer.errors import LocalError, OtherVersion, RemoteError, UsageError
 from ..peer.home_lock import HOME_LOCK, home_lock, is_locked
+from ..peer.telemetry import Telemetry
+from ..peer.wire.signed import verify_signed
 
 ATTEMPTS = 3
 """A peer moves its checkpoint on every few minutes, and reading takes less: a second attempt meets no second move."""
@@ -29,11 +37,15 @@ MOVE_POLL = 0.2
 
 
 def open_newest(source: Path) -> tuple[Checkpoint, Floats]:
-    """Return the newest checkpoint that `source` names (see `find_checkpoint`), and its θ. Raises `FlockstepError`."""
+    """Return the newest checkpoint that `source` names (see `find_checkpoint`), and its θ. Raises `FlockstepError`.
+
+    Of a home folder or a run's both are of the last round that the disk leads to, which is the returned one's `place`.
+    """
     for attempt in range(ATTEMPTS):
         try:
             checkpoint = load_checkpoint(_settled(source))
-            return checkpoint, checkpoint.read_theta()
+            later = None if (source / DESCRIPTION).exists() else _later(checkpoint)
+            return later or (checkpoint, checkpoint.read_theta())
         except LocalError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -75,6 +87,30 @@ def manifest_beside(folder: Path) -> SignedManifest:
         raise UsageError(f"the run of {folder} is not known: {path}: {error}", remedy=remedy) from error
 
 
+def _later(checkpoint: Checkpoint) -> tuple[Checkpoint, Floats] | None:
+    """Return a checkpoint at the newest state of its run's folder, and its θ; None if the disk leads to none after it."""
+    run = checkpoint.folder.resolve().parent.parent
+    if not (run / LEDGER_FILE).exists():
+        return None
+    charter = charter_of(signed := manifest_beside(checkpoint.folder))
+    with disk_errors(f"read {run / LEDGER_FILE}"):
+        ledger = Ledger.beside(run / LEDGER_FILE, charter, verify_signed, Telemetry())
+    mover = _mover(run, signed)
+    for number in range(ledger.head.round, checkpoint.place.round, -1):  # Its peer may be about to write the newest outputs.
+        if (certificate := ledger.certificate(number)) is None:
+            break
+        place = position_after(certificate, checkpoint.run, charter)
+        rounds = rounds_between(ledger, checkpoint.place, place)
+        if rounds and (theta := mover.theta_at(checkpoint, place, rounds)) is not None:
+            return replace(checkpoint, place=place), theta
+    return None
+
+
+def _mover(run: Path, signed: SignedManifest) -> Mover:
+    outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
+    return Mover(run / OUTPUTS_FOLDER, leaf_step(outer, codec, partial(kept_by, signed)))
+
+
 def _settled(source: Path) -> Path:
     """Return the folder of the newest checkpoint once nobody moves it on."""
     deadline = time.monotonic() + MOVE_SECONDS
@@ -82,11 +118,9 @@ def _settled(source: Path) -> Path:
         run = folder.resolve().parent.parent
         home = run.parent.parent
         if not is_locked(home / HOME_LOCK):
-            signed = manifest_beside(folder)
-            outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
-            advance = leaf_step(outer, codec, partial(kept_by, signed))
+            mover = _mover(run, manifest_beside(folder))
             with home_lock(home, pid=os.getpid()):
-                return Mover(run / OUTPUTS_FOLDER, advance).complete(folder).folder
+                return mover.complete(folder).folder
         if time.monotonic() > deadline:
             raise LocalError(f"{folder} is still being moved on to a later round", remedy="try again later")
         time.sleep(MOVE_POLL)

@@ -99,10 +99,14 @@ class Checkpoint:
     def _copy_to(self, vectors: Sequence[Floats]) -> None:
         spans = [merkle.leaf_bytes(vector, *span) for vector in vectors for span in merkle.leaf_spans(vector.size)]
         for target, (key, blob) in zip(spans, self.blobs(), strict=False):
-            data = blob.read(key)
-            if data is None:
-                raise LocalError(f"{self.folder} has changed while it was read", remedy="start again, or with --no-resume")
-            target[:] = data
+            target[:] = self.read_leaf(key, blob)
+
+    def read_leaf(self, key: bytes, blob: FileBlob) -> bytes:
+        """Read one of `blobs`, verified. Raises `LocalError` if it has changed since this checkpoint was loaded."""
+        data = blob.read(key)
+        if data is None:
+            raise LocalError(f"{self.folder} has changed while it was read", remedy="start again, or with --no-resume")
+        return data
 
 
 class OpenFile:

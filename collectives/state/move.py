@@ -160,6 +160,31 @@ class Mover:
             sync_folder(target)
         return Checkpoint(target, run, place, tensors, plan.leaves, size)
 
+    def theta_at(self, checkpoint: Checkpoint, place: ChainPosition, rounds: Sequence[PlannedRound]) -> Floats | None:
+        """Return θ of the state at `place`, to which these rounds lead from a checkpoint, and change nothing.
+
+        None if an output is missing, or if they lead elsewhere. Raises `LocalError` if the checkpoint is moved on meanwhile.
+        """
+        theta: Floats = np.empty(checkpoint.size, np.float32)
+        spans, blobs = list(merkle.leaf_spans(checkpoint.size)), list(checkpoint.blobs())
+        hashes: tuple[list[bytes], list[bytes]] = [], []
+        with disk_errors(f"read {self.outputs}"):
+            outputs = _Outputs(self.outputs, rounds)
+            if not outputs.complete:
+                return None
+            for span, *leaves in zip(spans, blobs, blobs[len(spans) :], strict=False):
+                pair = bytearray(checkpoint.read_leaf(*leaves[0])), bytearray(checkpoint.read_leaf(*leaves[1]))
+                part, momentum = (np.frombuffer(leaf, np.float32) for leaf in pair)
+                try:
+                    for planned in rounds:
+                        self.advance(part, momentum, span[0], planned, outputs.of(planned))
+                except (RemoteError, UsageError):  # A damaged output, or settings that this version does not know.
+                    return None
+                theta[slice(*span)] = part
+                for hashed, new in zip(hashes, _hashes(pair), strict=True):
+                    hashed.append(new)
+        return theta if merkle.root([*hashes[0], *hashes[1]]) == place.root else None
+
     def _overwrite(self, folder: Path, size: int, plan: MovePlan, state: tuple[Floats, Floats] | None) -> None:
         spans, places = list(merkle.leaf_spans(size)), list(leaf_places(size))
         with (

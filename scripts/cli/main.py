@@ -405,7 +405,7 @@ def export(
     to: Annotated[str, typer.Option(help="Upload it: s3://bucket/prefix or hf://user/repository.")] = "",
     model: Annotated[str, typer.Option(help="Of a keeper of a run whose members bring it: MODULE:FUNCTION.")] = "",
 ) -> None:
-    """Make a model for other programs of the newest checkpoint here.
+    """Make a model for other programs of the last round here.
 
     \b
     Examples:
@@ -430,7 +430,7 @@ def evaluate(
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure the newest checkpoint here: held-out loss, and prompts.
+    """Measure the last round here: held-out loss, and prompts.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ def leaves_of(state: State) -> list[bytes]:
     return merkle.leaves(state[0]) + merkle.leaves(state[1])
 
 
-def start(folder: Path) -> State:
+def start(folder: Path, run: str = RUN) -> State:
     """Write a checkpoint of round 0."""
     random = np.random.default_rng(0)
     state = random.normal(size=CELLS * CELL).astype(np.float32), random.normal(size=CELLS * CELL).astype(np.float32)
@@ -47,7 +47,7 @@ def start(folder: Path) -> State:
     spans = [merkle.leaf_bytes(vector, *span) for vector in state for span in merkle.leaf_spans(CELLS * CELL)]
     for index, piece in enumerate(spans):
         draft.put(index, bytes(piece))
-    draft.finish(RUN, start_of_run(merkle.root(leaves_of(state))), (), leaves_of(state))
+    draft.finish(run, start_of_run(merkle.root(leaves_of(state))), (), leaves_of(state))
     return state
 
 
