@@ -44,6 +44,8 @@ TRIES = 5
 """With 1, 2, 4 and 8 s between them: a short outage of the network ends no training."""
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 """Answers that say nothing of the file: the same question may be answered later (RFC 9110, RFC 6585)."""
+DENIED = (401, 403)
+"""What the hub answers to whoever may not read a repository, or when there is none of that name."""
 BUFFER_BYTES = 4 << 20
 ENDINGS = {"parquet": (".parquet",), "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")}
 """Of the files that are data, by the reader that they need."""
@@ -150,6 +152,9 @@ class Hub:
                     continue
                 if response.status_code in BUSY:
                     raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
+                if response.status_code in DENIED:
+                    why = "this user's token may not read it" if self._token else "no token was sent: `hf auth login`"
+                    raise OSError(f"{url}: {response.status_code}; if it is there, it is gated or private, and {why}")
                 if response.status_code != wanted:
                     raise OSError(f"{url}: {response.status_code} {response.reason_phrase}")
                 return _up_to(response, most)

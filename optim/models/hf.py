@@ -35,6 +35,8 @@ MAX_LORA_RANK = 4096
 MAX_TENSORS = 100_000
 """The limit of an architecture's parameters by name, twice those of 256 experts in 61 layers: a manifest may ask for any
 number of tiny layers, and each costs milliseconds and kilobytes before its size is known."""
+DENIED = re.compile(r"gated repo|private repository|40[13] Client Error")
+"""How transformers and the hub's client say that nobody, or not this user, may read weights."""
 REVISION = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
@@ -338,9 +340,11 @@ def _pretrained(
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        private = "" if trusted else f"; if it is private or gated, pass --allow-model {shlex.quote(f'hf:{name}')}"
         remedy = "it must be a causal language model in safetensors that transformers supports without remote code"
-        raise LocalError(f"cannot load hf:{name}: {reason}", remedy=remedy + private) from error
+        if DENIED.search(reason):
+            allow = "" if trusted else f", and pass --allow-model {shlex.quote(f'hf:{name}')}"
+            remedy = f"if it is gated or private, accept its terms on its page, log in with `hf auth login`{allow}"
+        raise LocalError(f"cannot load hf:{name}: {reason}", remedy=remedy) from error
     if missing := sorted(loading["missing_keys"]):
         raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")
     return model

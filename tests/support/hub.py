@@ -28,6 +28,8 @@ class StandIn:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """The path and the Authorization of each question."""
     endpoint: str = ""
+    denies: bool = False
+    """Whether nobody may read it, as of a gated repository whose terms the user has not accepted."""
     is_model: bool = False
     """Whether it holds a model, and no dataset."""
 
@@ -45,7 +47,9 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
             path = self.path.partition("?")[0]
             hub.asked.append((path, self.headers.get("Authorization")))
             start = f"{'' if hub.is_model else '/datasets'}/{REPOSITORY}/resolve/{hub.commit}/"
-            if path.startswith((f"/api/datasets/{REPOSITORY}/revision/", "/api/models/")):
+            if hub.denies:
+                self.answer(401, b"{}", **{"X-Error-Code": "GatedRepo"})
+            elif path.startswith((f"/api/datasets/{REPOSITORY}/revision/", "/api/models/")):
                 names = [{"rfilename": name, "size": hub.sizes.get(name, len(data))} for name, data in hub.files.items()]
                 self.answer(200, json.dumps({"sha": hub.commit, "siblings": names}).encode())
             elif path in hub.redirects:
@@ -54,6 +58,8 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
                 self.file(data)
             else:
                 self.answer(404, b"{}")
+
+        do_HEAD = do_GET
 
         def file(self, data: bytes) -> None:
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
@@ -71,7 +77,7 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
             self.end_headers()
             self.close_connection = hub.endless
             try:
-                self.wfile.write(data)
+                self.wfile.write(b"" if self.command == "HEAD" else data)
             except OSError:
                 self.close_connection = True  # The reader had enough.
 

@@ -200,6 +200,14 @@ def test_a_source_is_pinned_to_the_commit_of_the_day(hub: StandIn, tmp_path: Pat
         pinned_source(f"hf:{REPOSITORY}")
 
 
+def test_what_this_user_may_not_read_is_one_line_with_the_remedy(hub: StandIn, tmp_path: Path) -> None:
+    hub.denies = True
+    for token, why in (("", "no token was sent: `hf auth login`"), ("hf_mine", "this user's token may not read it")):
+        with pytest.raises(OSError, match=f"401; if it is there, it is gated or private, and {why}") as refused:
+            Hub(token).commit("models", REPOSITORY)
+        assert "\n" not in str(refused.value)
+
+
 def test_rows_without_text_are_skipped_wherever_they_stand(hub: StandIn, tmp_path: Path) -> None:
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[3:3] = ['{"text": null}', '{"other": 1}', "7", '{"text": 5}', ""]

@@ -21,6 +21,7 @@ from flockstep.optim.models.registry import (
     vocabulary_of,
 )
 from flockstep.peer.errors import LocalError, UsageError
+from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
@@ -135,6 +136,18 @@ def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UsageError, match=r"no weights for model\.norm\.weight"):
         build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
+
+
+def test_gated_weights_are_one_line_that_says_how_to_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"hf:{REPOSITORY}"
+    with stand_in(StandIn({}, is_model=True, denies=True)) as hub:
+        files = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        for allowed, remedy in ((name, "`hf auth login`"), ("", f"`hf auth login`, and pass --allow-model {name}")):
+            with pytest.raises(LocalError, match="gated repo") as refused:
+                build_model(name, {"revision": COMMIT}, seed=0, allow_model=allowed)
+            assert "\n" not in str(refused.value)
+            assert refused.value.remedy.endswith(remedy)
 
 
 def test_sequences_must_fit_the_model() -> None:
