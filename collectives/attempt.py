@@ -485,7 +485,7 @@ class Attempt:
 
     async def _judge(self, action: actions.Judge) -> None:
         rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
-        weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.masses, members)
+        weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.voices, action.masses, members)
         weights = tuple(tuple(row) for row in weighting.weights.tolist())
         self._done(lambda exchange: exchange.judged(weights, weighting.flagged, weighting.short))
 

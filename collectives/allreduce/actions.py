@@ -264,9 +264,10 @@ class CompareSecond:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Apply the run's rule to contributions with these masses and sketches, and report `judged`."""
+    """Apply the run's rule to contributions with these voices, masses and sketches, and report `judged`."""
 
     cut: bytes
+    voices: tuple[float, ...]
     masses: tuple[float, ...]
     sketches: tuple[bytes, ...]
 

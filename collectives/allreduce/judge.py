@@ -152,7 +152,7 @@ class JudgePhase:
             return actions
         self._is_judging = True
         self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
-        return [*actions, Judge(self.stage.hash, self._masses(), self.first)]
+        return [*actions, Judge(self.stage.hash, self._voices(), self._masses(), self.first)]
 
     def judged(
         self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
@@ -235,9 +235,16 @@ class JudgePhase:
         )
 
     def _masses(self) -> tuple[float, ...]:
+        return self._weighed(self._tokens())
+
+    def _voices(self) -> tuple[float, ...]:
+        """Return the masses as if all had trained alike: claims of tokens enter no bound of a rule."""
+        return self._weighed([min(1, tokens) for tokens in self._tokens()])
+
+    def _weighed(self, tokens: Sequence[int]) -> tuple[float, ...]:
         seats = self._table.seats(self.order, self._setup.charter)
         ramps = [commit.ramp for commit in self._commits()]
-        return weigh(self._tokens(), ramps, seats, earned=self._setup.charter.earned)
+        return weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
 
     def _tokens(self) -> list[int]:
         return [commit.tokens for commit in self._commits()]

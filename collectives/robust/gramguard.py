@@ -1,7 +1,8 @@
 """`gramguard`, the default rule: robust aggregation from the Gram matrix of the contributions.
 
-A contribution that agrees with the others, and is no copy of another one, counts by its mass (tokens × trust). Medians,
-quantiles and bounds count mass, not heads: keys are free, so many light ones must not shift them. The steps:
+A contribution that agrees with the others, and is no copy of another one, counts by its mass: its trust here, and the
+tokens that its author claims once all is judged (`checks.weighed`). Medians, quantiles and bounds count mass, not heads:
+keys are free, so many light ones must not shift them. The steps:
 
     1  valid: finite, mass > 0. Of these a norm below 0.1·median norm is short: no weight, and no flag either
     2  sᵢ = min(1, median norm / normᵢ): no contribution is longer than the median

@@ -56,7 +56,8 @@ class Rule(ABC):
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """Weigh contributions by their inner products.
 
-        `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are tokens times trust.
+        `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are trust, since tokens are only
+        claimed (`checks.weighed`).
         A contribution without a mass, or with numbers that are not finite, has no weight. Any n ≥ 1 is accepted.
         """
 

@@ -138,7 +138,7 @@ def test_whatever_is_accepted_of_contributors_an_owner_can_encode(rule: str) -> 
                     contributed.check(data, 1)
             with np.errstate(all="raise", under="ignore"):
                 sketches = [sketch_parts(contributed, each, bounds, bytes(32), columns_of(n)) for each in parts]
-            weighting = judge_sketches(rule_named(rule), sketches, [1.0] * n, 2)
+            weighting = judge_sketches(rule_named(rule), sketches, [1.0] * n, [1.0] * n, 2)
             assert np.isfinite(weighting.weights).all()
             for result in map(codec_named, CODEC_NAMES):
                 for part in range(2):

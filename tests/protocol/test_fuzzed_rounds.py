@@ -328,7 +328,7 @@ class World:
                 case SecondPart(seed, _, index):
                     table = sketch_of(machine.exchange.members[index], seed, TABLE_BYTES)
                     self.done(peer, seconded(action, table))
-                case Judge(_, masses, sketches):
+                case Judge(_, _, masses, sketches):
                     skew = 1 + keyed("skew", *sketches)[0]
                     skewed = [mass * skew if index else mass for index, mass in enumerate(masses)]
                     row = tuple(mass / sum(skewed) for mass in skewed)

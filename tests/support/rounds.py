@@ -255,7 +255,7 @@ class Rounds:
                             *self.votes[other].statements_of(about),
                         ):
                             self.post([peer], mail, other)
-            case actions.Judge(_, masses, _):
+            case actions.Judge(_, _, masses, _):
                 rows = (masses,) * len(machine.exchange.members)
                 report(lambda exchange: exchange.judged(rows, {}, {}))
             case actions.CheckOutputs():

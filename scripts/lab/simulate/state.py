@@ -114,7 +114,7 @@ class State:
         bounds, codec = outcome.value.bounds, self.codec
         if not self._tensors:
             return (digest(b""),) * (len(bounds) - 1)
-        masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
+        voices, masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1
         counts = [
@@ -124,7 +124,7 @@ class State:
         if not rule.blind:
             sketches = [sketch_parts(codec, part, bounds, seed, columns_of(members)) for part in parts]
             seen = [masked(sketch, each) for sketch, each in zip(sketches, counts, strict=True)]
-            rows = judge_sketches(rule, seen, masses, members).weights
+            rows = judge_sketches(rule, seen, voices, masses, members).weights
         weighting = Weighting(weights=np.where(np.transpose(counts), rows, 0.0), flagged={})
         hashes: list[bytes] = []
         for part, (low, high) in enumerate(pairwise(bounds)):
@@ -137,12 +137,13 @@ class State:
         return _drawn(self._seed, self.theta.size, names)
 
 
-def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
-    """Return the masses of a certified cut, by tokens and trust, and the seed of its sketches."""
+def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...], bytes]:
+    """Return the voices of a certified cut, by trust, the masses, by tokens and trust, and the seed of its sketches."""
     assert outcome.certificate is not None
     value = value_of(outcome.certificate)
     seats = [value.seats[index] for index in value.contributors]
-    return weigh(tokens, [1.0] * len(seats), seats, earned=False), seed_of(value.cut)
+    voices, masses = (weigh(each, [1.0] * len(seats), seats, earned=False) for each in ([1] * len(seats), tokens))
+    return voices, masses, seed_of(value.cut)
 
 
 @lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.
