@@ -635,7 +635,8 @@ class Round:
         """Say why this attempt cannot succeed, go to the next one, and end."""
         said = [Send(it.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))] if (it := self._table) else []
         ended = self._end(OutcomeKind.VOID, reason, overdue=overdue)
-        return [*said, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
+        is_mine = self.vote.is_voter and self.vote.slot == self.slot  # Else I have followed the others into the next one.
+        return [*said, *(self.vote.abandon(reason, now) if is_mine else []), *ended]
 
     def _decided(self, certificate: wire.Certificate, now: float) -> list[Action]:
         """End with the certified value; the outputs that I lack of it are fetched from those that confirmed it."""

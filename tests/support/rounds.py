@@ -171,6 +171,8 @@ class Rounds:
     machines: dict[str, Round] = field(default_factory=dict)
     mail: list[tuple[str, Mail, str]] = field(default_factory=list)
     """By target, with its carrier."""
+    early: dict[str, list[tuple[str, Mail, str]]] = field(default_factory=dict)
+    """What has come to a peer between two attempts, as its averager keeps it."""
     dead: set[str] = field(default_factory=set)
     now: float = 0.0
     notes: list[Note] = field(default_factory=list)
@@ -191,6 +193,7 @@ class Rounds:
         """Make the machine of a peer's next attempt."""
         fields = {"charter": self.charter, **self.setups.get(peer, {})}
         self.machines[peer] = Round(a_setup(peer, self.living(), **fields), self.votes[peer], self.now)
+        self.mail += self.early.pop(peer, [])
 
     def start(self, *peers: str) -> None:
         for peer in peers or self.living():
@@ -316,6 +319,8 @@ class Rounds:
                     self.do(target, machine.receive(mail, message, self.now))
                 elif is_vote:
                     self.do(target, vote.receive(mail, message, self.now))  # type: ignore[arg-type]
+                else:
+                    self.early.setdefault(target, []).append((target, mail, carrier))
             except RemoteError as error:
                 self.notes.append(Note("peer.charged", mail.sender, type(message).__name__, str(error)))
 

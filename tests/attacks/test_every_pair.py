@@ -1,0 +1,195 @@
+"""One liar of four voters and three contributors, and all that it can do at one or two steps of an attempt.
+
+The machines of a round alone (`support.rounds`), with every validity function in them. At each *step* of an attempt the
+liar is honest, or does one of the `DEEDS`. All pairs of them are tried, for the proposer, a voter and a key without a vote.
+In each case
+
+- all honest members end with one certified value, all honest contributors are in it, and nothing raises in any of them; if
+  the liar proposed it, at least one of them ends with it, and the others know that they are behind;
+- no attempt fails but the one that the liar proposes;
+- no honest member is charged.
+
+    cd tests && python -m attacks.test_every_pair          # 8 minutes
+"""
+
+import itertools
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import pytest
+from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.peer import wire
+from flockstep.peer.digest import keyed
+from flockstep.peer.wire.schema import encode
+from support.rounds import PEERS, PENDING, Fetch, Mail, Rounds, order_of, signed
+
+VOTERS, MEMBERS = PEERS[:4], PEERS[:7]
+Step: TypeAlias = str
+STEPS: tuple[Step, ...] = (
+    *("Ready", "Heard", "Roster", "Commit", "Have", "Cut", "Sketch", "second Have", "second Cut", "Result", "Outputs"),
+    *("second Sketch", "Second", "Propose", "Prevote", "Precommit", "bytes"),
+)
+DEEDS = "silent", "to some", "to others", "twice", "false"
+"""To nobody; to every second member; to the others; to these another one; to all another one."""
+Deeds: TypeAlias = dict[Step, str]
+PLACES = "proposer", "voter", "contributor"
+
+
+def step_of(message: wire.RoundMessage) -> Step:
+    """Return the step of an attempt that a message is of."""
+    is_second = bool(getattr(message, "before", b"") or getattr(message, "outputs", b""))
+    if isinstance(message, wire.Have):
+        is_second = bool(message.cut)
+    name = type(message).__name__
+    return f"second {name}" if is_second and name in ("Have", "Cut", "Sketch") else name
+
+
+def another(message: wire.RoundMessage) -> wire.RoundMessage:
+    """Return another message of the kind, as one would be that lies to gain by it."""
+    match message:
+        case wire.Ready():
+            return replace(message, tokens=message.tokens + 7, control=9.0)
+        case wire.Heard():
+            return replace(message, readys=message.readys[: len(message.readys) - 2 * wire.MARK_BYTES])
+        case wire.Roster(heards=heards):
+            return replace(message, heards=heards[1:])
+        case wire.Commit(parts=parts):
+            return replace(message, parts=tuple(keyed("another", part) for part in parts))
+        case wire.Have(parts=parts):
+            listed = sorted({index for _, held in parts for index in held})
+            kept = [index for index in listed if index != listed[-1]]
+            names = b"".join(
+                message.names[wire.NAME_BYTES * at : wire.NAME_BYTES * (at + 1)]
+                for at, index in enumerate(listed)
+                if index in kept
+            )
+            fewer = tuple((part, tuple(index for index in held if index in kept)) for part, held in parts)
+            return replace(message, parts=fewer, names=names)
+        case wire.Cut(words=words):
+            return replace(message, words=words[:-1])
+        case wire.Sketch(tables=tables):
+            return replace(message, tables=b"\x01" * len(tables))
+        case wire.Result():
+            return replace(message, output=keyed("another", message.output))
+        case wire.Outputs(outputs=outputs):
+            return replace(message, outputs=(keyed("another", outputs[0]), *outputs[1:]))
+        case wire.Second(table=table):
+            return replace(message, table=b"\x01" * len(table))
+        case wire.Propose(value=value):
+            return replace(message, value=value[:-1] + bytes([value[-1] ^ 1]))
+        case wire.Prevote() | wire.Precommit():
+            return replace(message, value=keyed("another", message.value))
+    return message
+
+
+@dataclass
+class Lied(Rounds):
+    """A round in which one member does these deeds at these steps."""
+
+    liar: str = ""
+    deeds: Deeds = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.broken = self._withheld
+        super().__post_init__()
+
+    def _is_some(self, peer: str) -> bool:
+        return self.peers.index(peer) % 2 == 0
+
+    def _withheld(self, peer: str, fetch: Fetch) -> str | None:
+        """Return why the liar's bytes do not come, from it or from another one that has them; None if they do."""
+        if fetch.source != self.liar or "bytes" not in self.deeds or self.liar in (peer, *self.dead):
+            return None
+        if any(self._is_served(other) for other in (peer, *fetch.others) if other != self.liar):
+            return None
+        return PENDING if self.deeds["bytes"] == "twice" else "refused"
+
+    def _is_served(self, peer: str) -> bool:
+        match self.deeds["bytes"]:
+            case "to some":
+                return self._is_some(peer)
+            case "to others":
+                return not self._is_some(peer)
+            case "twice":  # Begun to all, and hung to some.
+                return self._is_some(peer)
+        return False
+
+    def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
+        """Post mail; of the liar's own messages what its deeds make of them."""
+        if not isinstance(mail, wire.Signed) or mail.sender != self.liar or sender != self.liar:
+            return super().post(to, mail, sender)
+        message = wire.opened(mail)
+        lie = signed(self.liar, other) if (other := another(message)) != message else mail
+        some = [peer for peer in to if self._is_some(peer)]
+        others = [peer for peer in to if not self._is_some(peer)]
+        match self.deeds.get(step_of(message)):
+            case None:
+                super().post(to, mail, sender)
+            case "to some":
+                super().post(some, mail, sender)
+            case "to others":
+                super().post(others, mail, sender)
+            case "twice":
+                super().post(some, mail, sender)
+                super().post(others, lie, sender)
+            case "false":
+                super().post(to, lie, sender)
+        return None
+
+
+def run(place: str, deeds: Deeds, seed: int = 0) -> None:
+    """Run one case. Raises `AssertionError` if the others suffer from it."""
+    order = order_of(VOTERS)
+    liar = {"proposer": order[0], "voter": order[2], "contributor": MEMBERS[-1]}[place]
+    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, liar=liar, deeds=deeds)
+    rounds.false.add(keyed("another", b""))
+    rounds.start()
+    rounds.settle()
+    ended = {peer: rounds.machines[peer].outcome for peer in MEMBERS if peer != liar}
+    outcomes = [outcome for outcome in ended.values() if outcome is not None]
+    done = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.DONE]
+    assert len({encode(outcome.value) for outcome in done}) == 1, "honest members ended with no value, or with two"
+    value, (slot,) = done[0].value, {outcome.slot for outcome in done}
+    if value.members[0] != liar:  # Who proposes may leave some out, in its turn; they catch up.
+        assert len(done) == len(ended), {peer[-2:]: it.reason for peer, it in ended.items() if it and it not in done}
+        assert {*done[0].cut} >= ended.keys(), f"it left out {ended.keys() - {*done[0].cut}}"
+    most = 1 if place == "proposer" else 0
+    assert (slot.term, slot.attempt) <= (0, most), f"it took attempt {slot.attempt} of term {slot.term}"
+    charged = {note.peer for note in rounds.notes if note.event == "peer.charged"} - {liar}
+    assert not charged, f"honest members were charged: {charged}"
+
+
+def singles() -> Iterator[Deeds]:
+    yield from ({step: deed} for step in STEPS for deed in DEEDS)
+
+
+def pairs() -> Iterator[Deeds]:
+    for first, second in itertools.combinations(STEPS, 2):
+        yield from ({first: one, second: other} for one in DEEDS for other in DEEDS)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_single_deed_of_one_member_costs_the_others_more_than_its_own_attempt(place: str) -> None:
+    for deeds in singles():
+        run(place, deeds)
+
+
+def main() -> None:
+    failed = num = 0
+    for place in PLACES:
+        for deeds in (*singles(), *pairs()):
+            num += 1
+            try:
+                run(place, deeds)
+            except Exception as error:  # noqa: BLE001  # The next case is to run, whatever this one raised.
+                failed += 1
+                sys.stdout.write(f"{place} {deeds}\n  {type(error).__name__}: {str(error)[:400]}\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"{num} cases, {failed} failed\n")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
