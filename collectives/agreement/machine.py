@@ -239,6 +239,9 @@ class VoterMachine:
         actions: list[AgreementAction] = []
         while self.decision is None and (more := self._transition(now)):
             actions += more
+        may_vote = self.me in self.electorate.votes and not self.is_observer
+        if self.decision is not None and self.decision.value in self._held and may_vote:
+            actions += self._precommit()  # Others may lack a vote that has decided it here.
         return actions
 
     def _transition(self, now: float) -> list[AgreementAction]:

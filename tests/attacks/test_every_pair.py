@@ -116,6 +116,11 @@ class Lied(Rounds):
                 return self._is_some(peer)
         return False
 
+    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
+        """Deliver mail of a carrier to a target in the order in which it was sent, as a connection does."""
+        target, _, carrier = self.mail[index]
+        super().deliver(next(at for at, it in enumerate(self.mail) if (it[0], it[2]) == (target, carrier)), keep=keep)
+
     def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
         """Post mail; of the liar's own messages what its deeds make of them."""
         if not isinstance(mail, wire.Signed) or mail.sender != self.liar or sender != self.liar:
@@ -143,7 +148,7 @@ def run(place: str, deeds: Deeds, seed: int = 0) -> None:
     """Run one case. Raises `AssertionError` if the others suffer from it."""
     order = order_of(VOTERS)
     liar = {"proposer": order[0], "voter": order[2], "contributor": MEMBERS[-1]}[place]
-    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, liar=liar, deeds=deeds)
+    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, now=1.0, liar=liar, deeds=deeds)
     rounds.false.add(keyed("another", b""))
     rounds.start()
     rounds.settle()

@@ -486,3 +486,16 @@ def test_quorums_are_those_of_the_newest_statements(heard: list[tuple[str, Prevo
     for statement in STATEMENTS:
         voters = tuple(sorted(voter for voter, it in statements.of(type(statement)).items() if it == statement))
         assert statements.quorum_with(statement, E) == (voters if E.is_quorum(voters) else None)
+
+
+def test_who_learns_of_a_decision_before_it_holds_the_value_precommits_once_it_does() -> None:
+    """Another one may lack a vote that has decided it here: what a liar told this voter alone."""
+    machine = started("D")
+    all_ready(machine)
+    for voter in "ABC":
+        machine.receive(voter, Prevote(SLOT, X), 0.0)
+    for voter in "ABC":
+        assert Precommit(SLOT, X) not in sent(machine.receive(voter, Precommit(SLOT, X), 0.0))
+    assert machine.decision is not None
+    assert sent(machine.hold(X, 1.0)) == [Precommit(SLOT, X)]
+    assert sent(machine.hold(X, 2.0)) == []
