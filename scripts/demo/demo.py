@@ -18,13 +18,15 @@ from pathlib import Path
 from rich.console import Console
 
 from ...dht.run.manifest import Manifest, load_manifest
+from ...optim.models.needs import size_of_gpt
 from ...peer.config import PeerConfig
 from ...peer.disk import disk_errors, write_whole
 from ...peer.errors import LocalError, UsageError
 from ...peer.identity import Identity, identity_path
+from ...peer.plain import plain_lines
 from ...peer.telemetry import log_path, read_events
 from ..live_view import DemoView
-from ..local_run import ADDRESS, LINK, START_SECONDS
+from ..local_run import HERE, open_run
 from ..page.page import EarlyPage
 from ..processes import PROCESS_POLL, Killed, Process, Processes
 from ..story import PeerStory
@@ -140,14 +142,8 @@ class Demo:
 
     def open_run(self) -> Manifest:
         """Start the bootstrap, and the owner, which publishes the run through it and keeps it from then on."""
-        listen = ["--host", "127.0.0.1", "--port", "0"]
-        home = self.out / "bootstrap"
-        bootstrap = self.processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
-        address = bootstrap.await_line(ADDRESS, START_SECONDS)
         owner = self.out / "owner"
-        create = ["run", "create", str(self.out / "run.toml"), "--via", address, "--home", str(owner), *listen]
-        keeper = self.processes.start("flockstep run create", create, owner / "log.txt")
-        self.link = keeper.await_line(LINK, START_SECONDS)
+        keeper, self.link = open_run(self.processes, self.out / "run.toml")
         keeper_id = Identity.load_or_create(identity_path(owner)).peer_id
         self.keeper = DemoPeer(keeper, PeerStory("keeper", keeper_id), owner)
         return load_manifest(self.out / "demo.flockstep").manifest
@@ -157,8 +153,7 @@ class Demo:
         name = f"peer-{len(self.peers) + 1}"
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
-        join = ["join", self.link, "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-        join += ["--allow-data", self.options.source, "--name", name]
+        join = ["join", self.link, "--home", str(home), *HERE, "--allow-data", self.options.source, "--name", name]
         save = ["--threads", str(threads), "--save", str(home / "model.safetensors")]
         peer_id = Identity.load_or_create(identity_path(home)).peer_id
         process = self.processes.start(name, join + save, home / "log.txt")
@@ -202,30 +197,27 @@ class Demo:
 
     def measure(self, manifest: Manifest) -> Findings:
         """Measure the held-out loss of the initial model and of the one that a peer saved."""
-        from .evaluate import Evaluation
+        from .evaluate import evaluate_saved
 
         self.view.say("Measuring the model on text that no peer trained on …")
         seconds = time.time() - self.started
         saved = [peer.home / "model.safetensors" for peer in self.peers if peer.story.state == "finished"]
         assert self.keeper is not None
         self.keeper.read()
-        evaluation = Evaluation(manifest)
-        before = evaluation.loss()
-        evaluation.load(saved[0])
-        prompt, sample = evaluation.sample()
+        before, after = evaluate_saved(manifest, saved[0])
         return Findings(
             run_id=self.link.removeprefix("flockstep://").partition("?")[0],
             model=f"A byte-level {manifest.model.name.upper()}",
-            parameters=evaluation.num_parameters,
+            parameters=size_of_gpt(manifest.model.options).num_trained,
             fragments=manifest.outer.fragments,
             data="the Python standard library" if self.options.data is None else self.options.data.name,
             peers=[peer.story for peer in self.peers],
             keeper=self.keeper.story,
             seconds=seconds,
-            heldout_loss_start=before,
-            heldout_loss_end=evaluation.loss(),
-            prompt=prompt,
-            sample=sample,
+            heldout_loss_start=before.loss,
+            heldout_loss_end=after.loss,
+            prompt=manifest.eval.prompts[0],
+            sample=plain_lines(after.samples[0]),
             killed=self.killed,
         )
 

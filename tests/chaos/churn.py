@@ -18,7 +18,8 @@ from pathlib import Path
 
 from flockstep.dht.run.manifest import load_manifest
 from flockstep.peer.telemetry import log_path, read_events
-from flockstep.scripts.demo.evaluate import Evaluation
+from flockstep.scripts.demo.evaluate import evaluate_saved
+from flockstep.scripts.local_run import open_run
 from flockstep.scripts.processes import Process, Processes
 from flockstep.scripts.story import PeerStory
 
@@ -77,14 +78,7 @@ class Season:
     def open(self) -> None:
         toml = self.folder / "run.toml"
         toml.write_text(RUN_TOML.format(rounds=self.rounds))
-        home = self.folder / "bootstrap"
-        arguments = ["bootstrap", "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-        bootstrap = self.processes.start("the bootstrap", arguments, home / "log.txt")
-        address = bootstrap.await_line(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", 60)
-        create = ["run", "create", str(toml), "--via", address, "--home", str(self.folder / "owner")]
-        create += ["--host", "127.0.0.1", "--port", "0"]
-        creator = self.processes.start("run create", create, self.folder / "owner" / "log.txt")
-        self.link = creator.await_line(r"flockstep://[^\s']+", 60)
+        _, self.link = open_run(self.processes, toml)
         for _ in range(FOUNDERS):
             self.come()
 
@@ -149,9 +143,7 @@ class Season:
         """Of the model that the run ended with, on held-out text."""
         saved = [path for member in self.here() if (path := member.home / "model.safetensors").exists()]
         assert saved, f"nobody has finished; the logs are in {self.folder}"
-        evaluation = Evaluation(load_manifest(self.folder / "churn.flockstep").manifest)
-        evaluation.load(saved[0])
-        return evaluation.loss()
+        return evaluate_saved(load_manifest(self.folder / "churn.flockstep").manifest, saved[0])[1].loss
 
 
 def season(rounds: int, moments: list[int], chance: random.Random) -> dict[str, object]:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from ....peer.disk import write_whole
 from ....peer.errors import LocalError
 from ....peer.telemetry import log_path, read_events
-from ...local_run import ADDRESS, LINK, START_SECONDS
+from ...local_run import HERE, open_run
 from ...processes import PROCESS_POLL, Process, Processes
 
 BENCH_RUN_TOML = """\
@@ -132,7 +132,9 @@ def run_join(options: JoinOptions, write_line: Callable[[str], None], report: Ca
     theirs, newcomers = split_cores()
     with tempfile.TemporaryDirectory(prefix="flockstep-bench-") as folder, Processes() as processes:
         with on_cores(newcomers):
-            link = open_run(options, processes, Path(folder))
+            toml = Path(folder) / "run.toml"
+            write_whole(toml, BENCH_RUN_TOML.format(size=options.size, steps=options.steps).encode())
+            _, link = open_run(processes, toml)
         progress(f"a bootstrap and a run of gpt {options.size} are there, {options.members} members start")
         members = []
         with on_cores(theirs):
@@ -193,21 +195,10 @@ def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[st
             return over
 
 
-def open_run(options: JoinOptions, processes: Processes, folder: Path) -> str:
-    """Start a bootstrap and the run's owner, which publishes it and keeps it, and return the link."""
-    toml = folder / "run.toml"
-    write_whole(toml, BENCH_RUN_TOML.format(size=options.size, steps=options.steps).encode())
-    home, listen = folder / "bootstrap", ["--host", "127.0.0.1", "--port", "0"]
-    bootstrap = processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
-    address = bootstrap.await_line(ADDRESS, START_SECONDS)
-    create = ["run", "create", str(toml), "--via", address, "--home", str(folder / "owner"), *listen]
-    return processes.start("flockstep run create", create, folder / "owner" / "log.txt").await_line(LINK, START_SECONDS)
-
-
 def start(processes: Processes, name: str, link: str, folder: Path, threads: int) -> Trainer:
     """Start a `flockstep join` on the cores of this process."""
     home = folder / name
-    listen = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", str(threads)]
+    listen = ["--home", str(home), *HERE, "--device", "cpu", "--threads", str(threads)]
     return Trainer(processes.start(name, ["join", link, *listen], home / "log.txt"), home)
 
 
