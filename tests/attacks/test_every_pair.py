@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pytest
-from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.collectives.allreduce.actions import Action, AskFor, OutcomeKind
+from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.wire.schema import encode
@@ -90,6 +91,8 @@ class Lied(Rounds):
 
     liar: str = ""
     deeds: Deeds = field(default_factory=dict)
+    readers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """Who has asked a member for what another one signs: it passes on what comes later, too, as relays do."""
 
     def __post_init__(self) -> None:
         self.broken = self._withheld
@@ -118,8 +121,18 @@ class Lied(Rounds):
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
         """Deliver mail of a carrier to a target in the order in which it was sent, as a connection does."""
-        target, _, carrier = self.mail[index]
-        super().deliver(next(at for at, it in enumerate(self.mail) if (it[0], it[2]) == (target, carrier)), keep=keep)
+        first = self.mail[index]
+        at = next(at for at, it in enumerate(self.mail) if (it[0], it[2]) == (first[0], first[2]))
+        target, mail, carrier = self.mail[at]
+        if isinstance(mail, wire.Signed) and carrier == mail.sender and not keep:
+            self.post(sorted(self.readers.get((target, carrier), ())), mail, target)
+        super().deliver(at, keep=keep)
+
+    def _do(self, peer: str, machine: Round, action: Action) -> None:
+        if isinstance(action, AskFor):
+            for other in action.to:
+                self.readers.setdefault((other, action.peer), set()).add(peer)
+        super()._do(peer, machine, action)
 
     def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
         """Post mail; of the liar's own messages what its deeds make of them."""
