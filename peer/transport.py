@@ -97,6 +97,9 @@ class SocketStream(Stream, Protocol):
     def remote_socket(self) -> tuple[str, int]:
         """The IP address and the port from which the connection comes; the relay's if relayed. Raises `StreamClosed`."""
 
+    def hold_at_most(self, num_bytes: int) -> None:
+        """Reset the stream once it has more unread bytes than that: a peer that asks, and waits for no answer."""
+
 
 @runtime_checkable
 class Climber(Protocol):

@@ -28,7 +28,7 @@ from ...peer.bootstrap.server import BootstrapServer
 from ...peer.errors import LocalError, RemoteError, StreamClosed
 from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
 from ...peer.quota.shares import Places, Shares
-from ...peer.transport import Address, Host, PeerId, SocketStream, Stream
+from ...peer.transport import Address, Host, PeerId, SocketStream, Stream, has_socket
 from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
 from .interface import Validate
@@ -129,6 +129,7 @@ class DirectoryServer:
 
     async def _serve(self, stream: Stream) -> None:
         """Answer the requests of one stream, for `STREAM_SECONDS`."""
+        assert has_socket(stream)
         peer, ip = stream.remote, _ip_of(stream)
         origin = self._origins.of(ip) if ip else UNKNOWN
         if self._nursery is None:
@@ -149,6 +150,7 @@ class DirectoryServer:
             with scope:
                 reader = MessageReader(stream, MAX_QUESTION_BYTES)
                 while question := await reader.next():
+                    stream.hold_at_most(MAX_QUESTION_BYTES)
                     if (answer := self._answer(question, peer, origin, ip)) is None:
                         await stream.reset()
                         return
@@ -270,9 +272,8 @@ class DirectoryServer:
                 self._refusals.add("server", "it cannot be reached from outside", peer=peer)
 
 
-def _ip_of(stream: Stream) -> str:
+def _ip_of(stream: SocketStream) -> str:
     """Return the source IP address of a stream; empty if its connection is gone."""
-    assert isinstance(stream, SocketStream)
     try:
         return stream.remote_socket()[0]
     except StreamClosed:

@@ -53,6 +53,10 @@ class Libp2pStream:
         """Drop the stream at once, in both directions."""
         await self._raw.reset()
 
+    def hold_at_most(self, num_bytes: int) -> None:
+        """Reset the stream once it has more unread bytes than that."""
+        self._muxed.hold_at_most(num_bytes)
+
     def remote_socket(self) -> tuple[str, int]:
         """Return the source IP address and port of the connection; a relayed one has the relay's."""
         found: tuple[str, int] | None = self._raw.get_remote_address()

@@ -86,10 +86,13 @@ class RateServer:
         """Move a piece if its address may; returns whether it may."""
         cost = max(piece.size, LEAST_COST)
         allowed = not self._allowance.exceeded(origin, trio.current_time(), cost)
+        if allowed and piece.up:
+            stream.hold_at_most(piece.size)
         with trio.move_on_after(PIECE_SECONDS) as scope:
             await stream.send_all(frame(encode(PieceAnswer(allowed))))
             if allowed and piece.up:
                 await _discard(stream, piece.size)
+                stream.hold_at_most(MAX_SPEED_MESSAGE_BYTES)
                 await stream.send_all(frame(encode(PieceAnswer(True))))
             elif allowed:
                 await stream.send_all(bytes(piece.size))

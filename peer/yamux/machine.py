@@ -133,6 +133,8 @@ class Stream:
         self.read_bytes = 0
         """Bytes that were read and not given back yet."""
         self.unread = Unread()
+        self.most_unread = MOST
+        """Beyond so many unread bytes the stream is reset (`Machine.hold`)."""
         self.received_all = False
         """True once the end of what the remote sends has arrived."""
         self.sent_all = False
@@ -269,6 +271,11 @@ class Machine:
             stream.sent_all = True
             self._forget_if_over(stream)
 
+    def hold(self, stream: Stream, most: int) -> list[Event]:
+        """Reset a stream once it has more than `most` unread bytes; there may be as many as its window holds until then."""
+        stream.most_unread = most
+        return self.reset(stream) if len(stream.unread) > most else []
+
     def leave(self, stream: Stream) -> list[Event]:
         """Send the end of what this side sends, and drop what comes, as TCP does in FIN-WAIT-2: what was sent still arrives.
 
@@ -344,6 +351,8 @@ class Machine:
             return
         if self._stream is not None:
             self._stream.receive_window -= length
+            if len(self._stream.unread) + length > self._stream.most_unread:
+                events += self.reset(self._stream)
         self._missing = length
         if not length:
             self._take_flags(events)

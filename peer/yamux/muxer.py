@@ -246,6 +246,10 @@ class YamuxStream(Stream, IMuxedStream):
         self.writers.unpark_all()
         await trio.lowlevel.checkpoint()
 
+    def hold_at_most(self, num_bytes: int) -> None:
+        """Reset the stream once it has more unread bytes than that."""
+        self.muxed_conn._pass_on(self.muxed_conn.machine.hold(self, num_bytes))
+
     async def reset(self) -> None:
         """End both directions, and drop what was not read."""
         self.muxed_conn._pass_on(self.muxed_conn.machine.reset(self))

@@ -13,6 +13,9 @@ import pytest
 import trio
 from chaos.edge import KINDS, fuzz, protocols, victim_process
 from chaos.edge import victim as fuzzed
+from flockstep.dht.directory.kademlia import open_directory
+from flockstep.dht.directory.messages import Message, send
+from flockstep.dht.directory.server import MAX_QUESTION_BYTES
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
@@ -26,7 +29,7 @@ from flockstep.peer.strangers.frames import FIRST_WINDOW, MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
 from flockstep.peer.strangers.identify import MAX_IDENTIFY_BYTES, MAX_LISTENED, MAX_PROTOCOLS
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL, PINGS_BURST_SECONDS, PINGS_PER_SECOND
-from flockstep.peer.strangers.streams import FEW
+from flockstep.peer.strangers.streams import FEW, QUESTION_BYTES, few_of_each
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 from flockstep.peer.yamux.machine import DATA, HEADER
@@ -36,6 +39,7 @@ from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify.identify import parse_identify_response
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
@@ -240,6 +244,45 @@ def test_what_a_reset_stream_has_left_unread_is_dropped() -> None:
             await other.write(encode_delim(b"/multistream/1.0.0") + encode_delim(b"/nothing/1"))
             await other.read(100)
             await until(lambda: not mine.machine.unread_bytes)
+
+    over_sockets(main)
+
+
+def test_a_peer_that_asks_on_and_waits_for_no_answer_is_reset() -> None:
+    """256 kB waited in each of 512 streams while a bootstrap dialled back: 82 MB of 128 connections."""
+
+    async def main() -> None:
+        async with victim() as host, stranger_of(host) as stranger:
+            host.handle("/test/busy/1", few_of_each(_never_reads))
+            busy = await stranger.open_stream(host.peer_id, "/test/busy/1")
+            await busy.send_all(bytes(QUESTION_BYTES))
+            await busy.send_all(b"x")
+            with pytest.raises(StreamClosed):
+                await busy.receive_some(1)
+            assert stranger.peer_id in host.connected()
+
+    over_sockets(main)
+
+
+async def _never_reads(stream: Stream) -> None:
+    await trio.sleep_forever()
+
+
+HELD = {DIALBACK_PROTOCOL: QUESTION_BYTES, PING_PROTOCOL: QUESTION_BYTES, SPEED_PROTOCOL: QUESTION_BYTES}
+
+
+@pytest.mark.parametrize(("protocol", "most"), [*HELD.items(), (PROTOCOL_ID, MAX_QUESTION_BYTES)])
+def test_a_bootstrap_holds_few_unread_bytes_of_a_question(protocol: str, most: int) -> None:
+    async def main() -> None:
+        async with (
+            victim(bootstrap=True) as host,
+            open_directory(host, server=True, telemetry=Telemetry(), validate=lambda key, value: 0),
+            stranger_of(host) as stranger,
+        ):
+            stream = await stranger.open_stream(host.peer_id, protocol)
+            if protocol == PROTOCOL_ID:
+                await send(stream, Message(type=Message.PING))
+            await until(lambda: most in [stream.muxed_stream.most_unread for stream in _streams(host, stranger.peer_id)])
 
     over_sockets(main)
 

@@ -67,6 +67,9 @@ class Seen:
     def remote_socket(self) -> tuple[str, int]:
         return self._ip, 4001
 
+    def hold_at_most(self, num_bytes: int) -> None:
+        pass
+
 
 class Town:
     """Who is on the network, and at which addresses."""

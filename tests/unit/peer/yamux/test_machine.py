@@ -326,6 +326,20 @@ def test_nothing_is_given_back_of_a_window_that_nobody_will_use() -> None:
     assert sent(end) == b""
 
 
+def test_a_stream_is_reset_once_more_of_it_is_unread_than_its_reader_holds() -> None:
+    end = machine()
+    stream, full = opened(end), opened(end, 3)
+    feed(end, frame(DATA, 0, 1, body=bytes(60)) + frame(DATA, 0, 3, body=bytes(101)))
+    assert end.hold(stream, 100) == []
+    assert end.hold(full, 100) == [Readable(full), Writable(full)]
+    assert headers(sent(end)) == [(UPDATE, RST, 3, 0)]
+    assert feed(end, frame(DATA, 0, 1, body=bytes(40))) == [Readable(stream)]
+    end.read(stream, 1)
+    feed(end, frame(DATA, FIN, 1, body=bytes(2)) + frame(PING, SYN, 0, 7))
+    assert headers(sent(end)) == [(UPDATE, RST, 1, 0), (PING, ACK, 0, 7)]
+    assert (end.end, end.unread_bytes, end.streams) == ("", 0, {})
+
+
 def test_of_a_stream_that_was_left_nothing_is_kept_and_its_sender_gets_the_window_back_for_a_megabyte() -> None:
     end, half = machine(), FIRST_WINDOW // 2
     stream = opened(end)
