@@ -9,7 +9,7 @@ In each case
 - no attempt fails but the one that the liar proposes;
 - no honest member is charged.
 
-    cd tests && python -m attacks.test_every_pair          # 8 minutes
+    cd tests && python -m attacks.test_every_pair          # a quarter of an hour
 """
 
 import itertools
