@@ -60,6 +60,8 @@ class CheckPhase:
         self._false: dict[tuple[bytes, ...], frozenset[int]] = {}
         """By outputs, the parts whose output seems false."""
         self._doubtful: frozenset[int] = frozenset()
+        self._covered: set[int] = set()
+        """Contributors whose two sketches differ, and the holders that alone vouch for both: others were shown no bytes."""
         self._tried: dict[int, set[bytes]] = {}
         """By part, the outputs that I, the proposer, have named."""
         self._read = 0
@@ -106,8 +108,10 @@ class CheckPhase:
         made = dict(self._reduce_phase.outputs)
         return [CheckOutputs(seed, made, self._judge_phase.weights, self._judge_phase.first, second)]
 
-    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
-        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[Pair]) -> list[Action]:
+        """Take the false outputs, by part, and the pairs of part and contributor, in the order of the cut, whose two
+        sketches differ.
+        """
         named, order, members = self.named, self._judge_phase.order, self._table.members
         if named is None or {part: named.outputs[part] for part in action.outputs} != dict(action.outputs):
             return []
@@ -115,7 +119,8 @@ class CheckPhase:
             self._passed.add(named.outputs)
             return self._blame(named.outputs)
         self._false[named.outputs] = frozenset(false)
-        self._doubtful = frozenset(order[place] for place in doubtful)
+        pairs = [(part, order[place]) for part, place in doubtful]
+        self._doubtful = frozenset(index for _, index in pairs)
         actions: list[Action] = []
         for part in false:
             self._reduce_phase.do_without(part)
@@ -127,6 +132,11 @@ class CheckPhase:
             reason = "the sketches after the cut and after the outputs cannot be of one contribution"
             self.failure = f"{reason}: that of {members[liars[0]]}"
             actions += [Note("round.sketches_differ", members[index], "check", reason) for index in liars]
+            seed = self._exchanges[named.outputs].seed
+            for part, index in pairs:
+                holder = self._standing.holders[part]
+                if index in liars and self._seconds.get((seed, (part, index)), {}).keys() == {holder}:
+                    self._covered |= {holder, index}
         return actions
 
     def _blame(self, outputs: tuple[bytes, ...]) -> list[Action]:
@@ -147,14 +157,14 @@ class CheckPhase:
         return is_named and (self._setup.rule.blind or outputs in self._passed)
 
     def disputants(self) -> tuple[PeerId, ...]:
-        """Return who sketches a part of what it contributes otherwise than another one of the part's three.
+        """Return who sketches a part of its contribution otherwise than another one of the part's three, and who covers it.
 
         The bytes would convict one of the two. Where neither shows them they are of one mind, and end the attempt.
         """
         exchange = self._exchanges.get(self.named.outputs) if self.named is not None else None
         if exchange is None:
             return ()
-        found, members = set[int](), self._table.members
+        found, members = {*self._covered}, self._table.members
         for part, index in self._required():
             if exchange.signed(index) is None:
                 continue

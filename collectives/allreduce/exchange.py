@@ -233,8 +233,10 @@ class RosterRound:
         """Take the rule's result: the weights of each part, and who is flagged and who is short, in the order of the cut."""
         return self._judge_phase.judged(weights, flagged, short) if self._judge_phase is not None else []
 
-    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
-        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+    def checked(
+        self, action: CheckOutputs, false: Collection[int], doubtful: Collection[tuple[int, int]]
+    ) -> list[Action]:
+        """Take the false outputs, by part, and the (part, contributor) whose two sketches differ, in the order of the cut."""
         return self._outputs[1].checked(action, false, doubtful) if self._outputs is not None else []
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:

@@ -34,6 +34,8 @@ TRUE_WITHIN = 1e-3
 """Relative to the largest number of a sketch: honest computers differ by far less, and lies need far more."""
 LENGTHS_DIFFER = 4.0
 """The factor between the squared lengths of one part by two sketches: honest ones are 20 deviations away from it."""
+DEVIATIONS = 5.7
+"""How far two estimates of one inner product may be apart, in standard deviations, as in `sketch.CERTAINTY`."""
 
 
 def commitment(nonce: bytes) -> bytes:
@@ -184,14 +186,27 @@ def _square(chunk: Floats) -> float:
     return square if np.isfinite(square) else float(np.square(chunk, dtype=np.float64).sum())
 
 
-def doubtful(first: Sequence[bytes], second: Sequence[bytes], members: int) -> tuple[int, ...]:
-    """Return the contributors, in the order of the cut, whose two sketches cannot be of one vector: an owner hid a lie."""
-    found: list[int] = []
-    for index, pair in enumerate(zip(first, second, strict=True)):
-        one, other = (_squares(tables_of(sketch, members)) for sketch in pair)
-        longer, shorter = np.maximum(one, other), np.minimum(one, other)
-        if not (longer <= LENGTHS_DIFFER * shorter).all():
-            found.append(index)
+def doubtful(
+    first: Sequence[bytes], second: Sequence[bytes], members: int, weights: Floats64
+) -> tuple[tuple[int, int], ...]:
+    """Return the (part, contributor in the order of the cut) whose two sketches cannot be of one vector: an owner hid a lie.
+
+    They differ in length, or in their inner products with contributors of most of the other `weights` [parts, n]: honest
+    ones differ with liars alone, which have less.
+    """
+    one, other = (np.stack([tables_of(sketch, members) for sketch in sketches]) for sketches in (first, second))
+    chance = DEVIATIONS * (1 / one[0, 0].size + 1 / other[0, 0].size) ** 0.5
+    found: list[tuple[int, int]] = []
+    for part in range(members):
+        before, after = (gram(np.ascontiguousarray(tables[:, part])) for tables in (one, other))
+        squares = np.maximum(np.diagonal(before), np.diagonal(after))
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = np.abs(before - after)
+            usual = np.sqrt(squares[:, None] * squares[None, :] + np.minimum(np.square(before), np.square(after)))
+            differ = np.where(np.eye(len(squares), dtype=bool), 0.0, ~(apart <= chance * usual) * weights[part])
+            alike = squares <= LENGTHS_DIFFER * np.minimum(np.diagonal(before), np.diagonal(after))
+        lies = ~alike | (2 * total(differ) > total(weights[part]) - weights[part])
+        found += [(part, int(index)) for index in np.flatnonzero(lies & (weights[part] > 0))]
     return tuple(found)
 
 

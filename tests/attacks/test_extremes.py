@@ -188,5 +188,21 @@ def test_a_contributor_that_hides_its_length_from_one_seed_blames_no_owner() -> 
     first = [sketch_parts(codec, [codec.encode(row)], (0, cells), b"1" * 32, 128) for row in honest]
     second = [sketch_parts(codec, [part], (0, cells), seed, CHECK_COLUMNS) for part in parts]
     output = {0: codec.encode(weighted_mean(codec, parts, [0.25] * 4, cells))}
-    assert doubtful(first, second, 1) == (0,)
+    assert doubtful(first, second, 1, np.full((1, 4), 0.25)) == ((0, 0),)
     assert false_outputs(rule, codec, output, (0, cells), np.full((1, 4), 0.25), first, second, seed) == ()
+
+
+@pytest.mark.parametrize("turn", [-1.0, 0.0])
+def test_who_contributes_something_else_than_it_has_sketched_is_doubtful_and_no_honest_member_is(turn: float) -> None:
+    """Four of ten whose owner vouches for both: they were judged by one vector and added another one of the same length."""
+    draw = np.random.default_rng(0)
+    common = draw.standard_normal(4 * CELL)
+    vectors = [(common + 0.3 * draw.standard_normal(common.size)).astype(np.float32) for _ in range(10)]
+    said = [np.float32(turn) * it + np.float32((1 - turn**2) ** 0.5) * draw.permutation(it) for it in vectors[6:]]
+    first = [CountSketch.of(it, b"1" * 32, 0, columns_of(10)).astype("<f4").tobytes() for it in vectors]
+    second = [CountSketch.of(it, b"2" * 32, 0, CHECK_COLUMNS).astype("<f4").tobytes() for it in [*vectors[:6], *said]]
+    weights = np.full((1, 10), 0.1)
+    assert doubtful(first, second, 1, weights) == tuple((0, index) for index in range(6, 10))
+    weights[0, 6:] = 0
+    assert doubtful(first, second, 1, weights) == ()  # They add nothing.
+    assert doubtful(first[:6], second[:6], 1, weights[:, :6]) == ()
