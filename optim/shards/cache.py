@@ -8,12 +8,13 @@ second process of one home folder (an evaluation beside the training) has a cach
 """
 
 import errno
+import itertools
 import os
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ class Shards:
         self._wanted: list[Shard] = []
         self._spare: list[Shard] = []
         """What is fetched for other members as long as there is room."""
-        self._loading: set[bytes] = set()
+        self._expected: frozenset[bytes] = frozenset()
+        """What is read next, and so stays, also where it is here from an earlier epoch."""
+        self._loading: dict[bytes, int] = {}
+        """What is being fetched, and its bytes."""
         self._failed: dict[bytes, FlockstepError] = {}
         self._sound: set[bytes] = set()
         """Shards whose hash was found right by this process."""
@@ -109,12 +113,12 @@ class Shards:
         if isinstance(self._place, Folder):
             return
         room = self._limit - max((each.num_bytes for each in shards), default=0)
+        sums = itertools.accumulate(each.num_bytes for each in shards)
+        fitting = [each for each, size in zip(shards, sums, strict=True) if size <= room]
         with self._lock:
             self._lock_folder()
-            self._wanted = []
-            for shard in shards:
-                if (room := room - shard.num_bytes) < 0:
-                    return
+            self._wanted, self._expected = [], frozenset(each.hash for each in fitting)
+            for shard in fitting:
                 self._want([shard], first=False)
 
     def _want(self, shards: Sequence[Shard], *, first: bool) -> None:
@@ -135,10 +139,10 @@ class Shards:
                 if (shard := self._next()) is None:
                     self._threads -= 1
                     return
-                self._loading.add(shard.hash)
+                self._loading[shard.hash] = shard.num_bytes
             error: FlockstepError | None = None
             try:
-                with disk_errors(f"keep shards in {self._folder}"):
+                with disk_errors(f"keep shards in {self._folder}"), self._lock:
                     self._make_room(shard)
                 self._fetch(shard)
             except FlockstepError as failure:
@@ -146,7 +150,7 @@ class Shards:
             except Exception as failure:  # noqa: BLE001  The boundary of a thread: whoever waits is told.
                 error = LocalError(f"cannot fetch {shard.name}: {type(failure).__name__}: {failure}")
             with self._lock:
-                self._loading.discard(shard.hash)
+                del self._loading[shard.hash]
                 if error is not None:
                     self._failed[shard.hash] = error
                 self._lock.notify_all()
@@ -157,7 +161,7 @@ class Shards:
         while self._spare:
             shard = self._spare.pop()
             if shard.hash not in self._loading and not self._path(shard).is_file():
-                if sum(found.st_size for found in self._kept().values()) + shard.num_bytes <= self._limit:
+                if self._room(self._kept()) >= shard.num_bytes:
                     return shard
                 self._spare = []
         return None
@@ -211,11 +215,13 @@ class Shards:
         return tokens if len(tokens) == shard.num_tokens else None
 
     def _make_room(self, shard: Shard) -> None:
-        """Delete the shards whose last use is longest ago, until another one fits. Raises `OSError` if the disk is full."""
-        with self._lock:
-            keys = {each.hash.hex() for each in self._wanted} | {key.hex() for key in self._loading}
+        """Delete the shards whose last use is longest ago, until one that is being fetched fits. Hold the lock.
+
+        Raises `OSError` if the disk is full.
+        """
+        keys = {each.hex() for each in (*self._expected, *(each.hash for each in self._wanted))}
         sizes = self._kept()
-        room = self._limit - shard.num_bytes - sum(found.st_size for found in sizes.values())
+        room = self._room(sizes)
         free = shutil.disk_usage(self._folder).free - shard.num_bytes - DISK_RESERVE
         for path in sorted(sizes, key=lambda path: sizes[path].st_mtime):
             if min(room, free) >= 0:
@@ -226,11 +232,16 @@ class Shards:
         if free < 0:
             raise OSError(errno.ENOSPC, f"less than {DISK_RESERVE >> 20} MiB would be left")
 
+    def _room(self, kept: Mapping[Path, os.stat_result]) -> int:
+        """Return the bytes that are left of the bound, beside what is kept and what is being fetched. Hold the lock."""
+        return self._limit - sum(self._loading.values()) - sum(found.st_size for found in kept.values())
+
     def _kept(self) -> dict[Path, os.stat_result]:
-        """Return what is in the cache; another thread may rename or delete a file meanwhile. Raises `OSError`."""
+        """Return what is in the cache and is not being fetched; files may go meanwhile. Hold the lock. Raises `OSError`."""
         found = {}
+        loading = {key.hex() for key in self._loading}
         for path in self._folder.iterdir():
-            if path.suffix in (SHARD, PART):
+            if path.suffix in (SHARD, PART) and path.stem not in loading:
                 with suppress(FileNotFoundError):
                     found[path] = path.stat()
         return found

@@ -213,6 +213,17 @@ def test_a_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path, we
         assert len(list((tmp_path / "tiny").rglob("*.shard"))) == 1
 
 
+def test_what_is_read_next_stays_however_long_ago_it_was_used(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
+    source = opened(name_of(web, index), tmp_path / "home", data_cache=3.5 * index.shards[0].num_bytes / 1e9)
+    folder = tmp_path / "home" / "cache" / "shards"
+    for number in (0, 1, 2):
+        assert list(source.read(0, number, 0))
+        os.utime(folder / f"{index.shards[number].hash.hex()}.shard", (number + 10, number + 10))
+    source.expect([0, 3])
+    assert list(source.read(0, 3, 0))
+    assert {path.stem for path in folder.glob("*.shard")} == {index.shards[number].hash.hex() for number in (0, 2, 3)}
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path, web: WebStandIn, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching, "DISK_RESERVE", 1 << 60)
     with pytest.raises(LocalError, match=r"cannot keep shards in .*MiB would be left") as refused:
