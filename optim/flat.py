@@ -294,6 +294,11 @@ def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
+def bytes_of(model: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers of a model."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+
+
 def storage_of(parameter: torch.Tensor) -> object:
     """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or on meta."""
     if parameter.is_meta or _is_sharded(parameter):

@@ -73,8 +73,8 @@ def _warning(source: str) -> str:
 
 
 def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> PinnedModel:
-    from .flat import FlatLayout
-    from .models.registry import build_model, bytes_of, longest_of, outline_of, vocabulary_of
+    from .flat import FlatLayout, bytes_of
+    from .models.registry import build_model, longest_of, outline_of, vocabulary_of
 
     with importable(folder):
         model = outline_of(name, options) or build_model(name, options, seed=seed, allow_model=name)

@@ -25,7 +25,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model, hide_secrets
-from ..flat import storage_of
+from ..flat import bytes_of, storage_of
+from ..micro_batches import out_of_memory
+from . import machine
+from .gpt_config import MAX_LAYERS
+from .needs import gigabytes
 from .quantized import load_bitsandbytes
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -293,6 +297,27 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
                 remedy=f"the fields are those of transformers' {type(kind).__name__}",
             )
     # Its validators raise errors of many classes; all are about the manifest's options.
+    try:
+        _check_layers(options)
+        config = transformers.AutoConfig.for_model(name, **options)
+        _outline(transformers, config)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"hf:{name}: {reason}", remedy="check the options of [model]") from error
+    return config
+
+
+def _check_layers(fields: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for too many layers in a config: some make a list of them before a model can be counted."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            _check_layers(value)
+        elif "layer" in name and type(value) is int and value > MAX_LAYERS:
+            raise UsageError(f"{name} must be at most {MAX_LAYERS}, not {value}")
+
+
+def _outline(transformers: ModuleType, config: Any, **options: Any) -> nn.Module:
+    """Return the model of a config without values. Raises `UsageError` while it is built if it has too many tensors."""
     left = iter(range(MAX_TENSORS))
 
     def count(module: nn.Module, parameter: str, tensor: Tensor) -> None:
@@ -301,15 +326,11 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
 
     counting = register_module_parameter_registration_hook(count)
     try:
-        config = transformers.AutoConfig.for_model(name, **options)
         with torch.device("meta"):
-            transformers.AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"hf:{name}: {reason}", remedy="check the options of [model]") from error
+            model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, **options)
     finally:
         counting.remove()
-    return config
+    return model
 
 
 def _pretrained(
@@ -333,12 +354,16 @@ def _pretrained(
     try:
         if not trusted:
             check_base(transformers, name, revision)
+        _check_layers(transformers.PreTrainedConfig.get_config_dict(source, **safe)[0])
         config = transformers.AutoConfig.from_pretrained(source, **safe)
         _check_code(name, config)
+        _check_memory(name, _outline(transformers, config, dtype=dtype))
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # A stranger's files make the library raise errors of many classes.
+        if isinstance(error, LocalError) or (isinstance(error, (RuntimeError, MemoryError)) and out_of_memory(error)):
+            raise
         reason = " ".join(str(error).split())
         remedy = "it must be a causal language model in safetensors that transformers supports without remote code"
         if DENIED.search(reason):
@@ -348,6 +373,14 @@ def _pretrained(
     if missing := sorted(loading["missing_keys"]):
         raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")
     return model
+
+
+def _check_memory(name: str, outline: nn.Module) -> None:
+    """Raise `LocalError` for more weights than this computer has memory: the library makes those that no file has."""
+    needed, there = bytes_of(outline), machine.memory().total
+    if needed > there:
+        has = f"this computer has {gigabytes(there)} of memory"
+        raise LocalError(f"the weights of hf:{name} have {gigabytes(needed)}, {has}", remedy="choose a smaller model")
 
 
 def check_base(transformers: ModuleType, name: str, revision: str | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..examples import ids_of, numbers_of, positions_of
-from ..flat import unwrapped
+from ..flat import bytes_of, unwrapped
 from ..micro_batches import out_of_memory
 from .gpt import GPT
 from .gpt_config import gpt_config
@@ -89,11 +89,6 @@ def outline_of(name: str, options: Mapping[str, Any]) -> nn.Module | None:
         from .hf import build_hf
 
         return build_hf(architecture, options, trusted=False)
-
-
-def bytes_of(model: nn.Module) -> int:
-    """Return the bytes of all parameters and buffers of a model."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
 def training_loss(model: nn.Module, tokens: Tensor, *, separate: bool = False) -> Tensor:

@@ -138,6 +138,54 @@ def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -
         build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
 
 
+def safetensors(header: object, body: bytes = bytes(4)) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+HOSTILE: dict[str, tuple[str, bytes | str]] = {
+    "no heads": ("config.json", json.dumps({**LLAMA, "model_type": "llama", "num_attention_heads": 0})),
+    "a width of letters": ("config.json", json.dumps({**LLAMA, "model_type": "llama", "hidden_size": "a"})),
+    "another width": ("config.json", json.dumps({**LLAMA, "model_type": "llama", "hidden_size": 64})),
+    "a dtype of no tensor": ("config.json", json.dumps({**LLAMA, "model_type": "llama", "dtype": "os.system"})),
+    "a thousand layers": ("config.json", json.dumps({**LLAMA, "model_type": "llama", "num_hidden_layers": 1000})),
+    "layers in a list": ("config.json", json.dumps({**LLAMA, "model_type": "gemma2", "num_hidden_layers": 10**9})),
+    "a deep config": ("config.json", "[" * 100_000),
+    "a header of 2^60 bytes": ("model.safetensors", (1 << 60).to_bytes(8, "little") + b"{}"),
+    "a zip": ("model.safetensors", b"PK\x03\x04" + bytes(1000)),
+    "a shape of 2^80": (
+        "model.safetensors",
+        safetensors({"model.norm.weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}),
+    ),
+    "an index that leads out": (
+        "model.safetensors.index.json",
+        json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": "../../../etc/passwd"}}),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_weights_and_configs_that_lie_are_refused_in_one_line(
+    folder: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "MAX_TENSORS", 100)
+    place, content = HOSTILE[what]
+    for name in {"config.json", "model.safetensors"} - ({"model.safetensors"} if place.endswith("index.json") else set()):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / place).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(LocalError, match=r"cannot load|more than 100 parameters|at most 10000") as refused:
+        build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_that_no_memory_holds_are_refused_before_any_is_made(folder: Path, tmp_path: Path) -> None:
+    """Those that no file has are made from the config: 1.3 TB of an embedding."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "llama", "vocab_size": 10**10}))
+    (tmp_path / "model.safetensors").write_bytes(safetensors({"__metadata__": {"format": "pt"}}, b""))
+    with pytest.raises(LocalError, match=r"have 1\.3 TB, this computer has .* of memory"):
+        build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
+
+
 def test_gated_weights_are_one_line_that_says_how_to_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"hf:{REPOSITORY}"
     with stand_in(StandIn({}, is_model=True, denies=True)) as hub:
@@ -262,8 +310,13 @@ def test_what_makes_no_adapter_is_refused_in_one_line(options: dict[str, Any], w
     assert "\n" not in str(raised.value)
 
 
+def test_a_number_of_layers_is_looked_at_before_a_config_makes_a_list_of_them() -> None:
+    with pytest.raises(UsageError, match="num_hidden_layers must be at most 10000, not 1000000000"):
+        size_of_model("hf:gemma2", {"num_hidden_layers": 10**9})
+
+
 def test_an_architecture_of_too_many_parameters_by_name_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf, "MAX_TENSORS", 20)
     with pytest.raises(UsageError, match="more than 20 parameters by name"):
-        size_of_model("hf:llama", LLAMA | {"num_hidden_layers": 10**9})
+        size_of_model("hf:llama", LLAMA | {"num_hidden_layers": 10_000})
     assert size_of_model("hf:llama", LLAMA) is not None

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.optim.flat import FlatLayout
+from flockstep.optim.flat import FlatLayout, bytes_of
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
 from flockstep.optim.models.needs import ModelSize
-from flockstep.optim.models.registry import build_model, bytes_of, outline_of, size_of_model
+from flockstep.optim.models.registry import build_model, outline_of, size_of_model
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, UsageError
 from torch import nn
