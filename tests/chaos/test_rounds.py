@@ -9,8 +9,9 @@ from contextlib import ExitStack
 import pytest
 from chaos.chaos import Chaos, Strike
 from chaos.group import Group, Report
-from chaos.packets import Networks, Unsupported
+from chaos.packets import Networks
 from flockstep.collectives.codec import CELL
+from flockstep.peer.errors import LocalError
 
 NUM_PEERS = 4
 NUM_CELLS = 64
@@ -61,7 +62,7 @@ def networks() -> Iterator[Networks]:
     with ExitStack() as stack:
         try:
             yield stack.enter_context(Networks(NUM_PEERS))
-        except Unsupported as error:
+        except LocalError as error:
             pytest.skip(str(error))
 
 
