@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.answers import Answers, serving
 
 
 class CollectorStandIn:
@@ -36,7 +37,7 @@ class CollectorStandIn:
 def collector(*codes: int) -> Iterator[CollectorStandIn]:
     stand_in = CollectorStandIn(*(codes or (200,)))
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answers):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
             with stand_in.news:
@@ -44,21 +45,8 @@ def collector(*codes: int) -> Iterator[CollectorStandIn]:
                 stand_in.asked.append((self.path, self.headers, data))
                 stand_in.accepted += [data.count(b'"eventName"')] if code == 200 else []
                 stand_in.news.notify_all()
-            self.send_response(code)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            self.answer(code)
 
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Handler) as port:
+        stand_in.address = f"http://127.0.0.1:{port}"
         yield stand_in
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,12 +1,11 @@
 """A stand-in for the Hugging Face hub on loopback: the API's listing of one dataset, and its files by range."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+
+from support.answers import Answers, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "evil/ds"
@@ -40,9 +39,7 @@ class StandIn:
 
 @contextmanager
 def stand_in(hub: StandIn) -> Iterator[StandIn]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Answers):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.asked.append((path, self.headers.get("Authorization")))
@@ -66,31 +63,9 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
             piece = data[int(first) : int(last) + 1]
             if hub.endless:
                 piece += bytes(1 << 20)
-            self.answer(206, piece[:-1] if hub.cuts else piece)
+            # Said, so that nobody asks once more on a connection that is about to end.
+            self.answer(206, piece[:-1] if hub.cuts else piece, Connection="close" if hub.endless else "keep-alive")
 
-        def answer(self, code: int, data: bytes, **headers: str) -> None:
-            self.send_response(code)
-            if hub.endless:  # Said, so that nobody asks once more on a connection that is about to end.
-                headers["Connection"] = "close"
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.close_connection = hub.endless
-            try:
-                self.wfile.write(b"" if self.command == "HEAD" else data)
-            except OSError:
-                self.close_connection = True  # The reader had enough.
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Handler) as port:
+        hub.endpoint = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -3,12 +3,12 @@
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.answers import Answers, serving
 
 
 @dataclass
@@ -30,17 +30,8 @@ class Shelf:
     endpoint: str = ""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Answers):
     shelf: Shelf
-
-    def answer(self, code: int, data: bytes = b"{}", **headers: str) -> None:
-        self.send_response(code)
-        for name, value in {"Content-Length": str(len(data)), "Content-Type": "application/json", **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
 
     def body(self) -> bytes:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -55,9 +46,6 @@ class _Handler(BaseHTTPRequestHandler):
 
             data = _unchunked(read)
         return data
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
 
 
 def _unchunked(read: Any) -> bytes:
@@ -144,13 +132,6 @@ def shelf_at(kind: str) -> Iterator[Shelf]:
     """A stand-in for `s3`, the bucket `b`, or for `hf`, the repository `org/name`."""
     shelf = Shelf()
     handler = type("Handler", ({"s3": _Bucket, "hf": _Hub}[kind],), {"shelf": shelf})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    shelf.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(handler) as port:
+        shelf.endpoint = f"http://127.0.0.1:{port}"
         yield shelf
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

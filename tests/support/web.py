@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+from support.answers import Answers, serving
 
 
 @dataclass
@@ -41,9 +41,7 @@ class WebStandIn:
 
 @contextmanager
 def web_stand_in(web: WebStandIn, tls: ssl.SSLContext | None = None) -> Iterator[WebStandIn]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Answers):
         def do_GET(self) -> None:
             name = self.path.rpartition("/")[2]
             with web.news:
@@ -61,10 +59,10 @@ def web_stand_in(web: WebStandIn, tls: ssl.SSLContext | None = None) -> Iterator
                 self.file(path.read_bytes())
 
         def file(self, data: bytes) -> None:
-            start, status, said = 0, 200, {}
+            start, status, said = 0, 200, dict[str, str]()
             if web.ranges and (wanted := self.headers.get("Range")):
                 start, status = int(wanted.removeprefix("bytes=").partition("-")[0]), 206
-                said = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
+                said = {"Content_Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
             body = data[start:]
             length = len(body)
             if web.cuts and self.path.endswith(("u16", "u32")):
@@ -74,31 +72,8 @@ def web_stand_in(web: WebStandIn, tls: ssl.SSLContext | None = None) -> Iterator
             if web.endless:
                 body += bytes(1 << 20)
                 length = len(body)
-            self.answer(status, body, length=length, **said)
+            self.answer(status, body, Content_Length=str(length), **said)
 
-        def answer(self, code: int, data: bytes, length: int | None = None, **headers: str) -> None:
-            self.send_response(code)
-            for name, value in {"Content-Length": str(len(data) if length is None else length), **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            try:
-                self.wfile.write(data)
-            except OSError:
-                self.close_connection = True  # The reader had enough.
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.url = f"http://127.0.0.1:{server.server_port}/data"
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-        web.url = f"https://localhost:{server.server_port}/data"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Handler, tls) as port:
+        web.url = f"http://127.0.0.1:{port}/data" if tls is None else f"https://localhost:{port}/data"
         yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
