@@ -11,14 +11,14 @@
 FROM python:3.12-slim-bookworm AS base
 RUN useradd --uid 1000 --create-home peer && mkdir /home/peer/.flockstep && chown peer /home/peer/.flockstep
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
-COPY scripts/containers/bootstrap.lock scripts/containers/peer.lock /tmp/
+COPY scripts/containers/cpu.lock scripts/containers/peer.lock /tmp/
 
 FROM base AS built
 COPY . /source
 RUN pip wheel --no-deps -w /wheels /source
 
 FROM base AS cpu
-RUN pip install --require-hashes -r /tmp/bootstrap.lock \
+RUN pip install --no-deps --require-hashes -r /tmp/cpu.lock \
     && pip install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 RUN --mount=type=bind,from=built,source=/wheels,target=/wheels pip install --no-deps /wheels/flockstep-*.whl
 USER 1000
