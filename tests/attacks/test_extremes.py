@@ -198,7 +198,8 @@ def test_who_contributes_something_else_than_it_has_sketched_is_doubtful_and_no_
     draw = np.random.default_rng(0)
     common = draw.standard_normal(4 * CELL)
     vectors = [(common + 0.3 * draw.standard_normal(common.size)).astype(np.float32) for _ in range(10)]
-    said = [np.float32(turn) * it + np.float32((1 - turn**2) ** 0.5) * draw.permutation(it) for it in vectors[6:]]
+    aside = (1 - turn**2) ** 0.5
+    said: list[Floats] = [np.asarray(turn * it + aside * draw.permutation(it), np.float32) for it in vectors[6:]]
     first = [CountSketch.of(it, b"1" * 32, 0, columns_of(10)).astype("<f4").tobytes() for it in vectors]
     second = [CountSketch.of(it, b"2" * 32, 0, CHECK_COLUMNS).astype("<f4").tobytes() for it in [*vectors[:6], *said]]
     weights = np.full((1, 10), 0.1)
