@@ -76,11 +76,16 @@ def pack_data(
 
             def rendered() -> Iterator[Rendered]:
                 nonlocal skipped
+                num_rendered = 0
                 for row in _rows(kind, place, at):
                     if (found := template.render(row)) is None:
                         skipped += 1
                     else:
+                        num_rendered += 1
                         yield found
+                if skipped and not num_rendered:
+                    remedy = "an answer is a message with the role assistant; ?column=NAME names another column of messages"
+                    raise UsageError(f"none of the {skipped:,} chats of {source} has an answer", remedy=remedy)
 
             index = pack_chats(rendered(), made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
         else:

@@ -127,6 +127,10 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     said: list[str] = []
     pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path), chat=True)
     assert "500 rows without an answer were left out." in said
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows[1::2])))
+    with pytest.raises(UsageError, match=r"none of the 500 chats of json:.* has an answer"):
+        pack_data(f"json:{tmp_path}/asked.jsonl", tmp_path / "q", said.append, tokenizer=str(tmp_path), chat=True)
+    assert not (tmp_path / "q").exists()
     data = Data(source=f"tokens:{tmp_path}/p", sequence_length=32)
     source = open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
     assert isinstance(source, TokenShards)
