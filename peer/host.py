@@ -55,7 +55,7 @@ from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
-from .quota.origins import Allowance
+from .quota.origins import UNKNOWN, Origins, Rates
 from .quota.refusals import Refusals
 from .quota.shares import Places, Shares
 from .strangers.ping import PING_PROTOCOL, Pings
@@ -67,6 +67,7 @@ STATED_DIAL_PERIOD = 60.0
 DIALS_TO_ONE = 64
 """Dials to one IP address in a period, at addresses that members state: a full roster behind one NAT. All runs together
 must not be a flood for a bystander."""
+LOOPBACK_EXEMPT = Origins(("127.0.0.0/8", "::1/128"))
 DIALS_IN_ALL = 1024
 """Dials to all of them: a full roster, of 16 addresses each."""
 MAX_STREAMS_PER_CONNECTION = 128
@@ -161,8 +162,8 @@ class Libp2pHost:
         tcp.admit = self._gate.admit
         self._web = [WebServer(place, self._gate, self._meter, telemetry, self._swarm_accept) for place in web]
         self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed, self._gate.circuit_budget)
-        self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
-        self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
+        self._dials_to_one = Rates(DIALS_TO_ONE / STATED_DIAL_PERIOD, STATED_DIAL_PERIOD)
+        self._dials_in_all = Rates(DIALS_IN_ALL / STATED_DIAL_PERIOD, STATED_DIAL_PERIOD)
         limits = bootstrap.gate if bootstrap is not None else gate
         self._streams = Shares(limits.streams_per_second, STREAMS_BURST_SECONDS, network_share=NETWORK_STREAMS)
         most = (STREAMS_OF_A_CONNECTION * limits.per_address, STREAMS_OF_A_CONNECTION * limits.per_network)
@@ -389,10 +390,10 @@ class Libp2pHost:
         )
         if reason := why_not_dial(address, theirs, here):
             return reason
-        now, ip = trio.current_time(), address.split("/")[2]
-        if not (ip.startswith("127.") or ip == "::1" or self._dials_to_one.take(ip, now)):
+        now = trio.current_time()
+        if not self._dials_to_one.take(LOOPBACK_EXEMPT.of(address.split("/")[2]), now):
             return f"more than {DIALS_TO_ONE} dials to one address within {STATED_DIAL_PERIOD:g} s"
-        if not self._dials_in_all.take("all", now):
+        if not self._dials_in_all.take(UNKNOWN, now):
             return f"more than {DIALS_IN_ALL} dials within {STATED_DIAL_PERIOD:g} s"
         return ""
 

@@ -8,30 +8,6 @@ from dataclasses import dataclass
 MAX_REMEMBERED = 4096
 """The limit of addresses that are counted, some 300 bytes each; beyond, the one quiet for the longest is evicted."""
 
-
-class Allowance:
-    """A rate limit (token bucket): to one address `most` of anything at once, and `most` in `period` seconds from then on.
-
-    Two numbers an address, and a few operations a question, however many are asked.
-    """
-
-    def __init__(self, most: int, period: float) -> None:
-        self._most = most
-        self._period = period
-        self._levels: dict[str, tuple[float, float]] = {}
-        """What an address has taken and not got back yet, and when that was so."""
-
-    def take(self, ip: str, now: float, amount: int = 1) -> bool:
-        """Take so much for `ip` at the time `now` and return True, or return False if that exceeds the limit."""
-        level, since = self._levels.pop(ip, (0.0, now))
-        level = max(0.0, level - (now - since) * self._most / self._period)
-        is_taken = level + amount <= self._most
-        self._levels[ip] = (level + amount if is_taken else level), now
-        if len(self._levels) > MAX_REMEMBERED:
-            del self._levels[next(iter(self._levels))]
-        return is_taken
-
-
 ROUNDING = 1e-6
 """Seconds by which sums of floats may exceed a limit: a burst of three is three, though 3 · (1/0.3) is more than 10."""
 
@@ -137,14 +113,10 @@ class Rates:
 
     def take(self, origin: Origin, now: float, amount: float = 1.0) -> bool:
         """Count one, or so many; return True if they are within the rate."""
-        if origin.exempt:
+        if self.spend(origin, now, amount) <= ROUNDING:
             return True
-        dry_at = max(now, self._dry_at.pop(origin.address, now)) + amount / self._rate
-        within = dry_at - now <= self._burst_seconds + ROUNDING
-        self._dry_at[origin.address] = dry_at if within else dry_at - amount / self._rate
-        if len(self._dry_at) > MAX_REMEMBERED:
-            del self._dry_at[next(iter(self._dry_at))]
-        return within
+        self._dry_at[origin.address] -= amount / self._rate
+        return False
 
     def spend(self, origin: Origin, now: float, amount: float) -> float:
         """Count so many, whatever was counted before; return the seconds until they are within the rate."""

@@ -20,7 +20,6 @@ from flockstep.optim.models.needs import (
 )
 from flockstep.optim.models.registry import size_of_model
 from flockstep.peer.identity import Identity
-from flockstep.peer.quota.origins import Allowance
 from flockstep.peer.troubles import Trouble
 from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
 from flockstep.scripts.doctor.sheet import Sheet
@@ -162,24 +161,6 @@ def test_on_a_narrow_screen_the_left_column_stays_free() -> None:
         "✗ bootstrap 1: TCP      /ip4/192.0.2.1/tcp/4001: the",
         "                        bootstrap is down — start it again",
     ]
-
-
-def test_an_allowance_is_of_one_address_and_one_period() -> None:
-    allowance = Allowance(10, period=60.0)
-    assert allowance.take("192.0.2.1", 0.0, 6)
-    assert not allowance.take("192.0.2.1", 0.0, 5)
-    assert allowance.take("192.0.2.1", 0.0, 4)
-    assert allowance.take("192.0.2.2", 0.0, 10)
-    assert not allowance.take("192.0.2.1", 30.0, 6)
-    assert allowance.take("192.0.2.1", 30.0, 5)
-    assert allowance.take("192.0.2.1", 90.0, 10)
-
-
-def test_an_allowance_keeps_no_more_of_an_address_that_asks_a_thousand_times() -> None:
-    """A list of grants, summed at each question, let 4 kB/s hold a core."""
-    allowance = Allowance(10_000, period=60.0)
-    assert all(allowance.take("192.0.2.1", number / 1000) for number in range(1000))
-    assert [len(kept) for kept in allowance._levels.values()] == [2]
 
 
 @pytest.mark.parametrize(
