@@ -10,8 +10,7 @@ test). "Upstream" is an issue of github.com/libp2p/py-libp2p, where one is known
     listen_alone           -         test_libp2p_host: test_a_taken_port_gives_the_next_one
     free_inbound_slots     -         test_libp2p_host: test_accepted_connections_that_ended_make_room_for_others
     contain_errors         -         test_libp2p_fixes: test_an_error_in_one_connection_ends_that_connection_only
-    dial_nobody_unasked    #1451     test_libp2p_fixes: test_nobody_is_dialled_unasked_and_nobody_is_blocked
-    dial_again             -         the same
+    dial_nobody_unasked    #1451     test_libp2p_fixes: test_nobody_is_dialled_unasked
     limit_greetings        -         test_strangers: test_nobody_comes_in_with_a_key_that_is_not_ed25519,
                                      test_a_line_of_negotiation_is_refused_by_its_length,
                                      test_a_stream_may_propose_so_many_protocols
@@ -152,9 +151,3 @@ def dial_nobody_unasked() -> None:
         pass
 
     auto_connector.AutoConnector.maybe_connect = stay_put
-
-
-@_fix
-def dial_again() -> None:
-    """`network/swarm.py:109`: a failed dial blocks the peer for 60 s, though its next address might answer."""
-    swarm._NegativePeerCache.mark_failed = lambda self, peer_id: None
