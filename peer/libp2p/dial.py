@@ -15,6 +15,7 @@ from weakref import WeakSet
 import trio
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 from ..address import is_ipv6, is_web
 from ..config import PeerConfig
@@ -73,10 +74,7 @@ class Dialler:
             resolved = await resolve(at or address)
             if reason := why_not(str(resolved)):
                 raise NetworkError(reason)
-            if is_web(address):
-                await self._upgrade(await self._web.open(address, str(resolved)), peer, address, self._initiate)
-            else:
-                await self._swarm.dial_addr(resolved, ID.from_base58(peer))
+            await self._upgrade(await self._open(address, resolved), peer, address, self._initiate)
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
@@ -129,20 +127,21 @@ class Dialler:
     async def probe(self, peer: PeerId, address: Address, seconds: float, *, by_proxy: bool = False) -> str:
         """Dial from any port, or through the proxy, up to the handshake that proves the peer id; then hang up."""
 
-        async def open_socket() -> Any:
-            if by_proxy:
-                return await self._web.open_through_proxy(address)
-            resolved = await resolve(address)
-            return await (self._web.open(address, str(resolved)) if is_web(address) else self._tcp.dial(resolved))
-
         async def dial() -> None:
-            raw = await open_socket()
+            if by_proxy:
+                raw = await self._web.open_through_proxy(address)
+            else:
+                raw = await self._open(address, await resolve(address))
             try:
                 await self._swarm.upgrader.upgrade_security(raw, True, ID.from_base58(peer))
             finally:
                 await _hang_up(raw)
 
         return await _tell(dial, seconds)
+
+    async def _open(self, address: Address, resolved: Multiaddr) -> Any:
+        """Open a socket from any port. Raises the library's errors, `NetworkError`, or `OSError`."""
+        return await (self._web.open(address, str(resolved)) if is_web(address) else self._tcp.dial(resolved))
 
     async def _from_listen_port(self, peer: PeerId, address: Address, upgrade: Upgrade) -> str:
         async def dial() -> None:
