@@ -43,6 +43,8 @@ class CheckPhase:
         self.failure = ""
         self.named: wire.Outputs | None = None
         """The proposer's newest outputs."""
+        self._first: wire.Outputs | None = None
+        """The first ones: who is named silent in later ones was named just now, and nobody is late to answer for it."""
         self.is_late = False
         self._setup = setup
         self._facts = facts
@@ -71,7 +73,8 @@ class CheckPhase:
     def close(self, active: Collection[PeerId]) -> None:
         """Wait for nobody any more, at the deadline."""
         self.is_late = True
-        self.mute |= {self._table.members[index] for index in self.unseconded(active)}
+        if self._first is not None and self.named is not None and self._first.outputs == self.named.outputs:
+            self.mute |= {self._table.members[index] for index in self.unseconded(active, self._first.silent)}
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow."""
@@ -192,13 +195,16 @@ class CheckPhase:
         """Return True if a contributor's sketches after the named outputs are not here."""
         return self.named is not None and self._is_sketched and contributor in self._exchanges[self.named.outputs].missing
 
-    def unseconded(self, active: Collection[PeerId]) -> dict[int, list[PeerId]]:
-        """Return whose Second counts first and has not come, and the contributors that it is about, who may have it."""
+    def unseconded(self, active: Collection[PeerId], silent: Collection[int] | None = None) -> dict[int, list[PeerId]]:
+        """Return whose Second counts first and has not come, and the contributors that it is about, who may have it.
+
+        `silent` are the contributors that others answer for (None: those that the newest outputs name).
+        """
         members, found = self._table.members, dict[int, list[PeerId]]()
         if self.named is None or not self._is_sketched:
             return found
         seed = self._exchanges[self.named.outputs].seed
-        for pair in self._required():
+        for pair in self._required(silent):
             said = self._seconds.get((seed, pair), {})
             first = next((index for index in self._givers(pair) if members[index] in active), None)
             if first is not None and first not in said:
@@ -234,7 +240,7 @@ class CheckPhase:
             is_newer = self.named is None or outputs.number > self.named.number
             fits = len(outputs.outputs) == len(table.members) and set(outputs.silent) <= set(order)
             if signed.sender == proposer and outputs.cut == self._cut and is_newer and fits:
-                self.named = outputs
+                self.named, self._first = outputs, self._first or outputs
                 actions += self._reduce_phase.follow(outputs.outputs)
                 if self._is_sketched and outputs.outputs not in self._exchanges:
                     exchange = SketchExchange(self._facts, table, order, self._cut, outputs.outputs)
@@ -293,9 +299,11 @@ class CheckPhase:
         outputs = tuple(chosen.get(part, EMPTY) for part in range(len(table.members)))
         return Send(table.members, wire.Outputs(table.slot, self._cut, number, outputs, tuple(sorted(silent))))
 
-    def _required(self) -> list[Pair]:
-        """Return the pairs for which another one's sketch counts."""
-        seating, silent = self._table.seating, () if self.named is None else self.named.silent
+    def _required(self, silent: Collection[int] | None = None) -> list[Pair]:
+        """Return the pairs for which another one's sketch counts, where these are silent (None: those named newest)."""
+        seating = self._table.seating
+        if silent is None:
+            silent = () if self.named is None else self.named.silent
         found: list[Pair] = []
         for part, counted in sorted(self._judge_phase.counted.items()):
             own = {self._standing.holders[part]} if seating.needs_others else set()

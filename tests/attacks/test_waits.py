@@ -31,7 +31,7 @@ every_other: Whom = lambda table, reader: table.places[reader] % 2 == 0  # noqa:
 
 
 def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) -> list[float]:
-    """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged.
+    """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged or blamed.
 
     The liar has no vote, where somebody has none.
     """
@@ -51,6 +51,7 @@ def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) 
         honest = {sim.peer for sim in others}
         assert not any(honest & names for names in banned(others))
         assert not honest & {event["peer"] for event in events_of(others, "peer.charged")}
+        assert not honest & {peer for sim in others for outcome in sim.outcomes for peer in outcome.unsketched}
 
     keepers: dict[str, Any] = {"keepers": frozenset(it.peer_id for it in identities(voters))} if free else {}
     charter = founded(voters, **keepers)
