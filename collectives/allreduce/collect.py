@@ -149,7 +149,8 @@ class CollectPhase:
         actions = (
             self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
         )
-        if is_cut or not self._changed("report", num_commits, len(active), self._changes):
+        has_ended = is_cut and self.stage.has_spoken
+        if has_ended or not self._changed("report", num_commits, len(active), self._changes, is_cut):
             return actions
         return [*actions, *self._report(active)]
 
@@ -187,7 +188,10 @@ class CollectPhase:
         return actions
 
     def _report(self, active: Collection[PeerId]) -> list[Action]:
-        """Say what I hold once it is all that I can expect; at the deadline, and then when nothing more is on its way."""
+        """Say what I hold once it is all that I can expect; at the deadline, and then when nothing more is on its way.
+
+        At once if the cut came before that, so that nobody takes me for silent: its proposer may not have waited for me.
+        """
         awaited = self._awaited(active)
         pairs = {
             *((part, index) for part in self.duties for index in awaited),
@@ -195,7 +199,8 @@ class CollectPhase:
         }
         is_whole = all(index in self._held.get(part, ()) or (part, index) in self._failed for part, index in pairs)
         is_fetching = any(index not in self._held.get(part, ()) for part, index in self._asked - self._failed.keys())
-        if not is_whole and (not self.is_closed or (self._has_closed and is_fetching)):
+        is_open = self.stage.standing is None and (not self.is_closed or (self._has_closed and is_fetching))
+        if is_open and not is_whole:
             return []
         self._has_closed = self.is_closed
         mine = {part: self._named(self._held.get(part, set())) for part in self.duties}

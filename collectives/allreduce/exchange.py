@@ -160,6 +160,8 @@ class RosterRound:
         denied = set[tuple[int, int]]()
         for part, counted in found.parts.items():
             holder = found.holders[part]
+            if holder != part and not is_fit(self.table.seating, found.names, counted):
+                continue  # A proposer that leaves words out gives a part to a deputy that has not spoken of all of it.
             # What a holder contributes itself the next of the three holds.
             others = [index for index in self.table.seating.three(part) if index != holder]
             denied |= {

@@ -139,6 +139,8 @@ class JudgePhase:
                     self._collect_phase.stand_in(part)
             actions += self._report(active)
             actions += [*self.stage.propose(active), *self.stage.take()]
+            if self.stage.standing is not None and not self.stage.has_spoken:
+                actions += self._report(active)  # Else I am taken for silent: the proposer may not have waited for me.
             self.failure = self.failure or self.stage.failure
         found = self.stage.standing
         if found is None or self._is_judging or self.failure:
@@ -204,7 +206,7 @@ class JudgePhase:
         ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)
-        is_over = self.stage.is_late and (not is_comparing or not self._has_closed)
+        is_over = self.stage.standing is not None or (self.stage.is_late and (not is_comparing or not self._has_closed))
         if not self._collect_phase.parts or (awaited and not is_over):
             return []
         self._has_closed = self.stage.is_late

@@ -55,6 +55,11 @@ class Stage:
             self._words = {index: word.claims for index, word in self._table.words(self._before).items()}
         return self._words
 
+    @property
+    def has_spoken(self) -> bool:
+        """True once I have sent a word."""
+        return self._sent is not None
+
     def say(self, held: Mapping[int, Mapping[int, bytes]]) -> list[Action]:
         """Send my word on what I hold, if it is another one than before: by part, members and names of their statements."""
         parts = tuple((part, tuple(sorted(held[part]))) for part in sorted(held))
