@@ -53,7 +53,6 @@ MAX_OUTER_LR = 2.0
 """Beyond it an outer step overshoots even where all peers agree."""
 MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
-"""Rounds: who restarts counts them again in the certificates on its disk."""
 
 TEXT_KINDS, TOKENS_KIND = ("text", "parquet", "json", "hf"), "tokens"
 """The kinds of data sources (`optim.data.sources`) of which a loss per token is known: of text, or of tokens without it."""

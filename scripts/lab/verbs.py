@@ -285,7 +285,7 @@ def simulate(
     steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
     min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
     voters: Annotated[
-        str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (founders), work.")
+        str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (the founders).")
     ] = "founders",
     when_stalled: Annotated[
         str, typer.Option(help="Where too few voters are here: present (decide), or wait.")

@@ -16,7 +16,7 @@ import trio
 
 from ...dht.directory.interface import AsksOneServer, Directory
 from ...dht.keys import RUNS_KEY, listing_key, run_key
-from ...dht.rendezvous import find_manifest, visit
+from ...dht.rendezvous import fetch_manifest, find_manifest, visit
 from ...dht.run.link import MAX_VIA, JoinLink, is_link
 from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
 from ...dht.run.manifest import Manifest, SignedManifest
@@ -250,12 +250,8 @@ async def _ask_all(
 
 def manifest_of(link: JoinLink, config: PeerConfig) -> SignedManifest:
     """Return the manifest of a run. Raises `FlockstepError`."""
-
-    async def ask(_node: Node, directory: Directory) -> SignedManifest:
-        return await find_manifest(directory, link.run_id)
-
     with closing(Telemetry(log_path(config.home))) as telemetry:
-        return visit(link, config, telemetry, ask)
+        return fetch_manifest(link, config, telemetry)
 
 
 def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:

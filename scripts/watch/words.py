@@ -9,6 +9,8 @@ from ...peer.plain import SHORT_ID
 from ...peer.transport import Rung
 from ..story import PeerStory
 
+TROUBLES_SHOWN = 5
+
 
 def heading(picture: Picture) -> str:
     """Return what the run is, in a line."""
@@ -76,7 +78,7 @@ def trouble_words(trouble: RunTrouble) -> str:
     return f"{when}{round_}{kind}{peer}: {trouble.reason or 'no reason given'}"
 
 
-def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
+def describe_picture(picture: Picture) -> Iterator[str]:
     """Yield a picture's lines below its table of members; why the run waits stands above it already."""
     waits = picture.progress.state is RunState.WAITING
     if picture.votes is not None and not waits:
@@ -84,8 +86,8 @@ def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
     elif picture.votes is not None:
         yield "Once enough of them are back it goes on by itself; its owner can go on without them: `flockstep run appoint`"
     troubles = [trouble for trouble in picture.troubles if trouble.kind != TroubleKind.STALL or not waits]
-    yield from map(trouble_words, troubles[:num_troubles])
-    if (left := len(troubles) - num_troubles) > 0:
+    yield from map(trouble_words, troubles[:TROUBLES_SHOWN])
+    if (left := len(troubles) - TROUBLES_SHOWN) > 0:
         yield f"and {left} more troubles: --json has them, and `flockstep page` shows them"
     yield f"verified: {picture.verified}"
     if picture.joining:

@@ -57,7 +57,6 @@ _FLOOR, _CEILING = 2.0, 120.0
 CHECKPOINT_EVERY = 10
 """Rounds; the manifest's default."""
 SIM_RETRY_SECONDS = 1.0
-SIM_SYNC_PATIENCE = 15.0
 SIM_LEAVE_PATIENCE = 120.0
 """Seconds that a peer which leaves stays at most."""
 
