@@ -277,8 +277,8 @@ class RosterRound:
         stage.takes_best = True
         return True
 
-    def ask(self, active: Collection[PeerId]) -> list[Action]:
-        """Ask others for what members have sent to them, and not to me; for each message once.
+    def ask(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
+        """Ask others for what members have sent to them, and not to me: two, and `again` the next two.
 
         Who withholds one message from a few could else waste the attempts of all proposers.
         """
@@ -293,7 +293,7 @@ class RosterRound:
             parts = table.owners - self._outputs[0].outputs.keys()
             missing |= {part: table.others_with(part, {part}) for part in parts}
             sought = self._outputs[0].seek(active, "late")
-        return [*sought, *self._ask(missing, self.phase)]
+        return [*([] if again else sought), *self._ask(missing, self.phase, again=again)]
 
     def lacks_few(self, active: Collection[PeerId]) -> bool:
         """Return True if I, the proposer, have what most send to me alike, and wait for the rest of it.
@@ -306,11 +306,11 @@ class RosterRound:
         missing, of = self._late_at_proposer(active)
         return 0 < 3 * len(missing) <= of
 
-    def ask_early(self, active: Collection[PeerId]) -> list[Action]:
-        """Ask others for what most have sent, or have: who sends it to all but me costs no deadline."""
+    def ask_early(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
+        """Ask others for what most have sent, or have, as `ask`: who sends it to all but me costs no deadline."""
         missing = dict.fromkeys(self._late_at_proposer(active)[0], self._voters(active))
-        sought = self._outputs[0].seek(active, "early") if self._outputs is not None else []
-        return [*sought, *self._ask(missing, ("early", self.step))]
+        sought = self._outputs[0].seek(active, "early") if self._outputs is not None and not again else []
+        return [*sought, *self._ask(missing, ("early", self.step), again=again)]
 
     def _late_at_proposer(self, active: Collection[PeerId]) -> tuple[set[int], int]:
         """Return whose words, outputs or sketches I, the proposer, wait for, and of how many."""
@@ -329,23 +329,26 @@ class RosterRound:
     def _voters(self, active: Collection[PeerId]) -> tuple[PeerId, ...]:
         return ranked(self.table.slot, self.table.electorate.votes.keys() & set(active))
 
-    def _ask(self, missing: Mapping[int, Sequence[PeerId]], moment: object) -> list[Action]:
-        """Ask these for the messages of members, by index: once at each moment, others that were not asked before."""
+    def _ask(self, missing: Mapping[int, Sequence[PeerId]], moment: object, *, again: bool = False) -> list[Action]:
+        """Ask two of these for the messages of members, by index, at a moment: those that were not asked before.
+
+        `again`: what was asked for at that moment already, of the next two; of nobody twice.
+        """
         table, phase, actions = self.table, self.phase, list[Action]()
         me = table.members[table.me]
         for index, others in sorted(missing.items()):
             if index >= len(table.members):
                 continue
             peer = table.members[index]
-            if peer == me or (moment, index) in self._asked:
+            if peer == me or ((moment, index) in self._asked) != again:
                 continue
             self._asked.add((moment, index))
             all_ = [other for other in dict.fromkeys(others) if other not in (peer, me)]
             turn = ASKED_OF * (len(actions) // PASSED_ON) % max(1, len(all_))
             all_ = [*all_[turn:], *all_[:turn]]
-            to = [other for other in all_ if (phase, index, other) not in self._questions] or all_
+            to = [other for other in all_ if (phase, index, other) not in self._questions] or ([] if again else all_)
             self._questions |= {(phase, index, other) for other in to[:ASKED_OF]}
-            actions.append(AskFor(tuple(to[:ASKED_OF]), peer))
+            actions += [AskFor(tuple(to[:ASKED_OF]), peer)] if to else []
         return actions
 
     def _withheld(self, active: Collection[PeerId]) -> set[int]:

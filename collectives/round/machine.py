@@ -87,7 +87,9 @@ class Round:
         self._stepped = now
         """When my present step began."""
         self._asks_at: float | None = None
-        """When I, the proposer, ask others for what most have sent me in it; infinity once I have."""
+        """When I ask others for what I lack in it; None before I know, infinity once there is nobody left to ask."""
+        self._is_overdue = self._has_asked = False
+        """Its deadline is over; I have asked two others, early or since then."""
         self.lengths: dict[Phase, float] = {}
         """How long two thirds of a transfer took, and the exchanges of the vote: what deadlines follow from, in seconds."""
         self._began: dict[Phase, float] = {}
@@ -217,8 +219,7 @@ class Round:
         actions = self.vote.tick(now) if now >= self.vote.deadline and not self._is_fetching else []
         actions += self._advance(now)
         if self._exchange is not None and self.outcome is None and now >= (self._asks_at or math.inf):
-            self._asks_at = math.inf
-            actions += self._exchange.ask_early(self._active)
+            actions += self._ask(self._exchange, now)
         if self.outcome is not None or now < self._due:
             return actions
         if self.vote.is_decided:
@@ -227,7 +228,8 @@ class Round:
             return actions + self._gather_late(now)
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
-        phase, asked = self.phase, self._exchange.ask(self._active)
+        self._is_overdue, self._has_asked = True, False
+        phase, asked = self.phase, self._ask(self._exchange, now)
         self._has_overrun |= phase is Phase.CONFIRM
         if self._exchange.close(self._active) or asked:
             # What is late is left out; the proposer and the others need time for what follows from that.
@@ -245,6 +247,13 @@ class Round:
             return [*actions, *self._advance(now)]
         living = self._active & set(self._exchange.members)
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
+
+    def _ask(self, exchange: RosterRound, now: float) -> list[Action]:
+        """Ask two others for what I lack, and after each exchange the next two: a liar may know whom I ask first."""
+        ask = exchange.ask if self._is_overdue else exchange.ask_early
+        asked = ask(self._active, again=self._has_asked)
+        self._has_asked, self._asks_at = True, now + self.setup.timing.control if asked else math.inf
+        return asked
 
     def _control(self, exchanges: int = 1) -> float:
         """Return the time of so many exchanges of small messages; of one more where I wait for the proposer.
@@ -558,6 +567,7 @@ class Round:
         self._measure(exchange, now)
         if exchange.step != before:
             self._stepped, self._asks_at = now, None
+            self._is_overdue = self._has_asked = False
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             waits = self.setup.timing.transfer if before[0] is not phase else 0.0
             left = self._due if phase is Phase.CONFIRM else now + waits

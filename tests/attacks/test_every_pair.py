@@ -201,6 +201,12 @@ def test_no_single_deed_of_one_member_costs_the_others_more_than_its_own_attempt
         run({place: deeds})
 
 
+@pytest.mark.parametrize("deeds", [{"second Have": "false"}, {"Sketch": "twice"}])
+def test_who_is_not_asked_first_has_what_others_withhold(deeds: Deeds) -> None:
+    """Two members that lack a sketch asked each other for it, once."""
+    run({"voter": {"Second": "to some"}, OTHER: deeds})
+
+
 def main() -> None:
     failed = num = 0
     for lies in pairs():
