@@ -191,8 +191,8 @@ def pairs() -> Iterator[Lies]:
     for first, second in itertools.combinations(STEPS, 2):
         for one, other, place in itertools.product(DEEDS, DEEDS, PLACES):
             yield {place: {first: one, second: other}}
-    for one, other in itertools.product(singles(), repeat=2):
-        yield from ({place: one, OTHER: other} for place in PLACES)
+    for mine, others in itertools.product(singles(), repeat=2):
+        yield from ({place: mine, OTHER: others} for place in PLACES)
 
 
 @pytest.mark.parametrize("place", PLACES)
