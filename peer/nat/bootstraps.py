@@ -92,6 +92,7 @@ class Bootstraps:
         self._stated: set[PeerId] = set()
         """Those of them that members have named."""
         self._from_listen_port: dict[PeerId, bool] = {}
+        """Whether I reached each from the port that I listen on. One that had connected here first is not among them."""
         self._sightings: dict[PeerId, Sighting] = {}
         self._dial_back_at: dict[PeerId, float] = {}
         self._reserved: dict[PeerId, float] = {}
@@ -334,7 +335,7 @@ class Bootstraps:
             raise MalformedMessage(f"{peer} sees me at {address!r}, which is no address")
         old = self._sightings.get(peer)
         if old is None or old.address != address:
-            self._sightings[peer] = Sighting(address, self._from_listen_port[peer])
+            self._sightings[peer] = Sighting(address, self._from_listen_port.get(peer, False))
             self._dial_back_at[peer] = trio.current_time()
             self._decide()
         # Behind a router strangers most likely cannot reach me, and the dialback takes seconds to prove it.

@@ -13,6 +13,7 @@ from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, Proto
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.packets import PACKETS
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from libp2p.peer.id import ID
@@ -205,6 +206,21 @@ async def test_a_cancelled_sender_leaves_the_other_streams_whole() -> None:
             await bulk.reset()
             await control.send_all(b"still here")
             assert await control.receive_some(100) == b"still here"
+
+
+@over_sockets
+async def test_a_bootstrap_that_had_connected_here_first_is_held_as_any_other() -> None:
+    """The host died of a KeyError: of two bootstraps that name each other the one that came second."""
+    limits = BootstrapLimits()
+    async with (
+        open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=limits) as host,
+        open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=limits) as other,
+    ):
+        await other.connect(host.peer_id, host.addresses())
+        while other.peer_id not in host.connected():
+            await trio.lowlevel.checkpoint()
+        await host.bootstraps.enter(other.peer_id, other.addresses()[0])
+        await host.bootstraps.first_check(other.peer_id)
 
 
 async def _ignore(stream: Stream) -> None:
