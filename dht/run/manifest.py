@@ -103,7 +103,8 @@ class Inner:
 
     optimizer: Annotated[str, Size(16), OneOf(("muon", "adamw"))] = "muon"
     lr: Annotated[float, Between(0.0, 10.0)] = 0.02
-    adamw_lr: Annotated[float, Between(0.0, 10.0)] = 3e-3
+    adamw_lr: Annotated[float, Between(0.0, 10.0)] = 6e-3
+    """A `run.toml` without it and without Muon gets `LONE_ADAMW_LR`."""
     weight_decay: Annotated[float, Between(0.0, 10.0)] = 0.01
     warmup_steps: Annotated[int, Between(0, 1_000_000)] = 20
     schedule: Annotated[str, Size(16), OneOf(("cosine", "constant", "linear"))] = "cosine"
@@ -139,6 +140,10 @@ DEFAULT_FRAGMENTS = 5
 """The default divides H into as many phases, at most: with more of them the votes on a round outlast its bytes."""
 STREAMED_STEPS = 100
 """From this H on, streaming is the default: the phase of a fragment has 20 steps, longer than the votes on a round."""
+
+LONE_ADAMW_LR = 3e-3
+"""The default where AdamW has the hidden matrices, too. Beside Muon it has embeddings and gains, which want twice that
+(docs/log.md); nanochat takes 0.008 for its unembedding and 0.3 for its embedding, beside Muon's 0.02."""
 
 INNER_MOMENTUM, LARGE_INNER_MOMENTUM = 0.8, 0.95
 """The defaults of a new run with small and with large batches (`inner_momentum`)."""
@@ -271,8 +276,10 @@ class Manifest:
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
                 evaluation = _evaluation(tables["eval"])
-            momentum = inner_momentum(manifest.data.sequence_length * manifest.data.batch_size)
-            inner = from_table(Inner, {"momentum": momentum} | tables.get("inner", {}), "inner")
+            defaults = {"momentum": inner_momentum(manifest.data.sequence_length * manifest.data.batch_size)}
+            if manifest.inner.optimizer != "muon":
+                defaults["adamw_lr"] = LONE_ADAMW_LR
+            inner = from_table(Inner, defaults | tables.get("inner", {}), "inner")
             manifest = replace(manifest, admission=admission, inner=inner, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ....dht.run.manifest import INNER_MOMENTUM, Inner
+from ....dht.run.manifest import INNER_MOMENTUM, LONE_ADAMW_LR, Inner
 from ....optim.data.text import STDLIB, texts
 from ....optim.inner import InnerOptimizers, build_inner, schedule_of
 from ....optim.models.registry import build_model
@@ -51,7 +51,7 @@ class TrainingSize:
             optimizer=self.optimizer,
             momentum=self.momentum,
             lr=usual.lr * self.rate,
-            adamw_lr=usual.adamw_lr * self.rate,
+            adamw_lr=(usual.adamw_lr if self.optimizer == "muon" else LONE_ADAMW_LR) * self.rate,
         )
 
 

@@ -150,9 +150,15 @@ def test_the_default_inner_momentum_follows_the_tokens_of_a_step(batch: int, mom
     assert parse(SMALL + table + "momentum = 0.7\n").inner.momentum == 0.7
 
 
+def test_adamw_alone_has_half_the_rate_that_it_has_beside_muon() -> None:
+    alone = '[inner]\noptimizer = "adamw"\n'
+    assert [parse(SMALL + table).inner.adamw_lr for table in ("", alone)] == [0.006, 0.003]
+    assert parse(SMALL + alone + "adamw_lr = 0.02\n").inner.adamw_lr == 0.02
+
+
 def test_defaults_are_written_into_the_manifest() -> None:
     manifest = parse(SMALL)
-    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.87)
+    assert manifest.inner == Inner("muon", 0.02, 6e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.87)
     assert manifest.outer == Outer(100, 0.9, 0.8, "blocking", momentum_warmup=10)
     assert parse(SMALL + "[outer]\nrounds = 9\nlr = 1\n").outer == Outer(9, 1.0, 0.8, momentum_warmup=10)
     assert parse(SMALL + '[model]\nsize = "1m"\nwide = true\nname = "mlp"\n').model.options == {

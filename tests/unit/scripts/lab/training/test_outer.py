@@ -52,6 +52,10 @@ def each_alone(peers: int, steps: int) -> Floats:
     return ends
 
 
+def test_adamw_has_the_rate_of_a_run_with_the_same_optimizer() -> None:
+    assert [replace(SMALLEST, optimizer=it, rate=2.0).inner().adamw_lr for it in ("muon", "adamw")] == [0.012, 0.006]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_stack_trains_each_model_as_if_it_were_alone(optimizer: str) -> None:
     size = replace(SMALLEST, optimizer=optimizer, rate=4.0)
