@@ -1,7 +1,7 @@
 """Many kinds of models, tiny: two peers, two rounds, the same state, and an export that gives the same outputs.
 
     scripts/test tests/integration/test_zoo.py          # ten of them, as in the gate
-    scripts/test tests/integration/test_zoo.py --zoo    # all, five minutes
+    scripts/test tests/integration/test_zoo.py --zoo    # all, five minutes; of timm and torchvision where they are installed
 """
 
 from collections.abc import Callable
@@ -26,6 +26,8 @@ NAMES = [name if name in IN_THE_GATE else pytest.param(name, marks=pytest.mark.z
 def test_two_peers_end_alike_and_the_export_gives_the_same_outputs(
     name: str, publish: Callable[..., str], tmp_path: Path
 ) -> None:
+    if (package := name.partition("-")[0]) in ("timm", "torchvision"):
+        pytest.importorskip(package)
     animal = ZOO[name]
     link = publish(RUN.format(rounds=2, peers=2).replace("steps = 10", "steps = 3"), "a")
     peers = [Tamer(link, tmp_path / home, animal) for home in "ab"]

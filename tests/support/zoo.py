@@ -3,6 +3,7 @@
 A language model of transformers is its name and the fields of its config; all others are functions.
 """
 
+import importlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -119,6 +120,17 @@ def next_token(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def of_package(package: str, name: str, **options: Any) -> Animal:
+    """A classifier of timm or torchvision, by the function that makes it."""
+
+    def build() -> nn.Module:
+        models: Any = importlib.import_module(f"{package}.models")
+        model: nn.Module = getattr(models, name)(num_classes=2, **options)
+        return model
+
+    return Animal(build, image, classified)
+
+
 def tokens() -> Batch:
     return {"input_ids": torch.randint(3, 64, (2, 17))}
 
@@ -139,6 +151,10 @@ ZOO: dict[str, Animal] = {
     "convnext": head_of(
         "ConvNextConfig", "ConvNextForImageClassification", image, num_stages=2, hidden_sizes=[8, 16], depths=[1, 1]
     ),
+    "timm-vit": of_package("timm", "test_vit", img_size=32),
+    "timm-resnet": of_package("timm", "test_resnet"),
+    "torchvision-mobilenet": of_package("torchvision", "mobilenet_v3_small"),
+    "torchvision-shufflenet": of_package("torchvision", "shufflenet_v2_x0_5"),
 }
 IN_THE_GATE = tuple(ZOO)[:10]
 
