@@ -474,6 +474,8 @@ class RosterRound:
             others = self.table.members[0], *self._voters(active)
             moment = self.step, self.phase in self._closed
             actions += self._ask({index: (*by, *others) for index, by in spoken_of.items()}, moment)
+        if self._is_left_behind():
+            actions += self._ask({0: self._voters(active)}, ("left behind", self.step))
         if self._outputs is not None and self._facts.of(wire.Propose, self.table.slot):
             missing = {*self._outputs[1].missing(), *self._outputs[1].unseconded(active)}  # Its proposer has them.
             others = self.table.members[0], *self._voters(active)
@@ -547,6 +549,23 @@ class RosterRound:
         if (stage := self._stage) is not None:
             return not stage.is_named
         return self._outputs is not None and self._outputs[1].named is None
+
+    def _is_left_behind(self) -> bool:
+        """Return True if voters with a third of the votes name a cut, or outputs, that the proposer has not sent me.
+
+        Without asking at once I would be late with what I make, and be blamed for it.
+        """
+        if not self._awaits_proposer():
+            return False
+        table = self.table
+        sketches = self._facts.every(wire.Sketch, table.slot)
+        if self._stage is None:
+            ahead = {signed.sender for signed, sketch in sketches if sketch.outputs}
+        else:
+            results = self._facts.every(wire.Result, table.slot)
+            ahead = {signed.sender for signed, sketch in sketches if not table.has_cut(sketch.cut)}
+            ahead |= {signed.sender for signed, result in results if not table.has_cut(result.cut)}
+        return table.electorate.votes_of(ahead) >= table.electorate.third
 
     def _lacking(self) -> list[int]:
         """Return the members that are in, and whose Commit that counts is not here."""

@@ -193,6 +193,10 @@ class RosterView:
         mine = [hash_ for hash_, (_, cut) in self._cuts().items() if bool(cut.before) == is_second]
         return bool(message.cut and mine) and message.cut not in self._cuts()
 
+    def has_cut(self, hash_: bytes) -> bool:
+        """Return True if a cut has arrived, by its hash."""
+        return hash_ in self._cuts()
+
     def _cuts(self) -> Mapping[bytes, tuple[wire.Signed, wire.Cut]]:
         """Return the cuts that have arrived, by their hash."""
         if self._read[wire.Cut] != self._facts.num_ever(wire.Cut):

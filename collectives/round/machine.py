@@ -72,6 +72,8 @@ class Round:
         """Readys that voters have shown me, by carrier and mark: a roster shows them whatever I think of their authors."""
         self._has_proposed = False
         """True if I, the proposer, have sent a roster of my slot."""
+        self._is_left_behind = False
+        """True if I have asked others for the roster of my slot."""
         self._no_roster = ""
         """Why I, the proposer, could make no roster so far."""
         self._is_fetching = False
@@ -160,6 +162,8 @@ class Round:
             return [note, *self._advance(now)]
         if news == "new" and self._table is not None and (kind := _exchange_of(message)):
             self._spoke.setdefault(kind, {}).setdefault(signed.sender, now)
+        if self._phase is Phase.GATHER and isinstance(message, wire.Commit | wire.Have):
+            return self._ask_for_roster()
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
         return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
 
@@ -394,11 +398,21 @@ class Round:
         self._asked.update(asked)
         return [AskFor(tuple(others[:ASKED_OF]), peer) for peer in asked if others]
 
+    def _ask_for_roster(self) -> list[Action]:
+        """Ask for the roster that the proposer has kept from me, once voters with a third of the votes act on it."""
+        votes, slot = self.vote.electorate, self.slot
+        ahead = {*self._facts.of(wire.Commit, slot), *(it.sender for it, _ in self._facts.every(wire.Have, slot))}
+        ahead &= votes.votes.keys() - {self.vote.me}
+        if self._is_left_behind or votes.votes_of(ahead) < votes.third:
+            return []
+        self._is_left_behind = True
+        return [AskFor(tuple(sorted(ahead)), self.vote.proposer)]
+
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
         self._facts, self._closed_at, self._full_at, self._shown = MessageLog(), None, None, {}
-        self._has_answered = self._has_proposed = False
+        self._has_answered = self._has_proposed = self._is_left_behind = False
         self._asked.clear()
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []

@@ -19,12 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pytest
-from flockstep.collectives.allreduce.actions import Action, AskFor, OutcomeKind
-from flockstep.collectives.round.machine import Round
+from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.wire.schema import encode
-from support.rounds import PEERS, PENDING, Fetch, Mail, Rounds, order_of, signed
+from support.rounds import PEERS, PENDING, ConnectedRounds, Fetch, Mail, order_of, signed
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:7]
 Step: TypeAlias = str
@@ -89,12 +88,10 @@ def another(message: wire.RoundMessage) -> wire.RoundMessage:
 
 
 @dataclass
-class Lied(Rounds):
+class Lied(ConnectedRounds):
     """A round in which some members do these deeds at these steps."""
 
     lies: dict[str, Deeds] = field(default_factory=dict)
-    readers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    """Who has asked a member for what another one signs: it passes on what comes later, too, as relays do."""
 
     def __post_init__(self) -> None:
         self.broken = self._withheld
@@ -121,21 +118,6 @@ class Lied(Rounds):
             case "twice":  # Begun to all, and hung to some.
                 return self._is_some(peer)
         return False
-
-    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
-        """Deliver mail of a carrier to a target in the order in which it was sent, as a connection does."""
-        first = self.mail[index]
-        at = next(at for at, it in enumerate(self.mail) if (it[0], it[2]) == (first[0], first[2]))
-        target, mail, carrier = self.mail[at]
-        if isinstance(mail, wire.Signed) and carrier == mail.sender and not keep:
-            self.post(sorted(self.readers.get((target, carrier), ())), mail, target)
-        super().deliver(at, keep=keep)
-
-    def _do(self, peer: str, machine: Round, action: Action) -> None:
-        if isinstance(action, AskFor):
-            for other in action.to:
-                self.readers.setdefault((other, action.peer), set()).add(peer)
-        super()._do(peer, machine, action)
 
     def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
         """Post mail; of a liar's own messages what its deeds make of them."""
@@ -165,7 +147,7 @@ def run(lies: Lies, seed: int = 0) -> None:
     order = order_of(VOTERS)
     places = {"proposer": order[0], "voter": order[2], "contributor": MEMBERS[-1], OTHER: MEMBERS[-2]}
     liars = {places[place]: deeds for place, deeds in lies.items()}
-    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, now=1.0, lies=liars)
+    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, lies=liars)
     rounds.false.add(keyed("another", b""))
     rounds.start()
     rounds.settle()

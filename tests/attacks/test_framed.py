@@ -25,6 +25,9 @@ def an_owner(table: RosterView, reader: str) -> bool:
     [
         pytest.param(hangs("contribution", an_owner), id="bytes"),
         pytest.param(withholds(lambda it: isinstance(it, wire.Sketch), an_owner), id="sketches"),
+        pytest.param(withholds(lambda it: isinstance(it, wire.Roster), an_owner), id="rosters"),
+        pytest.param(withholds(lambda it: isinstance(it, wire.Cut), an_owner), id="cuts"),
+        pytest.param(withholds(lambda it: isinstance(it, wire.Outputs), an_owner), id="outputs"),
     ],
 )
 def test_an_owner_whose_word_a_proposer_does_not_wait_for_owns_a_part_in_the_next_round(
@@ -51,6 +54,7 @@ def test_an_owner_whose_word_a_proposer_does_not_wait_for_owns_a_part_in_the_nex
         bounds = zip(value.members, value.bounds, value.bounds[1:], strict=False)
         owners = {peer for peer, low, high in bounds if low < high}
         assert {sim.peer for sim in others} <= owners
-        assert not any({*sim.outcomes[0].silent} - {liar.peer} for sim in others)
+        blamed = {peer for sim in others for it in sim.outcomes[:1] for peer in (*it.silent, *it.late, *it.unsketched)}
+        assert not blamed - {liar.peer}
 
     run_virtual(partial(with_swarm, 4, body, cells=28, charter=founded(4), rule="gramguard"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.peer import wire
-from support.rounds import PEERS, Mail, Rounds, order_of, signed
+from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
 
 VOTERS = PEERS[:4]
 ORDER = order_of(VOTERS)
@@ -34,7 +34,7 @@ def test_free_keys_that_send_two_commits_void_no_attempt(num_liars: int, victims
             rounds.mail += [(to, signed(peer, other), peer) for to in fooled]
         return message
 
-    rounds = Rounds([*VOTERS, *liars], seed, voters=VOTERS, tampered=tampered, lost=lost, attempts=2)
+    rounds = ConnectedRounds([*VOTERS, *liars], seed, voters=VOTERS, tampered=tampered, lost=lost, attempts=2)
     rounds.start()
     rounds.settle()
     outcomes = [rounds.machines[peer].outcome for peer in VOTERS]

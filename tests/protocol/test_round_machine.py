@@ -36,6 +36,7 @@ from support.rounds import (
     RUN,
     SLOT,
     TIMING,
+    ConnectedRounds,
     Fetch,
     Mail,
     Rounds,
@@ -901,7 +902,7 @@ def test_who_is_not_waited_for_is_in_where_no_cut_is_possible_without_it() -> No
 
 def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
     """Return a round in which a peer dies as soon as every living member has received its message of that kind."""
-    rounds = Rounds(PEERS[:4], seed, attempts=5)
+    rounds = ConnectedRounds(PEERS[:4], seed, attempts=5)
     rounds.start()
 
     def under_way() -> list[int]:

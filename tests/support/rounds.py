@@ -388,3 +388,27 @@ class Rounds:
     def noted(self, event: str) -> set[str]:
         """The peers that events of this name are about."""
         return {note.peer for note in self.notes if note.event == event}
+
+
+@dataclass
+class ConnectedRounds(Rounds):
+    """A round on connections: each delivers in order, and who was asked for another one passes on what comes later."""
+
+    now: float = 1.0
+    readers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """By who was asked and about whom: who has asked."""
+
+    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
+        """Deliver the first mail on the connection of that one."""
+        target, _, carrier = self.mail[index]
+        first = next(at for at, it in enumerate(self.mail) if (it[0], it[2]) == (target, carrier))
+        mail = self.mail[first][1]
+        if isinstance(mail, wire.Signed) and carrier == mail.sender and not keep:
+            self.post(sorted(self.readers.get((target, carrier), ())), mail, target)
+        super().deliver(first, keep=keep)
+
+    def _do(self, peer: str, machine: Round, action: Action) -> None:
+        if isinstance(action, actions.AskFor):
+            for other in action.to:
+                self.readers.setdefault((other, action.peer), set()).add(peer)
+        super()._do(peer, machine, action)
