@@ -1,5 +1,6 @@
 """`flockstep bench`: measurements beside other systems.
 
+    adversary        `flockstep bench adversary`: the worst that a few members can put into a round.
     allreduce        `flockstep bench allreduce`: speed, cost and error of an average, beside other systems.
     gloo             Bench baseline: `torch.distributed` all-reduce over gloo, plaintext, not fault-tolerant.
     group            The bench's workers as processes: start, command, measure from outside, signal, and always end.
