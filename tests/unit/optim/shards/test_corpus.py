@@ -168,6 +168,11 @@ class PacedLine(Server):
             while self._num_fetchers() > (self._blocked if self._left < PIECE_BYTES else 0):
                 self._changed.wait(0.01)  # No fetcher says that it ends.
 
+    def end(self) -> None:
+        """Let all that is being fetched arrive, so that the prefetcher's threads end."""
+        while self._num_fetchers():
+            self.second()
+
     def _num_fetchers(self) -> int:
         return sum(thread.name == "shards" for thread in threading.enumerate() if thread not in self._others)
 
@@ -191,5 +196,6 @@ def test_the_prefetcher_hides_a_thin_line_behind_the_training(mbits: float, hide
         for sequence in source.read(0, unit, 0):
             line.second()
             assert sequence[0] == unit
+    line.end()
     assert waits[0] > 0  # Nobody trains before the first shard is here.
     assert (sum(waits[1:]) == 0) == hides
