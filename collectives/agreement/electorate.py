@@ -68,12 +68,13 @@ class Electorate:
         return self.votes_of(voters) >= self.quorum
 
     def proposer(self, round_: int, attempt: int) -> PeerId:
-        """Return the proposer of an attempt: voters take turns by id, so that nobody can choose or avoid its turn.
+        """Return the proposer of an attempt: voters take turns by id, so that nobody can choose its turn.
 
-        Who missed the last roster has none. Others than these have a quorum, so honest ones are among them.
+        The turns of those that missed the last roster are given to the others; that shifts nobody else's.
         """
-        here = [voter for voter in self.voters if voter not in self.missed] or self.voters
-        return here[(round_ + attempt) % len(here)]
+        turn = round_ + attempt
+        voter, here = self.voters[turn % len(self.voters)], [it for it in self.voters if it not in self.missed]
+        return here[turn % len(here)] if voter in self.missed and here else voter
 
     @property
     def blocking(self) -> int:

@@ -39,19 +39,22 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     # Where all leave, they decide once some of them are back: nobody else could.
     staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()
-    missed = {it.voter: it.missed for it in value.absent}
-    return Electorate(dict.fromkeys((*staying, *missed), 1), missed) if staying or missed else first
+    kept = sorted(value.absent, key=lambda it: (it.missed, it.voter))[: wire.MAX_ROSTER - len(staying)]
+    missed = {it.voter: it.missed for it in kept if it.voter not in staying}
+    if not staying and not missed:
+        return first
+    electorate = Electorate(dict.fromkeys((*staying, *missed), 1), missed)
+    # Who leaves in order, while others are away, is not to leave a run behind that waits for these.
+    return electorate if not staying or electorate.is_quorum(staying) else Electorate(dict.fromkeys(staying, 1))
 
 
 def absent_after(electorate: Electorate, members: Collection[PeerId]) -> tuple[wire.Absence, ...]:
     """Return the voters of a round in its first term that its roster lacks, and that vote in the next one all the same.
 
-    Those that missed the fewest where there are too many. A later term's appointment says itself who decides.
+    A later term's appointment says itself who decides.
     """
     missed = {voter: electorate.missed.get(voter, 0) + 1 for voter in electorate.voters if voter not in members}
-    kept = sorted((rosters, voter) for voter, rosters in missed.items() if rosters <= wire.MAX_MISSED)
-    room = wire.MAX_ROSTER - len(members)
-    return tuple(sorted((wire.Absence(voter, rosters) for rosters, voter in kept[:room]), key=lambda it: it.voter))
+    return tuple(wire.Absence(voter, rosters) for voter, rosters in missed.items() if rosters <= wire.MAX_MISSED)
 
 
 def appointed(certificate: wire.Certificate | wire.Proof, first: Electorate, charter: Charter) -> Electorate:

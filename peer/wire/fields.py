@@ -17,9 +17,9 @@ MAX_SIGNED_BYTES = 400_000
 """The limit of what is signed. A claim carries two round messages: whatever a member may sign, others can show."""
 MAX_ATTEMPT = 1 << 20
 MAX_TERM = 1 << 16
+"""Terms of one round: each needs a stall of its own."""
 MAX_MISSED = 2
 """Certified rosters in a row that a voter may miss and keep its vote."""
-"""Terms of one round: each needs a stall of its own."""
 MAX_READY_BYTES = 2_000
 MARK_BYTES = 8
 """Bytes of a Ready's hash that stand for it: nobody finds a second Ready for a given mark while a roster is open."""

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from attacks.peer import HONEST, Corrupt, Stand, Train, entry
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.optim.member.border import BLANK, OpenRun, Pulse, TelemetryNotice
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Command, NetworkProcess, Notice
@@ -162,6 +163,8 @@ class Company:
         """Newcomers who make these attacks: each knows those behind it, who know nothing of it. They vote from their second
         round on; `proposing`: whether the first of them, and not one of the honest, proposes in the first attempt of that.
         """
+        for _ in range(self._num_liars and wire.MAX_MISSED + 1):
+            self.run_rounds()  # Newcomers before these, which are gone, have votes until they have missed so many rounds.
         homes = [self._folder / f"liar-{self._num_liars + number}" for number in range(len(attacks))]
         self._num_liars += len(attacks)
         self._choose_keys(homes, proposing)

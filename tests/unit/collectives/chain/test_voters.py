@@ -80,25 +80,50 @@ def test_a_voter_keeps_its_vote_until_it_has_missed_three_rosters_in_a_row() -> 
     assert absent_after(Electorate(E.votes, {IDS[0]: 2}), IDS) == ()
 
 
+SEVEN = tuple(f"voter {number}" for number in range(7))
+
+
+def after_two_were_away() -> wire.Value:
+    """A roster of five of seven voters."""
+    before = Electorate(dict.fromkeys(SEVEN, 1))
+    bounds, outputs = tuple(range(6)), (b"o" * 32,) * 5
+    absent = absent_after(before, SEVEN[2:])
+    return replace(VALUE, members=SEVEN[2:], seats=seats(5), bounds=bounds, outputs=outputs, absent=absent)
+
+
 def test_liars_are_no_third_because_honest_voters_missed_a_roster() -> None:
-    away, liars = set(IDS[:2]), set(IDS[3:])
-    after = electorate_after(replace(VALUE, members=IDS[2:], seats=seats(3), absent=absent_after(E, IDS[2:])), OPEN)
-    assert not after.is_quorum(liars)
-    assert Electorate(dict.fromkeys(IDS[2:], 1)).is_quorum(liars)  # As it would be by the last roster alone.
-    assert after.is_quorum({*IDS[2:], *away})
+    liars, after = SEVEN[5:], electorate_after(after_two_were_away(), OPEN)
+    assert after.votes_of(liars) < after.third
+    last = Electorate(dict.fromkeys(SEVEN[2:], 1))
+    assert last.votes_of(liars) >= last.third  # As they would be by the last roster alone.
 
 
-def test_who_missed_the_last_roster_has_no_turn_to_propose() -> None:
-    electorate = electorate_after(replace(VALUE, members=IDS[2:], seats=seats(3), absent=absent_after(E, IDS[2:])), OPEN)
-    assert {electorate.proposer(3, attempt) for attempt in range(9)} == {*IDS[2:]}
+def test_the_turns_of_who_missed_the_last_roster_are_given_to_the_others_and_nobody_elses_shift() -> None:
+    electorates = electorate_after(after_two_were_away(), OPEN), Electorate(dict.fromkeys(SEVEN, 1))
+    turns, whole = ([it.proposer(3, attempt) for attempt in range(70)] for it in electorates)
+    assert {*turns} == {*SEVEN[2:]}
+    assert all(mine == theirs for mine, theirs in zip(turns, whole, strict=True) if theirs in SEVEN[2:])
 
 
-def test_those_that_missed_the_fewest_rosters_have_the_places_that_are_left() -> None:
-    voters = [f"voter {number:02}" for number in range(70)]
-    electorate = Electorate(dict.fromkeys(voters, 1), dict.fromkeys(voters[60:65], 1))
-    kept = absent_after(electorate, voters[:58])
-    assert [it.voter for it in kept] == [*voters[58:60], *voters[65:69]]
-    assert {it.missed for it in kept} == {1}
+def test_those_that_missed_the_fewest_rosters_have_the_votes_that_are_left() -> None:
+    missed = wire.Absence(SEVEN[0], 2), wire.Absence(SEVEN[1], 1)
+    value = replace(after_two_were_away(), absent=missed)
+    assert electorate_after(value, OPEN).voters == SEVEN
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_ROSTER", 6)
+        assert electorate_after(value, OPEN).voters == SEVEN[1:]
+
+
+def test_a_roster_full_of_members_without_a_vote_takes_nobodys_vote() -> None:
+    away, members = IDS[0], (IDS[1], *(f"free key {number:02}" for number in range(wire.MAX_ROSTER - 1)))
+    electorate = electorate_after(None, replace(KEPT, founders=frozenset(IDS[:4]), keepers=frozenset(IDS[:4])))
+    assert away in {it.voter for it in absent_after(electorate, members)}
+
+
+def test_who_leaves_in_order_while_another_one_is_away_leaves_no_run_that_waits_for_that_one() -> None:
+    shown = tuple(replace(seat, is_leaving=at == 0) for at, seat in enumerate(seats(2)))
+    value = replace(VALUE, members=IDS[:2], seats=shown, absent=(wire.Absence(IDS[2], 1),))
+    assert electorate_after(value, OPEN) == Electorate({IDS[1]: 1})
 
 
 def test_where_keepers_vote_those_of_the_roster_do_and_whom_the_owner_vouches_for() -> None:

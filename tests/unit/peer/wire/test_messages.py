@@ -207,7 +207,8 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     heards = (encode(wire.Signed(PEER, wire.code_of(word), encode(word), SIGNATURE)),) * count
     roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, heards, revision)
     place, total = (*slot.decision, HASH), wire.MAX_COUNT
-    value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit)
+    absent = (wire.Absence(PEER, wire.MAX_MISSED),) * (count // 3)  # The others are a quorum.
+    value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit, absent)
     return roster, value
 
 
