@@ -283,6 +283,8 @@ class CheckOutputs:
     """The sketches after the cut."""
     second: tuple[bytes, ...]
     """The sketches after the outputs, under `seed`; none for a rule that is not linear."""
+    silent: tuple[int, ...]
+    """The contributors for which others that hold their parts have sketched."""
 
 
 @dataclass(frozen=True, slots=True)

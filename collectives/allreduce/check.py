@@ -109,7 +109,8 @@ class CheckPhase:
             return []
         self._asked.add(key)
         made = dict(self._reduce_phase.outputs)
-        return [CheckOutputs(seed, made, self._judge_phase.weights, self._judge_phase.first, second)]
+        first, weights = self._judge_phase.first, self._judge_phase.weights
+        return [CheckOutputs(seed, made, weights, first, second, named.silent)]
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[Pair]) -> list[Action]:
         """Take the false outputs, by part, and the pairs of part and contributor, in the order of the cut, whose two
@@ -130,7 +131,7 @@ class CheckPhase:
             # Or a contributor has sent me another sketch than to the holder: both together convict that one.
             makers = tuple(members[index] for index, _ in self._reduce_phase.offers(part))
             actions += [Forward(makers, signed) for signed in self._signed(named.outputs)]
-        if liars := sorted(self._doubtful & set(named.silent)):
+        if liars := sorted(self._doubtful & set(action.silent)):
             # Others that hold its parts have sketched it now: it is the first one that was false, and a holder let it pass.
             reason = "the sketches after the cut and after the outputs cannot be of one contribution"
             self.failure = f"{reason}: that of {members[liars[0]]}"

@@ -298,7 +298,7 @@ class RosterRound:
     def lacks_few(self, active: Collection[PeerId]) -> bool:
         """Return True if I, the proposer, have what most send to me alike, and wait for the rest of it.
 
-        The others wait for outputs alone that the proposer has.
+        So too if I am another one, and wait for outputs that the proposer has.
         """
         if self.table.me != 0:
             is_proposed = bool(self._facts.of(wire.Propose, self.table.slot))
@@ -469,13 +469,16 @@ class RosterRound:
         if stage.standing is None and not self.failure:
             actions += [*stage.propose(active), *stage.take()]
             actions += self._left_out()
+            if stage.standing is not None:
+                actions += self.collect_phase.advance(active)  # Who has not spoken yet does so now.
         actions += self.table.notes()
         if spoken_of := self._spoken_of():
             others = self.table.members[0], *self._voters(active)
             moment = self.step, self.phase in self._closed
             actions += self._ask({index: (*by, *others) for index, by in spoken_of.items()}, moment)
-        if self._is_left_behind():
-            actions += self._ask({0: self._voters(active)}, ("left behind", self.step))
+        if ahead := self._left_behind():
+            others = *ranked(self.table.slot, ahead), *self._voters(active)
+            actions += self._ask({0: others}, ("left behind", self.step, self.table.electorate.is_quorum(ahead)))
         if self._outputs is not None and self._facts.of(wire.Propose, self.table.slot):
             missing = {*self._outputs[1].missing(), *self._outputs[1].unseconded(active)}  # Its proposer has them.
             others = self.table.members[0], *self._voters(active)
@@ -550,13 +553,13 @@ class RosterRound:
             return not stage.is_named
         return self._outputs is not None and self._outputs[1].named is None
 
-    def _is_left_behind(self) -> bool:
-        """Return True if voters with a third of the votes name a cut, or outputs, that the proposer has not sent me.
+    def _left_behind(self) -> set[PeerId]:
+        """Return the voters that name a cut, or outputs, which the proposer has not sent me: a third of the votes, or nobody.
 
         Without asking at once I would be late with what I make, and be blamed for it.
         """
         if not self._awaits_proposer():
-            return False
+            return set()
         table = self.table
         sketches = self._facts.every(wire.Sketch, table.slot)
         if self._stage is None:
@@ -565,7 +568,8 @@ class RosterRound:
             results = self._facts.every(wire.Result, table.slot)
             ahead = {signed.sender for signed, sketch in sketches if not table.has_cut(sketch.cut)}
             ahead |= {signed.sender for signed, result in results if not table.has_cut(result.cut)}
-        return table.electorate.votes_of(ahead) >= table.electorate.third
+        ahead &= table.electorate.votes.keys()
+        return ahead if table.electorate.votes_of(ahead) >= table.electorate.third else set()
 
     def _lacking(self) -> list[int]:
         """Return the members that are in, and whose Commit that counts is not here."""

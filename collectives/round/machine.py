@@ -72,8 +72,8 @@ class Round:
         """Readys that voters have shown me, by carrier and mark: a roster shows them whatever I think of their authors."""
         self._has_proposed = False
         """True if I, the proposer, have sent a roster of my slot."""
-        self._is_left_behind = False
-        """True if I have asked others for the roster of my slot."""
+        self._asked_for_roster: list[tuple[PeerId, ...]] = []
+        """Whom I have asked for the roster of my slot, time after time."""
         self._no_roster = ""
         """Why I, the proposer, could make no roster so far."""
         self._is_fetching = False
@@ -399,21 +399,25 @@ class Round:
         return [AskFor(tuple(others[:ASKED_OF]), peer) for peer in asked if others]
 
     def _ask_for_roster(self) -> list[Action]:
-        """Ask for the roster that the proposer has kept from me, once voters with a third of the votes act on it."""
-        votes, slot = self.vote.electorate, self.slot
+        """Ask others for the roster that the proposer has kept from me: once voters with a third of the votes, then a quorum,
+        act on it.
+        """
+        electorate, slot = self.vote.electorate, self.slot
         ahead = {*self._facts.of(wire.Commit, slot), *(it.sender for it, _ in self._facts.every(wire.Have, slot))}
-        ahead &= votes.votes.keys() - {self.vote.me}
-        if self._is_left_behind or votes.votes_of(ahead) < votes.third:
+        votes = electorate.votes_of(ahead := ahead & electorate.votes.keys() - {self.vote.me})
+        if votes < (electorate.third, electorate.quorum, math.inf)[len(self._asked_for_roster)]:
             return []
-        self._is_left_behind = True
-        return [AskFor(tuple(sorted(ahead)), self.vote.proposer)]
+        others = [peer for peer in ranked(slot, ahead) if peer not in {*sum(self._asked_for_roster, ())}][:ASKED_OF]
+        self._asked_for_roster.append(tuple(others))
+        return [AskFor(tuple(others), self.vote.proposer)] if others else []
 
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
         self._facts, self._closed_at, self._full_at, self._shown = MessageLog(), None, None, {}
-        self._has_answered = self._has_proposed = self._is_left_behind = False
+        self._has_answered = self._has_proposed = False
         self._asked.clear()
+        self._asked_for_roster.clear()
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
         for signed, message in self._later.take(self.slot.round):
