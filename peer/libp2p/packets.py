@@ -69,7 +69,7 @@ MOST_ROOM = MAX_PACKET_BYTES + (1 << 16)
 """The longest packet and what follows it."""
 
 REKEY_PACKETS = 1 << 16
-"""At most 64 GiB under one key. TLS 1.3 allows 2^24.5 records of 16 kB (RFC 8446, section 5.5), six times as many bytes."""
+"""At most 16 GiB under one key. TLS 1.3 allows 2^24.5 records of 16 kB (RFC 8446, section 5.5), 24 times as many bytes."""
 
 _REKEY_NONCE = 2**64 - 1
 """Reserved for this by Noise."""

@@ -15,7 +15,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.ping import ID as PING
 from libp2p.identity.identify_push.identify_push import ID_PUSH
-from libp2p.network.config import ConnectionConfig
+from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.rcmgr import ResourceLimits, ResourceManager
 from libp2p.rcmgr.connection_limits import ConnectionLimits
@@ -68,6 +68,7 @@ def make_host(identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Seque
     host.get_mux().remove_handler(ID_PUSH)  # Nobody of us pushes, and half a message waited 10 s on each of 128 streams.
     swarm: Any = host.get_network()
     swarm.upgrader.muxer_multistream = _Muxers(_MUXERS)
+    swarm.retry_config = RetryConfig(max_retries=0)  # Of what the library dials by itself.
     return host
 
 
