@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -14,7 +15,17 @@ import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.trust import token_weights
 from flockstep.collectives.agreement.actions import Note
-from flockstep.collectives.allreduce.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Reduce, Send
+from flockstep.collectives.allreduce.actions import (
+    Action,
+    CheckOutputs,
+    FetchOutput,
+    FetchPart,
+    Forward,
+    OutcomeKind,
+    Phase,
+    Reduce,
+    Send,
+)
 from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.allreduce.words import claims_in
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
@@ -938,6 +949,58 @@ def test_the_loss_of_the_proposer_costs_one_attempt(kind: type, seed: int) -> No
     rounds = killed_when(ORDER[0], kind, seed=seed)
     assert rounds.kinds() == {DONE}
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} <= {0, 1}
+
+
+def test_who_follows_the_others_into_the_next_attempt_goes_no_further() -> None:
+    """It gave up its own attempt for that, and the next one with it."""
+    rounds = Rounds(PEERS[:4])
+    rounds.start()
+    rounds.until(lambda: all(rounds.machines[peer].phase is Phase.COLLECT for peer in PEERS[:4]))
+    ready = a_ready(slot=SLOT.at(0, 1))
+    for other in ORDER[2:]:
+        rounds.do(ORDER[1], rounds.machines[ORDER[1]].receive(signed(other, ready), ready, rounds.now))
+    assert rounds.votes[ORDER[1]].slot.attempt == 1
+    assert rounds.machines[ORDER[1]].outcome is not None
+
+
+class SlowChecks(Rounds):
+    """Rounds in which a check takes two voters long, and a contributor's sketches before and after the outputs differ."""
+
+    slow, doubted = ORDER[2:4], PEERS[4]
+
+    def _do(self, peer: str, machine: Round, action: Action) -> None:
+        if not isinstance(action, CheckOutputs):
+            return super()._do(peer, machine, action)
+        exchange = machine.exchange
+        assert exchange._judge_phase is not None
+        place = exchange._judge_phase.order.index(exchange.members.index(self.doubted))
+        doubtful = () if action.silent else ((0, place),)  # The holders of its parts sketch what is right.
+        self.checks.append((peer, partial(exchange.checked, action, (), doubtful)))
+        if peer not in self.slow:
+            self.report(peer)
+        return None
+
+    @property
+    def checks(self) -> list[tuple[str, Any]]:
+        checks: list[tuple[str, Any]] = vars(self).setdefault("_checks", [])
+        return checks
+
+    def report(self, peer: str) -> None:
+        for it in [it for it in self.checks if it[0] == peer]:
+            self.checks.remove(it)
+            self.do(peer, self.machines[peer].done(lambda _, check=it[1]: check(), self.now))  # type: ignore[misc]
+
+
+def test_a_check_that_ends_after_a_contributor_was_named_silent_is_one_of_what_came_before() -> None:
+    rounds = SlowChecks(PEERS[:5], voters=PEERS[:4])
+    rounds.start()
+    rounds.deliver_all()
+    assert any(message.silent for message in rounds.messages(wire.Outputs))
+    for peer in rounds.slow:
+        rounds.report(peer)
+    rounds.deliver_all()
+    assert rounds.kinds() == {DONE}
+    assert rounds.outcomes()[0].slot.attempt == 0
 
 
 def test_too_few_left_is_void_at_once_and_not_at_a_deadline() -> None:
