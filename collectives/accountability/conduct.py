@@ -11,6 +11,7 @@ from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..chain.certificate import certificate_hash, genesis, value_of
+from ..chain.voters import electorate_after
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
@@ -47,6 +48,7 @@ class Conduct:
         self._slot = wire.Slot(terms.run, 0, genesis(terms.run))
         self._certificate: wire.Certificate | None = None
         """That of my state."""
+        self._voters = electorate_after(None, charter).votes.keys()
         self.charter = charter
         """The run's rules of admission, with what its owner has stated since: they hold for what is to come."""
         self.voucher = b""
@@ -72,6 +74,8 @@ class Conduct:
         """Enter a round with the state that `certificate` proves (None: the run's start), and update trust by it."""
         run = self._slot.run
         self._certificate = certificate
+        value = None if certificate is None else value_of(certificate)
+        self._voters = electorate_after(value, self.charter).votes.keys()
         self._slot = wire.Slot(run, round_, genesis(run) if certificate is None else certificate_hash(certificate))
         self._witness.advance(round_)
         if certificate is None:
@@ -156,11 +160,11 @@ class Conduct:
         Of a pair of a contributor and me, its holder, I know that I am not at fault.
         """
         round_, me = self._slot.round, self._node.peer_id
-        pairs = [(contributor, holder) for contributor, holder in pairs if self._parts.awaits(contributor, round_)]
+        pairs = [(contributor, holder) for contributor, holder in pairs if self.awaits(contributor)]
         contributors, holders = self._faults.add(pairs, known, round_, owners)
         mine = {contributor for contributor, holder in pairs if holder == me}
         mine = mine if 3 * len(mine & {*known}) <= known_trainers else set()  # Else it is my line.
-        self._parts.fail({*idle, *contributors, *mine}, round_)
+        self._parts.fail(map(self._author, {*idle, *contributors, *mine}), round_)
         self._relieve(holders, SILENT_ROUNDS)
 
     def lapsed(
@@ -168,16 +172,26 @@ class Conduct:
     ) -> None:
         """Remember who did not sketch after the outputs in time, and whose output came long after those of most."""
         round_ = self._slot.round
-        self._sketches.fail(self._mute.add(unsketched, proposer, round_, voters), round_)
+        authors = {self._author(peer) for peer in unsketched}
+        self._sketches.fail(self._mute.add(authors, proposer, round_, voters), round_)
         self._relieve(self._slow.add(slow, proposer, round_, voters), SILENT_ROUNDS)
 
     def awaits(self, peer: PeerId) -> bool:
-        """Return True if I wait until a member without a vote is Ready, and for what it contributes."""
-        return self._parts.awaits(peer, self._slot.round)
+        """Return True if I wait until a member is Ready that has no vote, and to a deadline for what it contributes."""
+        return self._parts.awaits(self._author(peer), self._slot.round)
 
     def awaits_sketch(self, peer: PeerId) -> bool:
         """Return True if I wait for a contributor to sketch after the outputs; if not, others do it for it at once."""
-        return self._sketches.awaits(peer, self._slot.round)
+        return self._sketches.awaits(self._author(peer), self._slot.round)
+
+    def _author(self, peer: PeerId) -> str:
+        """Return whose memory says how long a peer is waited for: the young share one, since keys are free.
+
+        With one each, somebody with enough of them could let a run wait in every round.
+        """
+        record = self._trust.of(peer)
+        is_young = record is None or record.rounds < YOUNG_ROUNDS
+        return "the young" if self.charter.earned and is_young and peer not in self._voters else peer
 
     def is_prompt(self, peer: PeerId) -> bool:
         """Return True if I would wait for a voter that is not ready: it was not silent lately."""

@@ -18,7 +18,7 @@ from .actions import Action, FetchPart, HashParts, Send, Setup
 from .facts import MessageLog
 from .roster import RosterView
 from .stage import Stage
-from .words import is_enough, is_fit
+from .words import is_enough
 
 
 class CollectPhase:
@@ -140,9 +140,9 @@ class CollectPhase:
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow."""
-        table, is_cut = self._table, self.stage.standing is not None
+        table, is_cut, hurries = self._table, self.stage.standing is not None, self.stage.is_hurrying
         num_commits, num_words = len(table.commits()), self._facts.num_ever(wire.Have)
-        if not self._changed("advance", num_commits, num_words, len(active), is_cut, self._changes):
+        if not self._changed("advance", num_commits, num_words, len(active), is_cut, hurries, self._changes):
             return []
         if self._changed("duties", num_words, num_commits, len(active), is_cut):
             self._extend(active)
@@ -150,7 +150,7 @@ class CollectPhase:
             self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
         )
         has_ended = is_cut and self.stage.has_spoken
-        if has_ended or not self._changed("report", num_commits, len(active), self._changes, is_cut):
+        if has_ended or not self._changed("report", num_commits, len(active), self._changes, is_cut, hurries):
             return actions
         return [*actions, *self._report(active)]
 
@@ -214,12 +214,11 @@ class CollectPhase:
 
     def _awaited(self, active: Collection[PeerId]) -> frozenset[int]:
         """Return the contributors that a holder waits for before it says what it holds."""
-        if self._changed("awaited", len(active)):
+        if self._changed("awaited", len(active), self.stage.is_hurrying):
             table, awaits = self._table, self._setup.awaits
-            here = {index: b"" for index in table.training if table.members[index] in active}
-            prompt = frozenset(index for index in here if awaits(table.members[index]))
-            # Where most let others wait it is no single member's fault.
-            self._expected = prompt if is_fit(table.seating, here, prompt) else frozenset(here)
+            here = {index for index in table.training if table.members[index] in active}
+            hurries = self.stage.is_hurrying
+            self._expected = frozenset(index for index in here if not hurries or awaits(table.members[index]))
         return self._expected
 
     def _changed(self, step: str, *state: object) -> bool:

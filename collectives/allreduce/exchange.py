@@ -41,7 +41,7 @@ from .stage import Stage
 from .words import is_fit
 
 ASKED_OF, PASSED_ON = 2, 8
-"""Members that I ask for what another one withholds: one may lie. So many a relay serves one reader with: then others."""
+"""Members that I ask for what another one withholds: one may lie. So many authors a relay serves one reader with."""
 
 
 class RosterRound:
@@ -60,10 +60,13 @@ class RosterRound:
         """By outputs, the state root that they lead to; None while it is computed."""
         self._reducing: set[int] = set()
         self._closed: set[Phase] = set()
+        self._unawaited = frozenset(index for index in table.training if not setup.awaits(table.members[index]))
         self._asked: set[tuple[object, int]] = set()
         """At which moments I have asked for whose messages."""
         self._questions: set[tuple[Phase, int, PeerId]] = set()
         """In which phase I have asked whom for whose messages."""
+        self._authors: dict[PeerId, set[int]] = {}
+        """By whom I have asked, for whose messages: it passes on those of a few."""
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -196,6 +199,23 @@ class RosterRound:
         table = self.table
         mine = self.collect_phase.contributors(table.me) if table.me in table.owners else frozenset()
         return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine)
+
+    @property
+    def has_most(self) -> bool:
+        """True if two thirds of what my next word is about are here, and some of the others let me wait in vain lately.
+
+        These have half as long again.
+        """
+        if not self._unawaited or self._stage is None or self._stage.has_spoken or self._stage.is_hurrying:
+            return False
+        if self._stage is self.collect_phase.stage:
+            return self.table.me not in self.table.owners or self.is_mostly_here(Phase.COLLECT)
+        return self._judge_phase is not None and self._judge_phase.is_mostly_here
+
+    def hurry(self) -> None:
+        """Wait for those alone that let nobody wait in vain lately."""
+        if self._stage is not None:
+            self._stage.is_hurrying = True
 
     def orphans(self, active: Collection[PeerId]) -> list[int]:
         """Return the parts whose output I lack, and whose three are all lost."""
@@ -344,10 +364,11 @@ class RosterRound:
                 continue
             self._asked.add((moment, index))
             all_ = [other for other in dict.fromkeys(others) if other not in (peer, me)]
-            turn = ASKED_OF * (len(actions) // PASSED_ON) % max(1, len(all_))
-            all_ = [*all_[turn:], *all_[:turn]]
+            all_.sort(key=lambda other: len(self._authors.get(other, set()) | {index}) > PASSED_ON)
             to = [other for other in all_ if (phase, index, other) not in self._questions] or ([] if again else all_)
-            self._questions |= {(phase, index, other) for other in to[:ASKED_OF]}
+            for other in to[:ASKED_OF]:
+                self._questions.add((phase, index, other))
+                self._authors.setdefault(other, set()).add(index)
             actions += [AskFor(tuple(to[:ASKED_OF]), peer)] if to else []
         return actions
 

@@ -20,7 +20,7 @@ from .collect import CollectPhase
 from .facts import MessageLog
 from .roster import RosterView
 from .stage import Stage
-from .words import Standing
+from .words import Standing, is_fit
 
 
 class SketchExchange:
@@ -190,6 +190,12 @@ class JudgePhase:
         named = found.names.items() if self.stage.signed is not None and not self._setup.rule.blind else ()
         return [index for index, name in named if self.sketches.tables_named(index, name) is None]
 
+    @property
+    def is_mostly_here(self) -> bool:
+        """True if two thirds of the sketches are here, of members that are known."""
+        found = self._collect_phase.stage.standing
+        return found is not None and is_fit(self._table.seating, found.names, self._among - self.sketches.missing)
+
     def _report(self, active: Collection[PeerId]) -> list[Action]:
         """Say whose sketches are of the bytes that I hold, once all are here that I can expect."""
         members, sketches = self._table.members, self.sketches
@@ -202,7 +208,9 @@ class JudgePhase:
         awaited = [
             index
             for part, index in open_
-            if index in here and self._setup.awaits(members[index]) and (index in first.parts[part] or part in denied)
+            if index in here
+            and (not self.stage.is_hurrying or self._setup.awaits(members[index]))
+            and (index in first.parts[part] or part in denied)
         ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)

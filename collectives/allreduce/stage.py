@@ -29,6 +29,8 @@ class Stage:
         self.failure = ""
         self.is_late = False
         """True once nobody waits for contributors any more."""
+        self.is_hurrying = False
+        """True once those are waited for alone that let nobody wait in vain lately."""
         self.takes_best = False
         """True once nobody waits for others of a part's three any more, where nobody's word is fit."""
         self._facts = facts

@@ -90,6 +90,8 @@ class Round:
         """When my present step began."""
         self._asks_at: float | None = None
         """When I ask others for what I lack in it; None before I know, infinity once there is nobody left to ask."""
+        self._hurries_at = math.inf
+        """When I wait no longer for those that let others wait in vain lately; infinity before most others are here."""
         self._is_overdue = self._has_asked = False
         """Its deadline is over; I have asked two others, early or since then."""
         self.lengths: dict[Phase, float] = {}
@@ -116,7 +118,9 @@ class Round:
         """When to call `tick`."""
         if self.outcome is not None:
             return math.inf
-        return self._due if self._is_fetching else min(self._due, self._asks_at or math.inf, self.vote.deadline)
+        if self._is_fetching:
+            return self._due
+        return min(self._due, self._asks_at or math.inf, self._hurries_at, self.vote.deadline)
 
     @property
     def has_roster(self) -> bool:
@@ -506,6 +510,7 @@ class Round:
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
         self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
         self._due, self._began[Phase.COLLECT] = now + self.setup.timing.control + self.setup.timing.transfer, now
+        self._stepped = now
         return [*self._exchange.collect_phase.begin(), *self._advance(now)]
 
     def _agreed(self, table: RosterView) -> Timing:
@@ -579,18 +584,23 @@ class Round:
         exchange = self._exchange
         if exchange is None or self.outcome is not None:
             return []
+        if now >= self._hurries_at:
+            exchange.hurry()
+            self._hurries_at = math.inf
         before = exchange.step
         actions = exchange.advance(self._active)
         phase = exchange.phase
         self._measure(exchange, now)
         if exchange.step != before:
-            self._stepped, self._asks_at = now, None
+            self._stepped, self._asks_at, self._hurries_at = now, None, math.inf
             self._is_overdue = self._has_asked = False
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             waits = self.setup.timing.transfer if before[0] is not phase else 0.0
             left = self._due if phase is Phase.CONFIRM else now + waits
             steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
             self._due = max(left, now) + steps
+        if self._hurries_at == math.inf and exchange.has_most:
+            self._hurries_at = now + (now - self._stepped) / 2
         if self._asks_at is None and exchange.lacks_few(self._active):
             self._asks_at = 2 * now - self._stepped  # The others have as long again as most took.
         if exchange.silent(self._active):

@@ -106,14 +106,14 @@ def hangs(blobs: str, whom: Whom) -> Prepare:
     return prepare
 
 
-def sends_late(is_it: Callable[[Any], bool]) -> Prepare:
-    """Return a liar that sends these messages a moment before the shortest deadline."""
+def sends_late(is_it: Callable[[Any], bool], seconds: float = 1.9) -> Prepare:
+    """Return a liar that sends these messages later: a moment before the shortest deadline."""
 
     def prepare(liar: SimPeer, nursery: trio.Nursery) -> None:
         send = liar.node.send
 
         async def later(to: Any, mail: Any) -> None:
-            await trio.sleep(1.9)
+            await trio.sleep(seconds)
             send(to, mail)
 
         def hold_back(to: Any, mail: Any) -> None:
@@ -187,3 +187,62 @@ def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_eac
 def test_a_voter_lets_others_wait_in_ever_fewer_rounds(prepare: Prepare) -> None:
     seconds = seconds_of_rounds(prepare, voters=7, free=0)
     assert sum(it > 1.0 for it in seconds) <= 6
+
+
+@pytest.mark.parametrize(
+    ("withheld", "waits"),
+    [
+        pytest.param(lambda it: isinstance(it, wire.Commit), [1, 3, 6, 11], id="commits"),
+        pytest.param(is_second, [1, 2, 4, 7, 12], id="second sketches"),
+    ],
+)
+def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
+    withheld: Callable[[Any], bool], waits: list[int]
+) -> None:
+    """Each of them contributes to the other rounds as it should. Without a memory that they share each had a first time.
+
+    An honest key whose commit takes a third longer than those of most is in all rounds.
+    """
+    keys, seconds = 6, list[float]()
+
+    async def body(swarm: SimSwarm) -> None:
+        voters, honest, liars = swarm.sims[:VOTERS], swarm.sims[VOTERS], swarm.sims[VOTERS + 1 :]
+        for place, liar in enumerate(liars):
+            lies(
+                liar,
+                lambda peer, it, place=place: (
+                    None if withheld(it) and it.slot.round % keys == place else it
+                ),
+            )
+        async with trio.open_nursery() as nursery:
+            sends_late(lambda it: isinstance(it, wire.Commit), 0.02)(honest, nursery)
+            for round_ in range(1, ROUNDS + 1):
+                began = trio.current_time()
+                await until_done([*voters, honest], round_, *liars)
+                seconds.append(trio.current_time() - began)
+                for liar in liars:
+                    catch_up(liar, voters[0])
+            nursery.cancel_scope.cancel()
+        assert all(honest.peer in outcome.cut for sim in voters for outcome in sim.outcomes)
+        assert {len(sim.outcomes) for sim in voters} == {ROUNDS}
+
+    charter = founded(VOTERS, keepers=frozenset(it.peer_id for it in identities(VOTERS)), earned=True)
+    run_virtual(partial(with_swarm, VOTERS + 1 + keys, body, cells=44, charter=charter, rule="gramguard"))
+    assert [round_ for round_, it in enumerate(seconds, 1) if it > 1.5] == waits
+
+
+def test_free_keys_that_keep_something_from_the_proposer_use_up_no_relay_of_it() -> None:
+    """Each relay serves one reader with eight authors. A voter withholds its second sketches from it, too."""
+    voters, keys, seconds = 7, 9, list[float]()
+
+    async def body(swarm: SimSwarm) -> None:
+        victim, liar, *others = in_turn(swarm.sims[:voters])
+        for sim in swarm.sims[voters:]:
+            lies(sim, lambda peer, it: None if isinstance(it, wire.Sketch) and peer == victim.peer else it)
+        lies(liar, lambda peer, it: None if is_second(it) and peer == victim.peer else it)
+        await until_done([victim, *others], 1, liar, *swarm.sims[voters:])
+        seconds.append(trio.current_time())
+
+    charter = founded(voters, keepers=frozenset(it.peer_id for it in identities(voters)), earned=True)
+    run_virtual(partial(with_swarm, voters + keys, body, cells=48, charter=charter, rule="gramguard"))
+    assert max(seconds) < 1.3, seconds
