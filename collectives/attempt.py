@@ -190,6 +190,8 @@ class Attempt:
             case actions.AskFor(to, peer):
                 slot = self.machine.slot
                 self.node.send(to, wire.Unheard(slot.run, slot.round, peer, asks=True))
+            case actions.ShowPart(part, hash_, readers):
+                self._serve(hash_, self.work.mine[part], readers=[*readers, self.node.peer_id])
             case actions.FetchValue():
                 self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():
@@ -305,7 +307,7 @@ class Attempt:
         exchange = self.machine.exchange
         rate = exchange.my_rate * (len(exchange.members) - 1)  # All connections at a time share the line.
         seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
-        kept = 0 if exchange.table.seating.needs_others else self._own_cells(bounds)  # Else a deputy holds my own part, too.
+        kept = 0 if exchange.table.seating.witnesses else self._own_cells(bounds)  # Else deputies hold my own part, too.
         if reason := self._choice.choose(bounds[-1] - bounds[0] - kept, rate, seconds):
             slot = self.machine.slot
             self.node.telemetry.emit(

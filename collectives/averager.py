@@ -273,13 +273,13 @@ class Averager:
             known, voters = exchange.known, len(exchange.table.electorate.votes)
             owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)
             self._conduct.missed(outcome.idle, outcome.masked, known, owners, trainers)
-            self._conduct.lapsed(outcome.unsketched, outcome.slow, exchange.members[0], voters)
+            self._conduct.lapsed(outcome.unsketched, outcome.slow, outcome.withheld, exchange.members[0], voters)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(machine.lengths)
             phases = {peer: vote.ready[peer][1].seconds for peer in outcome.cut if peer in vote.ready}
             averaged = replace(self._done(outcome, work), phases=phases)
-        if outcome.overdue is not None:
-            self._deadlines.give_more_time(outcome.overdue)
+        if outcome.overdue is not None and outcome.slot.attempt >= (len(vote.electorate.votes) - 1) // 3:
+            self._deadlines.give_more_time(outcome.overdue)  # One proposer at least was honest: the deadlines are too short.
         self.behind = self.behind or averaged.outcome.kind is OutcomeKind.BEHIND
         node.blobs.drop([key for key in work.served if key not in self._kept])
         return averaged

@@ -61,7 +61,7 @@ class Conduct:
         """The first round in which I would give a member a part again."""
         self._readys, self._parts, self._sketches = Patience(SILENT_ROUNDS), Patience(1), Patience(1)
         """Who is waited for as a voter that is not Ready, to contribute, and to sketch after the outputs."""
-        self._faults, self._mute, self._slow = Faults(), Lapses(), Lapses()
+        self._faults, self._mute, self._slow, self._withheld = Faults(), Lapses(), Lapses(), Lapses()
 
     def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
         """Carry out what the run's owner states; `invite` is my own invitation."""
@@ -168,13 +168,19 @@ class Conduct:
         self._relieve(holders, SILENT_ROUNDS)
 
     def lapsed(
-        self, unsketched: Collection[PeerId], slow: Collection[PeerId], proposer: PeerId, voters: int
+        self,
+        unsketched: Collection[PeerId],
+        slow: Collection[PeerId],
+        withheld: Collection[PeerId],
+        proposer: PeerId,
+        voters: int,
     ) -> None:
-        """Remember who did not sketch after the outputs in time, and whose output came long after those of most."""
+        """Remember who did not sketch after the outputs in time, and whose output came long after those of most, or never."""
         round_ = self._slot.round
         authors = {self._author(peer) for peer in unsketched}
         self._sketches.fail(self._mute.add(authors, proposer, round_, voters), round_)
         self._relieve(self._slow.add(slow, proposer, round_, voters), SILENT_ROUNDS)
+        self._relieve(self._withheld.add(withheld, proposer, round_, voters), TRUST_WINDOW)
 
     def awaits(self, peer: PeerId) -> bool:
         """Return True if I wait until a member is Ready that has no vote, and to a deadline for what it contributes."""

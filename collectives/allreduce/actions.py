@@ -168,6 +168,15 @@ class HashParts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowPart:
+    """Serve a part of my contribution to these members, too."""
+
+    part: int
+    hash: bytes
+    readers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchBytes:
     """Fetch bytes of a part by hash, check their encoding, and report `fetched` or `not_fetched`."""
 
@@ -310,7 +319,7 @@ Work: TypeAlias = (
     | Finalize
 )
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | AskFor | Work | Note
+Action: TypeAlias = Send | Forward | AskFor | ShowPart | Work | Note
 
 
 class OutcomeKind(StrEnum):
@@ -354,6 +363,8 @@ class Outcome:
     """By part of a certified round, the roster indices of the contributions that count in it; empty if I cannot know."""
     slow: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output came in time, and long after those of most."""
+    withheld: tuple[PeerId, ...] = ()
+    """Holders of a void attempt's parts of which there was no output at the deadline."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     idle: tuple[PeerId, ...] = ()

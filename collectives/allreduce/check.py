@@ -15,7 +15,7 @@ from ..agreement.actions import Note
 from ..codec import EMPTY
 from ..robust.checks import CHECK_COLUMNS, are_alike, masked, with_seconds
 from ..robust.sketch import ROWS
-from .actions import Action, CheckOutputs, CompareSecond, Forward, SecondPart, Send, Setup
+from .actions import Action, CheckOutputs, CompareSecond, Forward, SecondPart, Send, Setup, ShowPart
 from .collect import CollectPhase
 from .facts import MessageLog
 from .judge import JudgePhase, SketchExchange
@@ -63,7 +63,7 @@ class CheckPhase:
         """By outputs, the parts whose output seems false."""
         self._doubtful: frozenset[int] = frozenset()
         self._covered: set[int] = set()
-        """Contributors whose two sketches differ, and the holders that alone vouch for both: others were shown no bytes."""
+        """Contributors whose two sketches differ or are missing, and who vouches for them: others were shown no bytes."""
         self._tried: dict[int, set[bytes]] = {}
         """By part, the outputs that I, the proposer, have named."""
         self._read = 0
@@ -155,6 +155,21 @@ class CheckPhase:
         second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
         return [Send(self._table.members, second)]
 
+    def blame_mute(self) -> None:
+        """Blame those that left a part of a contribution without a sketch, at the end of an attempt that fails of it.
+
+        They are who says in its word that it holds it, and its author, if that is silent: to others neither shows the bytes.
+        """
+        named, words = self.named, self._judge_phase.stage.words
+        exchange = self._exchanges.get(named.outputs) if named is not None else None
+        if named is None or exchange is None:
+            return
+        for part, index in self._required():
+            if self._seconds.get((exchange.seed, (part, index))):
+                continue
+            self._covered |= {by for by, word in words.items() if by != index and index in word.get(part, ())}
+            self._covered |= {index} & {*named.silent}
+
     def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
         """Return True if these outputs are named, and need no check or have passed it."""
         is_named = self.named is not None and self.named.outputs == outputs
@@ -207,7 +222,7 @@ class CheckPhase:
         seed = self._exchanges[self.named.outputs].seed
         for pair in self._required(silent):
             said = self._seconds.get((seed, pair), {})
-            first = next((index for index in self._givers(pair) if members[index] in active), None)
+            first = self._due(pair, active)
             if first is not None and first not in said:
                 found.setdefault(first, []).append(members[pair[1]])
         return found
@@ -241,7 +256,10 @@ class CheckPhase:
             is_newer = self.named is None or outputs.number > self.named.number
             fits = len(outputs.outputs) == len(table.members) and set(outputs.silent) <= set(order)
             if signed.sender == proposer and outputs.cut == self._cut and is_newer and fits:
-                self.named, self._first = outputs, self._first or outputs
+                if self._first is None:
+                    self._first = outputs
+                    actions += self._show_own()
+                self.named = outputs
                 actions += self._reduce_phase.follow(outputs.outputs)
                 if self._is_sketched and outputs.outputs not in self._exchanges:
                     exchange = SketchExchange(self._facts, table, order, self._cut, outputs.outputs)
@@ -250,11 +268,21 @@ class CheckPhase:
         self._read += len(news)
         for signed, second in news:
             author, index, part = table.places[signed.sender], second.contributor, second.part
-            is_one = part in table.owners and author in table.seating.three(part) and author != index
+            is_one = part in table.owners and author in self._all_givers((part, index))
             fits = second.slot == table.slot and index in order and len(second.table) == TABLE_BYTES
             if fits and is_one and second.commit == self._standing_name(index):
                 self._seconds.setdefault((second.seed, (part, index)), {})[author] = signed, second
         return actions
+
+    def _show_own(self) -> list[Action]:
+        """Show all voters what I contribute to a part that I hold, now that nobody can contribute it any more."""
+        table, me = self._table, self._table.me
+        mine = table.commits().get(me)
+        if mine is None or not self._is_sketched:
+            return []
+        voters = tuple(table.members[index] for index in sorted(table.seating.voters))
+        own = [part for part, holder in self._standing.holders.items() if holder == me]
+        return [ShowPart(part, mine.parts[part], voters) for part in own]
 
     def _name(self, active: Collection[PeerId]) -> list[Action]:
         """As the proposer, name the outputs; again where one is false, or where contributors do not sketch."""
@@ -307,23 +335,40 @@ class CheckPhase:
             silent = () if self.named is None else self.named.silent
         found: list[Pair] = []
         for part, counted in sorted(self._judge_phase.counted.items()):
-            own = {self._standing.holders[part]} if seating.needs_others else set()
+            own = {self._standing.holders[part]} if seating.witnesses else set()
             found += [(part, index) for index in sorted(counted) if index in own or index in silent]
         return found
 
-    def _givers(self, pair: Pair) -> list[int]:
-        """Return who may answer for a contributor to a part: others of its three, its holder last, before it who is late."""
+    def _all_givers(self, pair: Pair) -> list[int]:
+        """Return who may answer for a contributor to a part: others of its three, and for its holder all voters.
+
+        The two others of the three may both lie. A holder shows any voter what it contributes itself.
+        """
         part, contributor = pair
-        holder, members = self._standing.holders[part], self._table.members
-        others = [index for index in self._table.seating.three(part) if index != contributor]
-        return sorted(others, key=lambda index: (index == holder, not self._setup.awaits_sketch(members[index])))
+        seating, is_own = self._table.seating, self._standing.holders[part] == contributor
+        others = dict.fromkeys((*seating.three(part), *(sorted(seating.voters) if is_own else ())))
+        return [index for index in others if index != contributor]
+
+    def _givers(self, pair: Pair) -> list[int]:
+        """Return who answers: the others of its three, its holder last, before it who is late; then all, if these are."""
+        part, awaits = pair[0], self._setup.awaits_sketch
+        holder, members, three = self._standing.holders[part], self._table.members, self._table.seating.three(part)
+        givers = self._all_givers(pair)
+        order = sorted(givers, key=lambda it: (it not in three, it == holder, it in three and not awaits(members[it])))
+        is_alone = self.is_late or not any(it in three and awaits(members[it]) for it in givers)
+        return [index for index in order if is_alone or index in three]
+
+    def _due(self, pair: Pair, active: Collection[PeerId]) -> int | None:
+        """Return whose answer I wait for; None if nobody that may give it is here."""
+        here = [index for index in self._givers(pair) if self._table.members[index] in active]
+        return next((it for it in here if self._setup.awaits_sketch(self._table.members[it])), here[0] if here else None)
 
     def _answer(self, active: Collection[PeerId], exchange: SketchExchange) -> list[Action]:
         """Sketch what others contribute, where that is mine to do."""
-        members, actions = self._table.members, list[Action]()
+        actions: list[Action] = []
         for pair in self._required():
-            givers = [index for index in self._givers(pair) if members[index] in active]
-            is_mine = givers[:1] == [self._table.me] or (self.is_late and self._table.me in givers)
+            me = self._table.me
+            is_mine = self._due(pair, active) == me or (self.is_late and me in self._givers(pair))
             if not is_mine or (exchange.seed, pair) in self._making:
                 continue
             if self._collect_phase.has(*pair):
@@ -379,7 +424,7 @@ class CheckPhase:
                 table = said[index][1].table
                 # Who has signed the false one will be banned.
                 return None if mine and not self.is_late and not are_alike(mine, table) else table
-            if members[index] in active and not self.is_late:
+            if index == self._due(pair, active) and not self.is_late:
                 return None
         return mine if mine and not any(members[index] in active for index in givers) else None
 

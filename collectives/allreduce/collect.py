@@ -1,7 +1,7 @@
 """COLLECT: commitments, the parts that I hold, and my word on them. Pure.
 
 Theory of operation. The owner of a part fetches it from every member that has committed. Its deputies stand in: the first
-of these three that is not lost holds the part, and the next one holds what that one contributes itself. A deputy holds
+of these three that is not lost holds the part, and the next ones hold what that one contributes itself. A deputy holds
 all of a part, too, if the owner's word is not fit to count in it. Each holder says what it holds once that is all that it
 can expect, or at the deadline; who is in follows from these words (`words`, `stage`).
 
@@ -158,10 +158,10 @@ class CollectPhase:
         """Take over what others can no longer hold, or deny to hold."""
         table = self._table
         for part in table.deputized - self.duties:
-            first, second = [*table.living(part, active), None, None][:2]
+            first, *others = table.living(part, active)
             if first == table.me or self.stage.is_denied(part, table.commits()):
                 self.duties.add(part)
-            elif second == table.me and first is not None and first in table.training and table.seating.needs_others:
+            elif table.me in others[: table.seating.witnesses] and first in table.training:
                 self._pairs.add((part, first))
 
     def _fetch(self) -> list[Action]:
@@ -181,7 +181,8 @@ class CollectPhase:
             if num_bytes is None:
                 actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                 continue
-            others, is_held = table.others_with(part, {table.me, index}), part not in self.duties and found is not None
+            others = table.others_with(part, {table.me, index})
+            is_held = part not in self.duties and found is not None and found.holders.get(part) != index
             actions.append(
                 FetchPart(part, source, key, cells, num_bytes, others, contributor=index, is_held=is_held)
             )

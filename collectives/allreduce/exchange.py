@@ -165,13 +165,12 @@ class RosterRound:
             holder = found.holders[part]
             if holder != part and not is_fit(self.table.seating, found.names, counted):
                 continue  # A proposer that leaves words out gives a part to a deputy that has not spoken of all of it.
-            # What a holder contributes itself the next of the three holds.
-            others = [index for index in self.table.seating.three(part) if index != holder]
-            denied |= {
-                (index, others[0] if index == holder else holder)
-                for index in found.names.keys() - counted
-                if index != holder or others
-            }
+            denied |= {(index, holder) for index in found.names.keys() - counted - {holder}}
+            if holder in found.names.keys() - counted:  # What it contributes itself others of the three hold.
+                others = [index for index in self.table.seating.three(part) if index != holder]
+                words = self.collect_phase.stage.words
+                silent = [index for index in others if holder not in words.get(index, {}).get(part, ())] or others
+                denied |= {(holder, index) for index in silent[: self.table.seating.witnesses]}
         return tuple((members[index], members[holder]) for index, holder in sorted(denied))
 
     @property
@@ -181,6 +180,13 @@ class RosterRound:
             return ()
         silent = {self.table.members[index] for index in named.silent if self._outputs[1].lacks(index)}
         return tuple(sorted(silent | self._outputs[1].mute))
+
+    @property
+    def withheld(self) -> tuple[PeerId, ...]:
+        """The holders whose part nobody has made an output of, as far as I know."""
+        if self._outputs is None:
+            return ()
+        return tuple(self.table.members[index] for index in sorted(self._outputs[0].idle_holders()))
 
     @property
     def late(self) -> tuple[PeerId, ...]:
@@ -283,6 +289,11 @@ class RosterRound:
             if phase is Phase.CHECK:
                 checked.close(active)
         return True
+
+    def blame_mute(self) -> None:
+        """Remember who has left the outputs unchecked, at the end of an attempt that fails of it."""
+        if self._outputs is not None and self.phase is Phase.CHECK:
+            self._outputs[1].blame_mute()
 
     def has_named(self, signed: wire.Signed) -> bool:
         """Return True if a cut that is here names this word."""

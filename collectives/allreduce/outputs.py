@@ -35,6 +35,8 @@ class ReducePhase:
         standing: Standing,
     ) -> None:
         self.outputs: dict[int, bytes] = {}
+        self._here: set[tuple[int, bytes]] = set()
+        """All outputs that have arrived, by part: one that was named, and is not, may be named again."""
         self.withheld: set[int] = set()
         """Parts whose output a member offered but did not provide, that timed out, or that failed the check."""
         self._setup = setup
@@ -68,6 +70,7 @@ class ReducePhase:
 
     def fetched(self, part: int, hash_: bytes) -> bool:
         """Record a well-formed output. Return True if all outputs are here, or most: only then does anything follow."""
+        self._here.add((part, hash_))
         if self._fetching.get(part, ("", b""))[1] == hash_:
             del self._fetching[part]
         if not self._named or self._named[part] == hash_:
@@ -130,10 +133,13 @@ class ReducePhase:
         return next((it for _, it in self.offers(part) if it not in without), None)
 
     def first(self, part: int, active: Collection[PeerId]) -> bytes | None:
-        """Return the output of a part's holder, or of another one where that is lost or late; None if it is not here."""
+        """Return the output of a part's holder, or of another one where that is lost or late; None if it is not here.
+
+        Then one that I have, if there is one: a liar may offer what it does not send.
+        """
         holder = self._standing.holders[part]
         if part in self.withheld or self._table.members[holder] not in active:
-            return self.best(part)
+            return self.outputs.get(part) or self.best(part)
         return self._offers.get(part, {}).get(holder)
 
     def maker(self, part: int) -> int:
@@ -149,8 +155,10 @@ class ReducePhase:
         self._named = outputs
         self._open |= self._table.owners
         for part in self._table.owners:
-            if self.outputs.get(part, outputs[part]) != outputs[part]:
-                del self.outputs[part]
+            if (part, outputs[part]) in self._here:
+                self.outputs[part] = outputs[part]
+            else:
+                self.outputs.pop(part, None)
             if part in self._fetching and self._fetching[part][1] != outputs[part]:
                 del self._fetching[part]
         members = self._table.members
@@ -184,6 +192,10 @@ class ReducePhase:
             if makers - {holder} and (part in self._late or holder not in makers):
                 found.add(holder)
         return tuple(self._table.members[holder] for holder in sorted(found))
+
+    def idle_holders(self) -> set[int]:
+        """Return the holders of parts of which there is no output: they said that they hold all that counts in these."""
+        return {self._standing.holders[part] for part in self._table.owners - self.outputs.keys()}
 
     def advance(self) -> list[Action]:
         """Fetch each output from the members that offer it, one after the other."""

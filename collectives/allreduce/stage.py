@@ -74,12 +74,12 @@ class Stage:
         return [Send(self._table.members, have)]
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
-        """Return by part which of its holders' words have not come: the first that is not lost, and for it the next one."""
+        """Return by part which of its holders' words have not come: the first that is not lost, and the next ones for it."""
         table, words, missing = self._table, self.words, dict[int, frozenset[int]]()
         for part in table.owners:
             living = table.living(part, active)
-            needs_others = table.seating.needs_others and living[:1] and living[0] in self._among
-            silent = frozenset(it for it in living[: 2 if needs_others else 1] if part not in words.get(it, ()))
+            witnesses = table.seating.witnesses if living[:1] and living[0] in self._among else 0
+            silent = frozenset(it for it in living[: 1 + witnesses] if part not in words.get(it, ()))
             if silent:
                 missing[part] = silent
         return missing

@@ -7,7 +7,7 @@ this is bound to. From these words alone follows:
     who is in     a member that at least half of the owners list in their own part, under one name. The *jury* are the
                   owners that vote, where there are any, without the member itself; else the longest word on each part
     in each part  those of them that the part's holder lists under that name. What the holder contributes itself needs the
-                  word of another of the three: nobody is the only one to have seen what it adds to a sum
+                  word of others of the three: no liar is the only one to have seen what it adds to a sum
 
 So whom a holder denies is missing in the parts of that holder, and in no others; whom a liar serves in part is in or not
 for all alike. What is missing counts as zeros. A holder's word is *fit* if it lists two thirds of those that are in and
@@ -20,9 +20,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ...peer import wire
-from ..agreement.electorate import LIAR_PROOF
 from ..chain.quorum import quorum
 
+MAX_WITNESSES = 2
+"""All others of a part's three. Each one costs 1/n of a contribution a peer and round."""
 Claims = Mapping[int, Mapping[int, bytes]]
 """By part: the members that a holder lists, and the name of the statement of each."""
 
@@ -51,9 +52,12 @@ class Seating:
         return self.owners & self.voters or self.owners
 
     @property
-    def needs_others(self) -> bool:
-        """True if what a holder contributes to its own part needs another's word: with fewer voters none may lie anyway."""
-        return len(self.voters) >= LIAR_PROOF
+    def witnesses(self) -> int:
+        """The others of a part's three whose word is needed on what its holder contributes itself: as many as may lie.
+
+        The holder is one of the liars, or there is nothing to hide: so one of these words is honest, up to nine voters.
+        """
+        return min((len(self.voters) - 1) // 3, MAX_WITNESSES) if self.voters else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def counted_in(
     stated = claims.get(holder, {}).get(part, {})
     counted = {index for index, name in stated.items() if names.get(index) == name}
     others = [by for by in seating.three(part) if by != holder]
-    if holder in counted and seating.needs_others and others and not any(is_listed(by, holder) for by in others):
+    if holder in counted and sum(is_listed(by, holder) for by in others) < min(seating.witnesses, len(others)):
         counted.discard(holder)
     return frozenset(counted)
 

@@ -254,6 +254,7 @@ class Round:
             self._due = now + self._control()
             return [*actions, *self._advance(now)]
         living = self._active & set(self._exchange.members)
+        self._exchange.blame_mute()
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
 
     def _ask(self, exchange: RosterRound, now: float) -> list[Action]:
@@ -700,7 +701,9 @@ class Round:
         if (exchange := self._exchange) is not None:
             outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
             here = self._active  # Who was lost is no liar.
+            withheld = exchange.withheld if overdue is Phase.REDUCE else ()
             outcome = replace(outcome, masked=tuple(pair for pair in exchange.masked if here.issuperset(pair)))
+            outcome = replace(outcome, withheld=tuple(peer for peer in withheld if peer in here))
         if exchange is not None and certificate is not None:
             is_mine = exchange.cut == value_of(certificate).cut
             late = tuple(peer for peer in exchange.late if peer in self._active)

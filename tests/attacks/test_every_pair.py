@@ -1,8 +1,9 @@
-"""Liars among four voters and three contributors, and all that they can do at two steps of an attempt.
+"""Liars among four voters and three contributors, or two among seven voters, and what they can do at two steps of an attempt.
 
 The machines of a round alone (`support.rounds`), with every validity function in them. At each *step* of an attempt a
 liar is honest, or does one of the `DEEDS`. All pairs of deeds are tried: of the proposer, of another voter, of a key
-without a vote, and of one of these together with another such key. In each case
+without a vote, and of one of these together with another such key; and with `seven` those of two voters of seven, one of
+which may be the proposer. In each case
 
 - all honest members end with one certified value, all honest contributors are in it, and nothing raises in any of them; if
   a liar proposed it, at least one of them ends with it, and the others know that they are behind;
@@ -10,6 +11,7 @@ without a vote, and of one of these together with another such key. In each case
 - no honest member is charged.
 
     cd tests && python -m attacks.test_every_pair          # half an hour
+    cd tests && python -m attacks.test_every_pair seven    # as long
 """
 
 import itertools
@@ -26,6 +28,7 @@ from flockstep.peer.wire.schema import encode
 from support.rounds import PEERS, PENDING, ConnectedRounds, Fetch, Mail, order_of, signed
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:7]
+SEVEN = MEMBERS
 Step: TypeAlias = str
 STEPS: tuple[Step, ...] = (
     *("Ready", "Heard", "Roster", "Commit", "Have", "Cut", "Sketch", "second Have", "second Cut", "Result", "Outputs"),
@@ -35,7 +38,7 @@ DEEDS = "silent", "to some", "to others", "twice", "false"
 """To nobody; to every second member; to the others; to these another one; to all another one."""
 Deeds: TypeAlias = dict[Step, str]
 PLACES = "proposer", "voter", "contributor"
-OTHER = "other contributor"
+OTHER, NEXT = "other contributor", "next voter"
 Lies: TypeAlias = dict[str, Deeds]
 """By place."""
 
@@ -142,12 +145,12 @@ class Lied(ConnectedRounds):
         return None
 
 
-def run(lies: Lies, seed: int = 0) -> None:
+def run(lies: Lies, seed: int = 0, voters: list[str] = VOTERS) -> None:
     """Run one case. Raises `AssertionError` if the others suffer from it."""
-    order = order_of(VOTERS)
-    places = {"proposer": order[0], "voter": order[2], "contributor": MEMBERS[-1], OTHER: MEMBERS[-2]}
+    order = order_of(voters)
+    places = {"proposer": order[0], "voter": order[2], NEXT: order[3], "contributor": MEMBERS[-1], OTHER: MEMBERS[-2]}
     liars = {places[place]: deeds for place, deeds in lies.items()}
-    rounds = Lied(MEMBERS, seed=seed, voters=VOTERS, attempts=4, lies=liars)
+    rounds = Lied(MEMBERS, seed=seed, voters=voters, attempts=4, lies=liars)
     rounds.false.add(keyed("another", b""))
     rounds.start()
     rounds.settle()
@@ -177,6 +180,12 @@ def pairs() -> Iterator[Lies]:
         yield from ({place: mine, OTHER: others} for place in PLACES)
 
 
+def of_seven() -> Iterator[Lies]:
+    """Yield the lies of two voters, which stand beside each other in the roster: one is a deputy of the other."""
+    for mine, others in itertools.product(singles(), repeat=2):
+        yield from ({place: mine, NEXT: others} for place in ("voter", "proposer"))
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_no_single_deed_of_one_member_costs_the_others_more_than_its_own_attempt(place: str) -> None:
     for deeds in singles():
@@ -189,12 +198,23 @@ def test_who_is_not_asked_first_has_what_others_withhold(deeds: Deeds) -> None:
     run({"voter": {"Second": "to some"}, OTHER: deeds})
 
 
+def test_two_voters_of_seven_that_do_the_same_cost_the_others_no_attempt() -> None:
+    for deeds in singles():
+        run({"voter": deeds, NEXT: deeds}, voters=SEVEN)
+
+
+def test_an_output_that_was_named_and_replaced_is_known_when_it_is_named_again() -> None:
+    """The owner offers an output that it does not send; the proposer has the one that a deputy made, and named the other."""
+    run({"proposer": {"second Have": "false"}, NEXT: {"Result": "false", "bytes": "false"}}, voters=SEVEN)
+
+
 def main() -> None:
     failed = num = 0
-    for lies in pairs():
+    voters = SEVEN if "seven" in sys.argv[1:] else VOTERS
+    for lies in of_seven() if voters == SEVEN else pairs():
         num += 1
         try:
-            run(lies)
+            run(lies, voters=voters)
         except Exception as error:  # noqa: BLE001  # The next case is to run, whatever this one raised.
             failed += 1
             sys.stdout.write(f"{lies}\n  {type(error).__name__}: {str(error)[:400]}\n")

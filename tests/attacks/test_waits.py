@@ -12,7 +12,9 @@ import pytest
 import trio
 from attacks.test_silent import catch_up
 from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.allreduce.actions import Phase
 from flockstep.collectives.allreduce.roster import RosterView
+from flockstep.collectives.round.deadlines import Deadlines
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import banned, events_of, lies
@@ -205,15 +207,13 @@ def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
     """
     keys, seconds = 6, list[float]()
 
+    def keeps_in_turn(place: int, _: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+        return None if withheld(message) and message.slot.round % keys == place else message
+
     async def body(swarm: SimSwarm) -> None:
         voters, honest, liars = swarm.sims[:VOTERS], swarm.sims[VOTERS], swarm.sims[VOTERS + 1 :]
         for place, liar in enumerate(liars):
-            lies(
-                liar,
-                lambda peer, it, place=place: (
-                    None if withheld(it) and it.slot.round % keys == place else it
-                ),
-            )
+            lies(liar, partial(keeps_in_turn, place))
         async with trio.open_nursery() as nursery:
             sends_late(lambda it: isinstance(it, wire.Commit), 0.02)(honest, nursery)
             for round_ in range(1, ROUNDS + 1):
@@ -246,3 +246,49 @@ def test_free_keys_that_keep_something_from_the_proposer_use_up_no_relay_of_it()
     charter = founded(voters, keepers=frozenset(it.peer_id for it in identities(voters)), earned=True)
     run_virtual(partial(with_swarm, voters + keys, body, cells=48, charter=charter, rule="gramguard"))
     assert max(seconds) < 1.3, seconds
+
+
+def test_two_voters_of_seven_that_do_not_sketch_void_no_attempt_but_their_own_and_lengthen_few() -> None:
+    """Neither for itself, nor for another one: of some parts they are two of the three, and all other voters answer."""
+    voters, lengths = 7, dict[int, float]()
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, one, other = in_turn(swarm.sims)
+        for liar in (one, other):
+            lies(liar, lambda _, it: None if is_second(it) or isinstance(it, wire.Second) else it)
+        for round_ in range(1, 2 * ROUNDS + 1):
+            began = trio.current_time()
+            await until_done(others, round_, one, other)
+            slots = {outcome.slot.attempt for sim in others for outcome in sim.outcomes if outcome.slot.round == round_}
+            if slots == {0}:
+                lengths[round_] = trio.current_time() - began
+            else:  # They propose in two turns of seven, one after the other.
+                assert round_ % voters in (0, voters - 1)
+            catch_up(one, others[0])
+            catch_up(other, others[0])
+        assert not any({sim.peer for sim in others} & names for names in banned(others))
+
+    run_virtual(partial(with_swarm, voters, body, cells=28, charter=founded(voters), rule="gramguard"))
+    assert max(lengths.values()) < 5.0
+    assert sum(it > 1.0 for it in lengths.values()) <= 6
+
+
+def test_the_turns_of_as_many_proposers_as_may_lie_lengthen_nobodys_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two proposers say no outputs: with four voters one of them was honest, and slower than the deadlines."""
+    lengthened: list[int] = []
+    give_more_time = Deadlines.give_more_time
+
+    async def body(swarm: SimSwarm) -> None:
+        order = in_turn(swarm.sims)
+        for sim in order[:2]:
+            lies(sim, lambda _, it: None if isinstance(it, wire.Outputs) else it)
+
+        def spied(deadlines: Deadlines, phase: Phase) -> None:
+            lengthened.append(len(order[3].outcomes))
+            give_more_time(deadlines, phase)
+
+        monkeypatch.setattr(Deadlines, "give_more_time", spied)
+        await until_done(order, 1)
+
+    run_virtual(partial(with_swarm, 4, body, cells=28, charter=founded(4), rule="gramguard"))
+    assert set(lengthened) == {1}
