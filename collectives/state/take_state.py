@@ -52,6 +52,12 @@ class _Target:
         self._spans = [(vector, start, stop) for vector in state for start, stop in merkle.leaf_spans(vector.size)]
         if len(leaves) != len(self._spans):
             raise ProtocolViolation(f"a state of {len(leaves)} leaves where the model has {len(self._spans)}")
+        self._sizes: dict[bytes, int] = {}
+        """The bytes of each leaf, by its hash."""
+        for key, span in zip(leaves, self._spans, strict=True):
+            size = len(merkle.leaf_bytes(*span))
+            if self._sizes.setdefault(key, size) != size:
+                raise ProtocolViolation("a state with one hash for leaves of two lengths")
         self._wanted: dict[bytes, list[int]] = {}
         self._draft: Draft | None = None
 
@@ -67,7 +73,7 @@ class _Target:
                 self._write_draft(index, found)
             else:
                 self._wanted.setdefault(key, []).append(index)
-        return {key: len(merkle.leaf_bytes(*self._spans[indices[0]])) for key, indices in self._wanted.items()}
+        return {key: self._sizes[key] for key in self._wanted}
 
     async def put(self, key: bytes, data: bytearray) -> None:
         """Install a leaf that has arrived."""
@@ -86,13 +92,17 @@ class _Target:
             self._draft.close()
 
     def _find(self, index: int, key: bytes) -> Blob | None:
-        """Find a leaf in the draft of an earlier attempt, or in a checkpoint of mine; None if neither has it."""
+        """Find a leaf in the draft of an earlier attempt, or in a checkpoint of mine; None if neither has it.
+
+        A start state has no certificate: its leaves may have the hashes of whatever else I serve.
+        """
         try:
             drafted = self._draft.leaf(index) if self._draft is not None else b""
         except LocalError as error:
             self._lose_disk(error)
             drafted = b""
-        return drafted if digest(drafted) == key else self._node.blobs.get(key, self._node.peer_id)
+        found = drafted if digest(drafted) == key else self._node.blobs.get(key, self._node.peer_id)
+        return found if found is not None and len(found) == self._sizes[key] else None
 
     def _write_draft(self, index: int, data: Blob) -> None:
         """Write a leaf into the draft, unless it is there."""

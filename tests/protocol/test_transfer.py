@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.chain.chain import StatedPosition, start_of_run
+from flockstep.collectives.chain.chain import NOTHING, StatedPosition, start_of_run
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import STATE
 from flockstep.collectives.state.transfer import LEAF_STALL_SECONDS, Offer, ask_leaves, ask_offers
 from flockstep.peer import wire
+from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import file_blob
 from flockstep.peer.node.bulk import Blob
-from flockstep.peer.transport import Stream
+from flockstep.peer.transport import PeerId, Stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.certificates import certify
@@ -250,6 +251,34 @@ def test_only_leaves_that_differ_are_fetched(tmp_path: Path) -> None:
         assert late.held.num_bytes == 2 * LEAF_BYTES
 
     run_rounds(3, body, tmp_path)
+
+
+@pytest.mark.parametrize("owner", ["the member", "the newcomer"])
+def test_leaves_that_fit_no_place_of_a_model_end_no_newcomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    """A start state has no certificate. One hash stands for all its leaves, of which the last is shorter, or for a file."""
+    monkeypatch.setattr(merkle, "LEAF_ELEMENTS", 3 * LEAF_BYTES // 4)
+
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        member, is_mine = others[0].sim.node, owner == "the newcomer"
+        data = bytes([1]) * (100 if is_mine else 3 * LEAF_BYTES)
+        (late.sim.node if is_mine else member).blobs.put(digest(data), data)
+        hashes = [digest(data), *leaves_of(late)[1:]] if is_mine else [digest(data)] * len(leaves_of(late))
+
+        async def offer(peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
+            return wire.StateOffer(((0, merkle.root(hashes), b""),))
+
+        async def list_leaves(peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:
+            return wire.Leaves(tuple(hashes))
+
+        member.on_ask(wire.StateAsk, offer)
+        member.on_ask(wire.LeavesAsk, list_leaves)
+        stated = others[0].member(round=0, root=merkle.root(hashes), head=NOTHING.hash, chain_tokens=0)
+        await late.catch_up.take_from(stated, [stated])
+        assert [event["peer"] for event in late.named("state.retry")] == [others[0].sim.peer]
+
+    run_rounds(2, body, tmp_path)
 
 
 def test_what_a_provider_finds_damaged_on_its_disk_comes_from_another_and_is_nobodys_guilt(tmp_path: Path) -> None:
