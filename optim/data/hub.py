@@ -16,18 +16,15 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
 from ..consent import HUB_DATASET
-
-if TYPE_CHECKING:
-    import httpx
 
 ENDPOINT = "https://huggingface.co"
 MAX_LISTING_BYTES = 64 << 20
@@ -40,6 +37,9 @@ MAX_FILE_BYTES = 1 << 50
 MAX_READ_BYTES = 64 << 20
 """Of one question; whoever asks for more gets as much, and asks again."""
 TIMEOUT = 30.0
+"""Seconds without a byte."""
+LEAST_RATE = 4e3
+"""Bytes/s on average after a minute, as of a state from a peer: a byte now and then must not hold a reader for ever."""
 TRIES = 5
 """With 1, 2, 4 and 8 s between them: a short outage of the network ends no training."""
 BUSY = (408, 425, 429, 500, 502, 503, 504)
@@ -83,7 +83,8 @@ class Hub:
             raise LocalError(f"data of the hub needs httpx: {error}", remedy="pip install 'flockstep[hf]'") from error
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
         self._token = token
-        self._client = httpx.Client(follow_redirects=False, timeout=TIMEOUT)
+        # As the bytes are: an answer is read without unpacking it.
+        self._client = httpx.Client(headers={"Accept-Encoding": "identity"}, follow_redirects=False, timeout=TIMEOUT)
         weakref.finalize(self, self._client.close)
         self._error: type[Exception] = httpx.HTTPError
 
@@ -107,8 +108,7 @@ class Hub:
 
     def read(self, url: str, start: int, length: int) -> bytes:
         """Return so many bytes of a file from `start` on. Raises `OSError`."""
-        headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
-        data = self._get(url, headers, length, wanted=206)
+        data = self._get(url, {"Range": f"bytes={start}-{start + length - 1}"}, length, wanted=206)
         if len(data) != length:
             raise ConnectionError(f"{url} ends after {start + len(data)} bytes, before those that the hub lists")
         return data
@@ -157,7 +157,7 @@ class Hub:
                     raise OSError(f"{url}: {response.status_code}; if it is there, it is gated or private, and {why}")
                 if response.status_code != wanted:
                     raise OSError(f"{url}: {response.status_code} {response.reason_phrase}")
-                return _up_to(response, most)
+                return b"".join(steadily(response.iter_raw(), most, url, 2 * TIMEOUT))
         raise OSError(f"{url}: it is redirected more than {MAX_REDIRECTS} times")
 
     def _is_own(self, url: str) -> bool:
@@ -195,14 +195,17 @@ class _Remote(io.RawIOBase):
         return length
 
 
-def _up_to(response: "httpx.Response", most: int) -> bytes:
-    """Return the body of an answer, but no more of it than was asked for."""
-    data = bytearray()
-    for piece in response.iter_raw():
-        data += piece[: most - len(data)]
-        if len(data) == most:
-            break
-    return bytes(data)
+def steadily(pieces: Iterator[bytes], most: int, name: str, patience: float) -> Iterator[bytes]:
+    """Yield an answer, and no more of it than `most` bytes. Raises `ConnectionError` where it is too slow."""
+    deadline, done = time.monotonic() + patience, 0
+    for piece in pieces:
+        kept = piece[: most - done]
+        done += len(kept)
+        if time.monotonic() > deadline + done / LEAST_RATE:
+            raise ConnectionError(f"{name} sends less than {LEAST_RATE / 1e3:g} kB/s")
+        yield kept
+        if done == most:
+            return
 
 
 def token_of_user() -> str:

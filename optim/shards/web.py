@@ -14,18 +14,17 @@ import ipaddress
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 from ...peer.address import is_public_ip
 from ...peer.errors import UsageError
 from ..consent import PUBLIC_URL
+from ..data.hub import steadily
 
 TIMEOUT = 30.0
 """Seconds without a byte."""
-LEAST_RATE = 4e3
-"""Bytes/s on average after a minute, as of a state from a peer: a byte now and then must not hold a reader for ever."""
 PIECE = 1 << 20
 
 class NotThere(OSError):
@@ -154,13 +153,8 @@ def _pieces(
     connection: http.client.HTTPConnection, response: http.client.HTTPResponse, most: int, name: str
 ) -> Iterator[bytes]:
     """Yield a body, and no more of it than `most` bytes. Raises `OSError` where it is too slow, and where it breaks."""
-    deadline, done = time.monotonic() + 2 * TIMEOUT, 0
     try:
-        while done < most and (piece := response.read1(min(most - done, PIECE))):
-            done += len(piece)
-            if time.monotonic() > deadline + done / LEAST_RATE:
-                raise OSError(f"{name} sends less than {LEAST_RATE / 1e3:g} kB/s")
-            yield piece
+        yield from steadily(iter(partial(response.read1, PIECE), b""), most, name, 2 * TIMEOUT)
     except http.client.HTTPException as error:
         raise OSError(f"{name}: the answer broke off: {type(error).__name__}") from error
     finally:

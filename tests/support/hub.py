@@ -1,6 +1,9 @@
 """A stand-in for the Hugging Face hub on loopback: the API's listing of one dataset, and its files by range."""
 
+import contextlib
+import gzip
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +27,9 @@ class StandIn:
     """Whether a body goes on behind what was asked for."""
     cuts: bool = False
     """Whether it ends before that."""
+    drips: bool = False
+    """Whether the listing comes byte by byte, 20 a second."""
+    ended: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """The path and the Authorization of each question."""
     endpoint: str = ""
@@ -48,7 +54,13 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
                 self.answer(401, b"{}", **{"X-Error-Code": "GatedRepo"})
             elif path.startswith((f"/api/datasets/{REPOSITORY}/revision/", "/api/models/")):
                 names = [{"rfilename": name, "size": hub.sizes.get(name, len(data))} for name, data in hub.files.items()]
-                self.answer(200, json.dumps({"sha": hub.commit, "siblings": names}).encode())
+                listing = json.dumps({"sha": hub.commit, "siblings": names}).encode()
+                if hub.drips:
+                    self.drip(listing)
+                elif "gzip" in self.headers.get("Accept-Encoding", ""):  # As any server may.
+                    self.answer(200, gzip.compress(listing), Content_Encoding="gzip")
+                else:
+                    self.answer(200, listing)
             elif path in hub.redirects:
                 self.answer(302, b"", Location=hub.redirects[path])
             elif path.startswith(start) and (data := hub.files.get(path.removeprefix(start))) is not None:
@@ -57,6 +69,14 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
                 self.answer(404, b"{}")
 
         do_HEAD = do_GET
+
+        def drip(self, data: bytes) -> None:
+            self.answer(200, b"", Content_Length=str(len(data)))
+            with contextlib.suppress(OSError):  # The reader had enough.
+                for byte in data:
+                    self.wfile.write(bytes([byte]))
+                    if hub.ended.wait(0.05):
+                        break
 
         def file(self, data: bytes) -> None:
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
@@ -69,3 +89,4 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
     with serving(Handler) as port:
         hub.endpoint = f"http://127.0.0.1:{port}"
         yield hub
+        hub.ended.set()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.data import rows, streams
-from flockstep.optim.data.hub import Hub, chosen, pinned_source
+from flockstep.optim.data.hub import Hub, chosen, pinned_source, steadily
 from flockstep.optim.data.rows import Skip, Skips
 from flockstep.optim.data.sources import open_data
 from flockstep.optim.data.streams import TokenStream
@@ -139,6 +139,21 @@ def test_a_hub_that_answers_otherwise_than_it_lists_is_one_line(
         setattr(hub, name, value)
     with pytest.raises(UsageError, match=reason):
         opened(tmp_path)
+
+
+def test_an_answer_that_drips_is_given_up(hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.optim.data.hub.TIMEOUT", 1.0)
+    hub.drips = True
+    with pytest.raises(UsageError, match=r"sends less than 4 kB/s"):
+        opened(tmp_path)
+    hub.ended.set()
+
+
+def test_a_slow_answer_is_read_as_long_as_its_average_is_enough() -> None:
+    late = -1.0
+    assert b"".join(steadily(iter([bytes(8000), b"a", b"bc"]), 8002, "it", late)) == bytes(8000) + b"ab"
+    with pytest.raises(ConnectionError, match="it sends less than 4 kB/s"):
+        list(steadily(iter([b"a"]), 8000, "it", late))
 
 
 @pytest.mark.parametrize("size", [10**15, 2**63, 10**400, 3])
