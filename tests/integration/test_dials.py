@@ -64,9 +64,10 @@ def test_one_address_is_dialled_so_often_and_all_together_so_often(monkeypatch: 
 
     async def main() -> None:
         async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
-            victim, other = "/ip4/44.1.1.1/tcp/1", "/ip4/44.1.1.2/tcp/1"
-            assert [host.why_not_dial(victim) for _ in range(2)] == ["", ""]
-            assert "more than 2 dials to one address" in host.why_not_dial(victim)
+            other = "/ip4/44.1.1.2/tcp/1"
+            victims = [f"/ip6/2a01::{number}/tcp/1" for number in (1, 2, 3)]  # Of one /64.
+            assert [host.why_not_dial(victim) for victim in victims[:2]] == ["", ""]
+            assert "more than 2 dials to one address (IPv6: one /64) within" in host.why_not_dial(victims[2])
             assert host.why_not_dial(other) == ""
             assert "more than 3 dials within" in host.why_not_dial(other)
 
