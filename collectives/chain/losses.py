@@ -1,10 +1,12 @@
 """The loss of each round, as a member saw it: the median of what the others stated when the round ended.
 
-A claim of the member that shows it, and no part of what is certified: it draws the curve for whoever comes late. The file
-has four bytes a round, in order; a round without a loss has zeros.
+A claim of the member that shows it, and no part of what is certified: it draws the curve for whoever comes late. Of rounds
+before it came, or that it missed, a member keeps what it was sent with their certificates. The file has four bytes a round,
+in order; a round without a loss has zeros.
 """
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...dht.members.evaluation import MAX_STATED_LOSS
@@ -25,16 +27,28 @@ class Losses:
 
     def note(self, round_: int, loss: float | None) -> None:
         """Keep the loss of a round; a disk that fails is an event, since nothing but a curve needs it."""
-        if loss is None or round_ > MAX_NOTED_ROUNDS:
+        if loss is not None:
+            self._write({round_: loss})
+
+    def learn(self, claimed: Mapping[int, float]) -> None:
+        """Keep what a member claims as losses of rounds of which none is known here."""
+        first = min(claimed, default=1)
+        known = known_losses(first, self.since(first, max(claimed, default=0) - first + 1))
+        self._write({round_: loss for round_, loss in claimed.items() if round_ not in known})
+
+    def _write(self, losses: Mapping[int, float]) -> None:
+        losses = {round_: loss for round_, loss in losses.items() if round_ <= MAX_NOTED_ROUNDS}
+        if not losses:
             return
         try:
             with disk_errors(f"write {self._path}"):
                 self._path.touch()
                 with self._path.open("r+b") as file:
-                    file.seek((round_ - 1) * _ONE.size)
-                    file.write(_ONE.pack(loss))
+                    for round_, loss in losses.items():
+                        file.seek((round_ - 1) * _ONE.size)
+                        file.write(_ONE.pack(loss))
         except LocalError as error:
-            self._telemetry.emit("losses.unwritten", step="note a loss", reason=str(error), round=round_)
+            self._telemetry.emit("losses.unwritten", step="note a loss", reason=str(error), round=min(losses))
 
     def since(self, round_: int, limit: int) -> tuple[float, ...]:
         """Return the losses of up to `limit` rounds from `round_` on, as far as the file goes; 0 where none is known."""

@@ -86,15 +86,22 @@ async def ask_page(
     return certificates, known_losses(question.from_round, answer.losses)
 
 
-async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[wire.Certificate]:
-    """Fetch the certificates of all these rounds, page by page, as `ask_certificates` does. Raises the same."""
+async def ask_range(
+    node: Node, peer: PeerId, run: str, rounds: range, losses: Losses | None = None
+) -> list[wire.Certificate]:
+    """Fetch the certificates of all these rounds, page by page, as `ask_certificates` does. Raises the same.
+
+    What `peer` claims as their losses is kept in `losses`.
+    """
     found: list[wire.Certificate] = []
     until = trio.current_time() + LEDGER_ANSWER_SECONDS * math.ceil(len(rounds) / wire.MAX_PAGE)
     while len(found) < len(rounds):
         left = rounds[len(found) :]
         question = wire.LedgerAsk(run, left.start, min(wire.MAX_PAGE, len(left)))
         timeout = min(LEDGER_ANSWER_SECONDS, until - trio.current_time())  # An answer may hold one certificate.
-        page = await ask_certificates(node, peer, question, timeout=max(0.0, timeout))
+        page, claimed = await ask_page(node, peer, question, timeout=max(0.0, timeout))
+        if losses is not None:
+            await node.compute(losses.learn, claimed)
         if not page:
             raise NetworkError(f"its ledger has {len(found)} of the {len(rounds)} rounds from {rounds.start} on")
         found += page
@@ -109,11 +116,13 @@ async def fetch_trail(
     certificate: wire.Certificate,
     *,
     is_proof: bool = False,
+    losses: Losses | None = None,
 ) -> list[wire.Certificate]:
     """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that `joins` mine.
 
     It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them, or does not answer. Raises
-    `NetworkError` or `RemoteError` instead of the latter where the trail `is_proof`, whose length decides.
+    `NetworkError` or `RemoteError` instead of the latter where the trail `is_proof`, whose length decides. What the
+    provider claims as the rounds' losses is kept in `losses`.
     """
     trail = [certificate]
     while not await node.compute(joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
@@ -121,7 +130,9 @@ async def fetch_trail(
         begin = max(1, end - wire.MAX_PAGE, certificate.slot.round + 1 - MAX_TRAIL)
         why_ended = ""
         try:
-            page = await ask_certificates(node, provider, wire.LedgerAsk(run, begin, end - begin))
+            page, claimed = await ask_page(node, provider, wire.LedgerAsk(run, begin, end - begin))
+            if losses is not None:
+                await node.compute(losses.learn, claimed)
             if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
                 why_ended = f"its ledger lacks some of rounds {begin} to {end - 1}"
         except (NetworkError, RemoteError) as error:

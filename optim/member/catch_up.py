@@ -271,7 +271,8 @@ class CatchUp:
         if not 1 <= len(rounds) <= MAX_TRAIL:
             return False
         try:
-            for certificate in await ask_range(self._node, provider.peer, self._spec.run, rounds):
+            losses = self._archive.losses
+            for certificate in await ask_range(self._node, provider.peer, self._spec.run, rounds, losses):
                 await self._replay_round(certificate, members)
         except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
             self._held.report_stop("replay", judged(self._node, provider.peer, "replay", raised), provider.peer)
@@ -289,14 +290,15 @@ class CatchUp:
         held.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, held.vectors)
         trail: Sequence[wire.Certificate] = ()
         if offer.place.certificate is not None:
-            trail = await fetch_trail(node, provider.peer, run, self._archive.ledger.joins, offer.place.certificate)
+            joins, losses = self._archive.ledger.joins, self._archive.losses
+            trail = await fetch_trail(node, provider.peer, run, joins, offer.place.certificate, losses=losses)
         await held.advance(offer.place, trail, following)
         for certificate in following:
             await self._replay_round(certificate, members)
 
     async def _choose(self, provider: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
         """Choose a checkpoint to take. Returns it with the checked certificates that lead from it to the provider's head."""
-        node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
+        node, spec, checkpoints, losses = self._node, self._spec, self._archive.checkpoints, self._archive.losses
         newest = None if head_of(provider) == NOTHING else await self.proofs.prove(provider, self._held.place)
         end = provider.body.round
         others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, provider.peer}
@@ -315,7 +317,7 @@ class CatchUp:
             try:
                 if newest is not None and offer.place.round < end:
                     between = range(offer.place.round + 1, end)
-                    following = [*await ask_range(node, provider.peer, spec.run, between), newest]
+                    following = [*await ask_range(node, provider.peer, spec.run, between, losses), newest]
                     check_trail([ChainLink.of(certificate) for certificate in following])
             except NetworkError as error:  # An offer may be older than all that the provider knows.
                 node.telemetry.emit("state.not_offered", peer=provider.peer, step="choose a state", reason=str(error))

@@ -180,7 +180,7 @@ class LedgerPage:
 
     certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
     losses: Annotated[tuple[float, ...], Size(MAX_PAGE)] = ()
-    """The loss of each of these rounds, as far as I saw members state one; 0 where I did not. A claim."""
+    """The loss of each of these rounds, as I saw members state it or was sent it; 0 where I know none. A claim."""
 
 
 @grows

@@ -4,7 +4,10 @@ from functools import partial
 from pathlib import Path
 
 from flockstep.collectives.chain.certificate import value_of
+from flockstep.collectives.chain.losses import Losses
+from flockstep.collectives.state.archive import LOSSES_FILE
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.telemetry import Telemetry
 from support.keepers import CELLS, KeptRun, all_at, in_memory, kept_run
 
 FRAGMENTS = 3
@@ -56,13 +59,22 @@ def test_a_killed_keeper_restores_its_checkpoint_and_replays_the_fragments_since
     run_virtual(partial(in_memory, RUN, tmp_path, body))
 
 
-def test_a_newcomer_takes_a_checkpoint_and_replays_the_fragments_since(tmp_path: Path) -> None:
+def test_a_newcomer_takes_a_checkpoint_replays_the_fragments_since_and_learns_the_losses(tmp_path: Path) -> None:
+    begin = 2 * FRAGMENTS + 2
+    seen = [float(round_) for round_ in range(1, begin + 1)]
+
+    def losses_of(peer: str) -> Losses:
+        return Losses(tmp_path / peer / LOSSES_FILE, Telemetry())
+
     async def body(run: KeptRun) -> None:
         first = [run.keep(0), run.keep(1), run.train(2)]
-        await run.until(lambda: all_at(first, 2 * FRAGMENTS + 2))
+        await run.until(lambda: all_at(first, begin))
+        for peer in first:
+            losses_of(peer.peer).learn(dict(enumerate(seen, 1)))
         newcomer = run.train(3)
-        await run.until(lambda: all_at([*first, newcomer], 2 * FRAGMENTS + 5))
-        assert int(str(newcomer.named("state.synced")[0]["round"])) >= 2 * FRAGMENTS + 2
+        await run.until(lambda: all_at([*first, newcomer], begin + 3))
+        assert int(str(newcomer.named("state.synced")[0]["round"])) >= begin
         assert newcomer.named("round.replayed")
+        assert losses_of(newcomer.peer).since(1, begin) == tuple(seen)
 
     run_virtual(partial(in_memory, RUN, tmp_path, body))

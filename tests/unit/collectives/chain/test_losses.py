@@ -18,6 +18,9 @@ def test_losses_outlive_a_restart_with_gaps_and_within_a_bound(tmp_path: Path) -
     assert again.since(2, 2) == (3.5, 0.0)
     assert known_losses(1, again.since(1, 16)) == {2: 3.5, 5: 1.5}
     assert (tmp_path / "losses").stat().st_size == 5 * 4
+    again.learn({})
+    again.learn({MAX_NOTED_ROUNDS + 1: 9.0, 4: 4.0, 5: 9.0})
+    assert again.since(1, 16) == (0.0, 3.5, 0.0, 4.0, 1.5)
     (tmp_path / "losses").write_bytes(struct.pack("<3f", 2.0, math.nan, math.inf) + b"?")
     assert again.since(1, 16) == (2.0, 0.0, 0.0)
 
