@@ -164,5 +164,8 @@ def gigabytes(count: int) -> str:
 
 
 def num(count: int) -> str:
-    """Format a number of parameters."""
-    return f"{count / 1e9:,.1f} G" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    """Format a number of parameters, or of tokens."""
+    for unit, name in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= unit:
+            return f"{count / unit:,.1f}{name}"
+    return str(count)

@@ -166,8 +166,8 @@ def _warnings(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Flee
             longer = f"{1 / plan.pace.kept:.2g} times what it should be"
             yield f"{what}: a round takes {_time(plan.pace.round)}, so that H becomes {longer}; {hint}"
     rounds, steps = manifest.outer.rounds, manifest.inner.steps
-    if manifest.inner.seconds:
-        return
+    if manifest.inner.seconds or plan.pace.kept < TRAINED_SHARE:
+        return  # Where peers wait for rounds H must grow; advice on H by its loss would say the opposite.
     if rounds < LEAST_ROUNDS <= rounds * manifest.phase_steps:
         fewer = rounds * manifest.phase_steps // LEAST_ROUNDS * manifest.outer.fragments
         yield (
@@ -198,7 +198,7 @@ def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan)
         f"and train {plan.pace.share:.1%} of the time",
         "memory": f"{gigabytes(plan.training_memory)} of the GPU and activations, {gigabytes(plan.memory)} of the computer, "
         f"{gigabytes(plan.disk)} of disk",
-        "tokens": f"{_count(plan.tokens_per_day)} a day of all peers, {_count(plan.tokens)} in the run",
+        "tokens": f"{num(round(plan.tokens_per_day))} a day of all peers, {num(round(plan.tokens))} in the run",
         "time": f"{span(3600 * plan.hours)} for {manifest.num_rounds:,} rounds",
         "energy": f"{plan.kilowatt_hours:,.1f} kWh at most, of the GPUs",
     }
@@ -212,10 +212,3 @@ def _time(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds / unit:.1f} {name}"
     return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-
-
-def _count(number: float) -> str:
-    for unit, name in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
-        if number >= unit:
-            return f"{number / unit:,.1f}{name}"
-    return f"{number:,.0f}"

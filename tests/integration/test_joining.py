@@ -88,7 +88,7 @@ def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
     with kept(link, tmp_path / "owner"):
         code, said = on_terminal(b"y\n")
     assert code == 0, said
-    assert "0.2 M parameters" in said
+    assert "213.0 k parameters" in said
     code, said = on_terminal()
     assert code == 0, said
     assert "[y/N]" not in said

@@ -50,7 +50,7 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     user = User(tmp_path, "y")
     assert user.agreement.agree(signed()) == "agreed to by its user"
     shown = "\n".join(user.lines)
-    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 0.2 M", "text:{stdlib}", "100 rounds, of"):
+    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 213.0 k", "text:{stdlib}", "100 rounds, of"):
         assert part in shown
     for part in ("up to 0.2 MB a round, 0.3 GB a day at a round a minute", " MB, below ", str(tmp_path), "IP addresses"):
         assert part in shown
