@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..collectives.state.archive import has_ledger
 from ..dht.run.manifest import Data, SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import CannotFollow, FlockstepError, LocalError, NotAgreed
@@ -27,7 +28,6 @@ from .device import choose_device
 from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
-from .member.reach import has_ledger
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import FOLDER, save_tensors

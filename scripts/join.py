@@ -24,9 +24,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..collectives.state.archive import has_ledger
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
-from ..optim.member.reach import has_ledger
 from ..peer.config import PeerConfig
 from ..peer.errors import CannotFollow, FlockstepError, LocalError, UsageError
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
@@ -38,7 +38,6 @@ from .loggers import Loggers, open_loggers
 from .otlp import exported
 from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from .terminal import ending_signals
-from .unfollowed import keep_unfollowed
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.gpu import gpu_of
@@ -182,6 +181,8 @@ def _train_in_shifts(
                 if "RANK" in os.environ or not has_ledger(folder):  # A newcomer is no member that could keep.
                     raise
                 free_device()
+                from .unfollowed import keep_unfollowed  # A keeper has the network here, a trainer in a process.
+
                 kept, has_kept = keep_unfollowed(link, config, agreement, refused, now.over, on_event), True
                 config = kept.config
                 if kept.end is not None:

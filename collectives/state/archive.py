@@ -34,6 +34,12 @@ LOSSES_FILE = "losses"
 OUTPUTS_FOLDER = "outputs"
 
 
+def has_ledger(folder: Path) -> bool:
+    """Return True if a run's folder holds certificates of the run: its peer is no newcomer, and its chain binds it."""
+    ledger = folder / LEDGER_FILE
+    return ledger.exists() and ledger.stat().st_size > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """One run's folder, served by a node."""

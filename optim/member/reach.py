@@ -19,7 +19,7 @@ from ...collectives.chain.chain import Head
 from ...collectives.chain.head import Heads, RunValues
 from ...collectives.light.anchor import find_anchor
 from ...collectives.spec import charter_of, credential
-from ...collectives.state.archive import LEDGER_FILE
+from ...collectives.state.archive import has_ledger
 from ...dht.directory.interface import Directory
 from ...dht.keys import listing_key
 from ...dht.members.body import MemberBody, fitted
@@ -235,9 +235,3 @@ async def renew_listing(
         except NetworkError as error:
             telemetry.emit("directory.failed", step="renew the listing", reason=str(error))
         await trio.sleep(RENEWAL_SECONDS)
-
-
-def has_ledger(folder: Path) -> bool:
-    """Return True if I hold certificates of the run: I am no newcomer, and my chain binds me."""
-    ledger = folder / LEDGER_FILE
-    return ledger.exists() and ledger.stat().st_size > 0

@@ -1,6 +1,8 @@
 """What `join` sets up for memory and speed: recomputed activations, precision, compilation."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,3 +202,8 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_one_line_before_it_trains(
     with pytest.raises(UsageError, match=r"has 256 tokens, the model knows 64") as refused:
         check_tokenizer(model_of("gpt"), source)
     assert refused.value.remedy == "give the model a larger vocab_size"
+
+
+def test_a_trainer_leaves_the_network_to_its_process() -> None:
+    code = "import flockstep.scripts.join, flockstep.optim.trainer, sys; print('libp2p' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
