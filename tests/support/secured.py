@@ -22,6 +22,8 @@ class Secured:
         self.wrote: list[bytes] = []
         self.closed = False
         self.broken = False
+        self.seconds = 0.0
+        """Of a write."""
         self.arriving, self._arrived = trio.open_memory_channel[bytes](math.inf)
         self.stream = below
 
@@ -48,7 +50,7 @@ class Secured:
 
     async def write(self, data: bytes) -> None:
         """Send one."""
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.seconds)
         if self.broken:
             raise OSError("the cable is cut")
         self.wrote.append(data)

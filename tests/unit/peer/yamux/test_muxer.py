@@ -82,6 +82,26 @@ def test_a_sender_waits_for_its_window_for_as_long_as_it_takes_and_wakes_as_soon
     run(main)
 
 
+def test_a_message_waits_for_one_batch_of_bulk_bytes_and_not_for_all_of_them() -> None:
+    async def main() -> None:
+        async with ends() as (one, other), trio.open_nursery() as nursery:
+            bulk, control = [await one.open_stream() for _ in range(2)]
+            theirs = await other.accept_stream()
+            line = one.secured_conn
+            assert isinstance(line, Secured)
+            line.seconds, one.writer.batch_bytes = 1.0, muxer.LEAST_BATCH_BYTES
+            line.wrote.clear()
+            nursery.start_soon(bulk.write, bytes(FIRST_WINDOW))
+            await wait_all_tasks_blocked()
+            await control.write(b"message")
+            before, _, _ = b"".join(line.wrote).partition(b"message")
+            assert muxer.LEAST_BATCH_BYTES <= len(before) < 2.1 * muxer.LEAST_BATCH_BYTES < FIRST_WINDOW
+            await trio.sleep(10)
+            assert len(theirs.unread) == FIRST_WINDOW
+
+    run(main)
+
+
 def test_a_reset_wakes_whoever_reads_or_writes_at_either_end() -> None:
     async def main() -> None:
         async with ends() as (one, other), trio.open_nursery() as nursery:
@@ -290,14 +310,8 @@ def test_a_batch_follows_the_line_within_its_limits() -> None:
 
 
 def test_the_writer_measures_its_line() -> None:
-    class Line(Secured):
-        seconds = 0.0
-
-        async def write(self, data: bytes) -> None:
-            await trio.sleep(self.seconds)
-
     async def main() -> None:
-        line = Line()
+        line = Secured()
         writer = FrameWriter(line)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)
