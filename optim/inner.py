@@ -14,6 +14,7 @@ from torch import nn
 
 from ..dht.run.manifest import Inner
 from ..peer.errors import UsageError
+from .eager import AdamW
 from .muon import Muon
 
 COSINE_END = 0.1
@@ -24,7 +25,7 @@ _HEADS = ("lm_head", "head", "unembed", "output")
 
 
 def build_inner(
-    model: nn.Module, inner: Inner, adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    model: nn.Module, inner: Inner, adamw: Callable[..., torch.optim.Optimizer] = AdamW
 ) -> list[torch.optim.Optimizer]:
     """Build fresh optimizers that together hold every trainable parameter of `model` once; `adamw` makes that one."""
     hidden = _hidden_matrices(model) if inner.optimizer == "muon" else []

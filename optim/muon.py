@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .eager import Eager
 from .precision import half_on
 
 
-class Muon(torch.optim.Muon):
+class Muon(Eager, torch.optim.Muon):
     """torch's Muon with its arguments; steps are scaled by √(max(1, rows / columns)), its `adjust_lr_fn="original"`.
 
     A parameter put into a group later may be a stack of matrices, each of which is orthogonalized by itself.

@@ -25,6 +25,7 @@ from .data.datasets import SequenceUnits
 from .data.rows import Skip, Skips
 from .data.sources import TokenSource
 from .device import choose_device
+from .eager import AdamW
 from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
@@ -441,7 +442,7 @@ def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> No
 
 
 def inner_of(
-    model: nn.Module, signed: SignedManifest, adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    model: nn.Module, signed: SignedManifest, adamw: Callable[..., torch.optim.Optimizer] = AdamW
 ) -> list[torch.optim.Optimizer]:
     """Build the inner optimizer that the manifest pins; `adamw` makes its AdamW."""
     return build_inner(model, signed.manifest.inner, adamw)

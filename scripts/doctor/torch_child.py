@@ -8,7 +8,6 @@ samples at once train faster, and an empty one. It ends with its input, even whi
 it does not outlive its parent.
 """
 
-import contextlib
 import json
 import os
 import queue
@@ -27,8 +26,6 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     _write(_device(sys.argv[1]))
-    with contextlib.suppress(ImportError):  # Which `_device` has reported.
-        import torch._dynamo  # noqa: F401  The first optimizer loads it, for two seconds: meanwhile the network is visited.
     while True:
         question = json.loads(lines.get())
         signed = SignedManifest.decode(bytes.fromhex(question["manifest"]))

@@ -26,8 +26,7 @@ from flockstep.peer.process import bridge
 
 PRELOADED = (
     __name__,
-    "torch._dynamo",  # The first optimizer of a process imports it, for two seconds,
-    "typer._adapters",  # and the first parameter of a command this, for a fifth of one.
+    "typer._adapters",  # The first parameter of a command imports it, for a fifth of a second.
     *(f"flockstep.optim.{name}" for name in ("trainer", "member.participant", "data.streams")),
     *(f"flockstep.scripts.{name}" for name in ("bootstrap", "cli.main", "evaluate", "join", "keep", "page.runs", "runs.run")),
     *(f"flockstep.scripts.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),

@@ -139,7 +139,8 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
     "optim": {
-        *("consent", "device", "examples", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision", "ranks"),
+        *("consent", "device", "eager", "examples", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision"),
+        "ranks",
     },
     "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "terminal", "voters"},
     "scripts/lab": {"namespaces"},

@@ -261,7 +261,7 @@ def written(figures: dict[str, Any]) -> Iterator[str]:
     yield f"gpt {figures['size']}, {figures['members']} members {apart}; medians, and each newcomer"
     yield f"to the first inner step  {figures['first_inner_step_s']:.2f} s  {figures['all_first_inner_step_s']}"
     yield f"  of that for the state  {figures['sync_s']:.2f} s  for {figures['state_bytes'] / 1e6:.0f} MB"
-    yield f"  beyond loading torch   {figures['loading_s']:.2f} s"
+    yield f"  loading torch first    {figures['loading_s']:.2f} s, which comes on top"
     yield f"members were slower by   {figures['members_slowdown']:.1%}  {figures['all_members_slowdown']}"
 
 
