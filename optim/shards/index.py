@@ -83,6 +83,13 @@ class ShardIndex:
         """Tokens to train on."""
         return sum(shard.num_tokens for shard in self.shards)
 
+    def check_length(self, sequence_length: int, name: str) -> None:
+        """Raise `UsageError`, which calls the data `name`, where no shard holds a sequence and the token after it."""
+        longest = max(shard.num_tokens for shard in self.shards)
+        if longest <= sequence_length:
+            remedy = "lower sequence_length, or pack with a larger --shard-tokens"
+            raise UsageError(f"{name}: no shard has {sequence_length + 1} tokens, the longest has {longest}", remedy=remedy)
+
 
 def dtype_for(vocab_size: int, *, masked: bool) -> str:
     """Return the type of the tokens of a vocabulary."""

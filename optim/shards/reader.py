@@ -41,10 +41,7 @@ class TokenShards(SequenceUnits):
         self.source = source_of("packed", index.hash, sequence_length)
         self._shards, self._place = shards, place
         self._expected: Sequence[int] = ()
-        if not any(self._count(shard) for shard in index.shards):
-            longest = max(shard.num_tokens for shard in index.shards)
-            remedy = "lower sequence_length, or pack with a larger --shard-tokens"
-            raise UsageError(f"{name}: no shard has {sequence_length + 1} tokens, the longest has {longest}", remedy=remedy)
+        index.check_length(sequence_length, name)
 
     def read(self, epoch: int, unit: int, done: int) -> Iterator[Tensor]:
         """Sequences of a unit from number `done` on. Raises `LocalError` where a shard cannot be read."""

@@ -43,6 +43,7 @@ from ..watch.watching import watched
 
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
+    from ...optim.shards.index import ShardIndex
 
 DONE = {
     OwnerVerb.VOUCH: "You vouch for {peer}",
@@ -119,26 +120,32 @@ def revise_run(
     `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is. Before it is
     signed `say` is told what it costs the members that are here.
     """
+    from ...optim.consent import SWARM
+    from ...optim.data.hub import pinned_source
+    from ...optim.shards.packed import check_revised, is_packed, pinned_packed
+
     link = JoinLink.parse(text)
     changes = {**_read_changes(file), **dict(map(_parse_change, given))}
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
     certified = _check_not_over(link, config)
+    index: ShardIndex | None = None
     for name, value in changes.items():
         if name.endswith(".source") and isinstance(value, str):
-            from ...optim.consent import SWARM
-            from ...optim.data.hub import pinned_source
-            from ...optim.shards.packed import is_packed, pinned_packed
-
             if value.startswith(f"tokens:{SWARM}"):
                 remedy = "publish them elsewhere, or create a new run"
                 raise UsageError("the data that members provide are those of the manifest alone", remedy=remedy)
-            changes[name] = pinned_packed(value)[0] if is_packed(value) else pinned_source(value)
+            if is_packed(value):
+                changes[name], index = pinned_packed(value)
+            else:
+                changes[name] = pinned_source(value)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         before = open_revision(log.revision, log.run, log.owner)
         settings = settings_of(manifest, before, changes)
         after = revised(manifest, Revision(before.number + 1, settings))
+        if index is not None:
+            check_revised(after.data, index)
         here = await members()
         # What members state shows more than the chain where the run's bootstraps are behind it.
         check_rounds(max(certified + 1, _round_of_run(here) if here else 1), after)

@@ -20,6 +20,7 @@ from flockstep.scripts.runs.owner import revise_run, state_as_owner
 from flockstep.scripts.runs.run import create_run, run_info
 from support.bootstraps import TINY_RUN
 from support.commands import slowed
+from support.packed import packed, train_tokenizer
 from support.trainers import RUN, Trainer
 
 
@@ -170,6 +171,7 @@ class Volunteer(threading.Thread):
 def test_other_data_is_trained_on_by_whoever_agrees_to_it_and_the_others_stop_with_a_line(
     bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("tokenizers")
     monkeypatch.setattr(Swarm, "step", slowed(Swarm.step))
     toml, config = tmp_path / "run.toml", PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     toml.write_text(TINY_RUN + '[admission]\nvoters = "members"\n')
@@ -184,6 +186,9 @@ def test_other_data_is_trained_on_by_whoever_agrees_to_it_and_the_others_stop_wi
         bob.start()
         for volunteer in started:
             volunteer.await_that(lambda volunteer=volunteer: len(volunteer.sources()) == 1)  # type: ignore[misc]
+        packed(tmp_path / "packed", tokenizer=train_tokenizer(tmp_path / "tokenizer.json"))
+        with pytest.raises(UsageError, match="was packed with another tokenizer than bytes"):
+            revise_run(link, [f"data.source=tokens:{tmp_path}/packed"], None, config)
         revise_run(link, [f"data.source=text:{other}", "eval.every=1"], None, config)
         owner.await_that(lambda: len(owner.sources()) == 2)
         assert owner.sources()[1] == "other.txt"

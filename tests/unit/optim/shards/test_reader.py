@@ -18,7 +18,7 @@ from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
 from flockstep.optim.shards.index import ShardIndex
 from flockstep.optim.shards.opening import open_corpus, tokenizer_of
-from flockstep.optim.shards.packed import is_packed, pinned_data
+from flockstep.optim.shards.packed import check_revised, is_packed, pinned_data
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
@@ -310,6 +310,13 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="is not the one of its shards"):
         tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
     bytes_alone = packed(tmp_path / "q")
+    for suits in data, replace(data, tokenizer_hash=f"{data.tokenizer_hash}/{len(content)}"):
+        check_revised(suits, index)
+    for run, other in (given, index), (data, bytes_alone):
+        with pytest.raises(UsageError, match="was packed with another tokenizer"):
+            check_revised(run, other)
+    with pytest.raises(UsageError, match="no shard has"):
+        check_revised(replace(data, sequence_length=1 << 20), index)
     plain, _ = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
     assert (plain.source[-64:], plain.tokenizer, plain.tokenizer_hash) == (bytes_alone.hash.hex(), "bytes", "")
 

@@ -108,6 +108,16 @@ def test_sequences_that_exceed_the_models_positions_are_refused_before_a_manifes
     assert "has no via=" in refused(tmp_path, data="sequence_length = 16", options="context = 16")
 
 
+def test_a_sequence_that_no_shard_holds_is_refused_before_a_manifest_is_written(tmp_path: Path) -> None:
+    longest = max(shard.num_tokens for shard in packed(tmp_path / "pack").shards)
+    for source in f"tokens:{tmp_path}/pack", f"tokens:swarm:{tmp_path}/pack":
+        given = {"source": source, "options": "context = 65536"}
+        said = refused(tmp_path, data=f"sequence_length = {longest}", **given)
+        assert f"{source}: no shard has {longest + 1} tokens, the longest has {longest} — lower sequence_length" in said
+        assert "has no via=" in refused(tmp_path, data=f"sequence_length = {longest - 1}", **given)
+    assert not list(tmp_path.glob("*.flockstep"))
+
+
 def test_a_run_whose_members_bring_the_model_is_told_how_to_pin_it(tmp_path: Path) -> None:
     lines: list[str] = []
     assert "has no via=" in refused(tmp_path, f'layout = "{PIN}"', source="own", lines=lines)
