@@ -12,7 +12,7 @@ it differently (a field twice, a number of more bits than its type has) it is re
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, BinaryIO
@@ -98,6 +98,23 @@ def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Itera
                     yield None if data is None else str(memoryview(data), "utf-8")
                 except UnicodeDecodeError as error:
                     yield Flaw(f"is no UTF-8: {error.reason} at byte {error.start}")
+
+
+def objects(opened: BinaryIO, columns: Sequence[str], group: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a row group, or of all of them, with those of some columns that there are, whatever they hold.
+
+    Without the bounds of `texts`: for a file that the user of this computer has named. Raises as `texts`.
+    """
+    from pyarrow import parquet
+
+    with _parsing():
+        source = parquet.ParquetFile(opened)
+        names = source.schema_arrow.names
+        found = [name for name in columns if name in names]
+        if not found:
+            raise NotText(sorted(names))
+        for batch in source.iter_batches(ROWS, row_groups=None if group is None else [group], columns=found):
+            yield from batch.to_pylist()
 
 
 def _is_text(kind: Any) -> bool:

@@ -15,12 +15,12 @@ import contextlib
 import gzip
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -33,7 +33,7 @@ from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
 from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files
-from .pages import NotText, group_starts, texts
+from .pages import NotText, group_starts, objects, texts
 from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherEncoding, Skips, json_rows
 from .text import files_of
 from .tokenizer import Tokenizer
@@ -42,6 +42,7 @@ from .units import MAX_UNITS, drawn
 STREAMS = ("hf", "parquet", "json")
 
 Tokens = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 HELD_OUT_EVERY = 20
 """Every 20th block or document, 5 %, is for evaluation only."""
@@ -153,24 +154,13 @@ class Documents:
                     raise UsageError(f"{file.name}: {what}, as in the files before it", remedy="name other data")
                 return
 
-    def values(self, piece: int) -> Iterator[Any]:
-        """Yield what each row of a piece of JSON has in the column, text or not.
+    def made(self, piece: int, columns: Sequence[str], make: Callable[[Any], T | Flaw | None]) -> Iterator[T]:
+        """Yield what `make` makes of each row of a piece, of parquet with these columns alone; a `Flaw` is skipped, and None.
 
-        Raises `UsageError` for what is no JSON, and `OSError` as `read`.
+        Raises `OSError` as `read`.
         """
-        file = self.pieces[piece].file
-        if self._kind != "json":
-            raise UsageError(f"{file.name} is parquet: of that only texts are read", remedy="name files of JSON")
-        number = 0
-        try:
-            with file.open() as opened:
-                for number, row in json_rows(opened):
-                    if isinstance(row, Flaw):
-                        raise UsageError(f"{file.name}: row {number:,} {row.reason}", remedy="mend or remove it")
-                    if row is not BLANK:
-                        yield row.get(self._column) if isinstance(row, dict) else row
-        except (ValueError, EOFError, zlib.error) as error:
-            raise UsageError(f"{file.name}: row {number + 1:,}: {error}", remedy="mend the file") from error
+        rows = self._kept(self.pieces[piece], self._made(self.pieces[piece], columns, make))
+        return (row for row in rows if row is not None)
 
     def check(self, name: str) -> None:
         """Warn if more than 1 % of the first rows have no text.
@@ -203,11 +193,15 @@ class Documents:
         return UsageError(f"cannot open {name}: {first}", remedy=remedy)
 
     def _texts(self, piece: Piece) -> Iterator[str | None]:
-        """Yield each row's text, None for one that is skipped; end where the rest of the piece is no data."""
+        """Yield each row's text, None for one that is skipped."""
+        return self._kept(piece, self._rows(piece))
+
+    def _kept(self, piece: Piece, rows: Iterator[tuple[int, T | Flaw | None]]) -> Iterator[T | None]:
+        """Yield each row, None for one that is skipped; end where the rest of the piece is no data."""
         file, number = piece.file, piece.first
         try:
-            for number, row in self._rows(piece):
-                if isinstance(row, str):
+            for number, row in rows:
+                if not isinstance(row, Flaw):
                     yield row
                     continue
                 self.skips.add(file.name, number, row.reason, row.encoding)
@@ -236,6 +230,18 @@ class Documents:
                 return
             for number, row in json_rows(opened):
                 yield number, "" if row is BLANK else row if isinstance(row, Flaw) else self._text_of(row)
+
+    def _made(
+        self, piece: Piece, columns: Sequence[str], make: Callable[[Any], T | Flaw | None]
+    ) -> Iterator[tuple[int, T | Flaw | None]]:
+        with piece.file.open() as opened:
+            if self._kind == "parquet":
+                for number, row in enumerate(objects(opened, columns, piece.group), piece.first + 1):
+                    yield number, make(row)
+                return
+            for number, row in json_rows(opened):
+                if row is not BLANK:
+                    yield number, row if isinstance(row, Flaw) else make(row)
 
     def _text_of(self, row: Any) -> str | Flaw:
         """Return the text of a row of JSON; a lone surrogate, which no tokenizer takes, is replaced."""

@@ -80,11 +80,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """A `tokenizer.json`."""
+    """A `tokenizer.json`; `end` is the token that ends a document, if something else says so."""
 
     dtype = np.uint32
 
-    def __init__(self, path: Path, data: bytes) -> None:
+    def __init__(self, path: Path, data: bytes, end: str = "") -> None:
         if find_spec("tokenizers") is None:
             raise UsageError(
                 f"the run's tokenizer {path.name} needs the package tokenizers", remedy="pip install 'flockstep[hf]'"
@@ -97,11 +97,10 @@ class FileTokenizer(Tokenizer):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
-        found = (self._tokenizer.token_to_id(end) for end in ENDS)
-        end = next((token for token in found if token is not None), None)
-        self.end = end
-        self.end_text = "" if end is None else str(self._tokenizer.id_to_token(end))
-        self._end = [] if end is None else [end]
+        found = (self._tokenizer.token_to_id(name) for name in (end, *ENDS) if name)
+        self.end = next((token for token in found if token is not None), None)
+        self.end_text = "" if self.end is None else str(self._tokenizer.id_to_token(self.end))
+        self._end = [] if self.end is None else [self.end]
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""

@@ -18,6 +18,11 @@ from .tokenizer_config import SPECIAL_TOKENS, TEMPLATE, config_beside
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT}
 """What some collections call them."""
+PAIRS = (("prompt", "completion"), ("instruction", "output"))
+"""Columns of rows without a list of messages: a question and its answer, as texts or messages (TRL, Alpaca)."""
+MORE = "input"
+"""A column of Alpaca's: what the instruction is about; mostly empty."""
+CHAT_COLUMNS = (*(column for pair in PAIRS for column in pair), MORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,28 @@ class ChatTemplate:
             raise UsageError(f"the tokenizer's chat template refuses a chat: {error}", remedy="check its roles") from error
 
 
+def chat_of(row: object, column: str) -> object:
+    """Return the messages of a row: the row itself, those in a column, or a question and its answer."""
+    if not isinstance(row, dict) or row.get(column) is not None:
+        return row.get(column) if isinstance(row, dict) else row
+    for question, answer in PAIRS:
+        asked, said, more = row.get(question), row.get(answer), row.get(MORE)
+        if isinstance(asked, str) and isinstance(said, str):
+            asked = f"{asked}\n\n{more}" if isinstance(more, str) and more else asked
+            return [{"role": "user", "content": asked}, {"role": ASSISTANT, "content": said}]
+        if isinstance(asked, list) and isinstance(said, list):
+            return [*asked, *said]
+    return None
+
+
 def _messages(chat: object) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for message in chat if isinstance(chat, list) else ():
         said = message if isinstance(message, dict) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            texts = [part.get("text") for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise UsageError("a message of a chat has no role or no content that is text", remedy="check its column")
         found.append({"role": ROLES.get(role, role), "content": content})

@@ -18,7 +18,7 @@ from .index import INDEX, TOKENIZER
 from .members import Absent, Members
 from .packed import FromMembers, is_packed, open_index
 from .reader import TokenShards
-from .tokenizer_config import CONFIG_NAME, encode_config
+from .tokenizer_config import CONFIG_NAME, END, decode_config, encode_config
 
 
 def open_corpus(
@@ -68,8 +68,11 @@ def tokenizer_of(source: TokenSource | SequenceUnits, data: Data, config: PeerCo
     """Return the tokenizer of a run: of packed data the one that lies beside them. Raises `UsageError`."""
     if config.tokenizer or not isinstance(source, TokenShards):
         return find_tokenizer(data, config)
-    found = source.tokenizer_files(files_folder(config.home)).get(TOKENIZER)
-    return BYTE_TOKENIZER if found is None else FileTokenizer(Path(TOKENIZER), found)
+    folder, about = files_folder(config.home), source.index.tokenizer_config
+    found = source.tokenizer_files(folder).get(TOKENIZER)
+    if found is None:
+        return BYTE_TOKENIZER
+    return FileTokenizer(Path(TOKENIZER), found, decode_config(folder / about[1].hex()).get(END, "") if about else "")
 
 
 def keep_tokenizer(source: TokenSource | SequenceUnits, data: Data, config: PeerConfig, folder: Path) -> None:
@@ -78,7 +81,7 @@ def keep_tokenizer(source: TokenSource | SequenceUnits, data: Data, config: Peer
     if isinstance(source, TokenShards):
         files = source.tokenizer_files(files_folder(config.home))
     elif isinstance(tokenizer := find_tokenizer(data, config), FileTokenizer):
-        end = {"eos_token": tokenizer.end_text} if tokenizer.end_text else {}
+        end = {END: tokenizer.end_text} if tokenizer.end_text else {}
         files = {TOKENIZER: find_file(data, config)[1], CONFIG_NAME: encode_config(end)}
     for name, content in files.items():
         write_whole(folder / name, content)

@@ -11,7 +11,8 @@ from typing import Any
 from ...peer.errors import UsageError
 
 CONFIG_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+END = "eos_token"
+SPECIAL_TOKENS = ("bos_token", END, "unk_token", "pad_token")
 TEMPLATE = "chat_template"
 MAX_CONFIG_BYTES = 1 << 20
 """The longest templates in use take 20 kB."""

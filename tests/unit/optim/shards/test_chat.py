@@ -13,8 +13,8 @@ from flockstep.dht.run.manifest import Data
 from flockstep.optim.examples import BEGINS, ids_of, numbers_of, positions_of
 from flockstep.optim.micro_batches import MicroBatches
 from flockstep.optim.models.registry import build_model, separates, training_loss
-from flockstep.optim.shards.chat import ChatTemplate
-from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
+from flockstep.optim.shards.chat import ChatTemplate, chat_of
+from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenizer_of
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import config_beside, decode_config, encode_config
 from flockstep.peer.config import PeerConfig
@@ -128,7 +128,7 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path), chat=True)
     assert "500 rows without an answer were left out." in said
     (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows[1::2])))
-    with pytest.raises(UsageError, match=r"none of the 500 chats of json:.* has an answer"):
+    with pytest.raises(UsageError, match=r"no row of json:.* is a chat with an answer"):
         pack_data(f"json:{tmp_path}/asked.jsonl", tmp_path / "q", said.append, tokenizer=str(tmp_path), chat=True)
     assert not (tmp_path / "q").exists()
     data = Data(source=f"tokens:{tmp_path}/p", sequence_length=32)
@@ -158,6 +158,87 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     assert (item >= 0).any()
     with pytest.raises(UsageError, match="--chat needs a tokenizer"):
         pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "q", said.append, chat=True)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": CHAT[:2]},
+        {"messages": [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in CHAT[:2]]},
+        {"messages": None, "prompt": "once?", "completion": "upon a time"},
+        {"prompt": CHAT[:1], "completion": CHAT[1:2]},
+        {"instruction": "once?", "input": "", "output": "upon a time"},
+        CHAT[:2],
+    ],
+)
+def test_a_row_is_a_list_of_messages_or_a_question_and_its_answer(row: Any) -> None:
+    rendered = ChatTemplate(TEMPLATE, {"eos_token": "$"}).render(chat_of(row, "messages"))
+    assert rendered is not None
+    assert rendered.text == "<user>once?$\n<assistant>upon a time$\n"
+
+
+def test_an_instruction_has_its_input_and_a_row_with_neither_is_no_chat() -> None:
+    chat = chat_of({"instruction": "Add.", "input": "1, 2", "output": "3"}, "messages")
+    assert isinstance(chat, list)
+    assert [message["content"] for message in chat] == ["Add.\n\n1, 2", "3"]
+    for row in ({"text": "once"}, {"prompt": "once?", "completion": None}, {"prompt": CHAT[:1], "completion": "x"}, 7):
+        assert chat_of(row, "messages") in (None, 7)
+
+
+def test_a_row_that_is_no_chat_costs_that_row_and_is_named(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "tokenizer.json")
+    once = "{% if messages|length > 2 %}{{ raise_exception('one turn alone') }}{% endif %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": once + TEMPLATE}))
+    rows = [json.dumps({"messages": CHAT[:2]})] * 100
+    rows[3:3] = [
+        json.dumps({"messages": CHAT}),
+        json.dumps({"messages": [CHAT[0], {"role": "assistant", "content": None, "tool_calls": []}]}),
+        '{"messages": ',
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    said: list[str] = []
+    pack_data(f"{tmp_path}/x.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path), chat=True)
+    assert said[0].startswith("Packed 100 documents")
+    assert said[1].startswith("What could not be read was left out, 3 in all, such as ")
+    assert "x.jsonl: row 4 is left out: the tokenizer's chat template refuses a chat: one turn alone" in said[1]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "hf"])
+def test_chats_in_parquet_are_those_in_json(tmp_path: Path, name: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    train_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    rows = [{"id": number, "messages": CHAT if number % 7 else None} for number in range(300)]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "hf").mkdir()
+    for path in (tmp_path / "x.parquet", tmp_path / "hf" / "train.parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
+    said: list[str] = []
+    for source, out in ((f"{tmp_path}/x.jsonl", "p"), (f"{'hf:' * (name == 'hf')}{tmp_path}/{name}", "q")):
+        pack_data(source, tmp_path / out, said.append, tokenizer=str(tmp_path), chat=True)
+    assert (tmp_path / "p" / "index.json").read_bytes() == (tmp_path / "q" / "index.json").read_bytes()
+    assert said.count("43 rows without an answer were left out.") == 2
+    parquet.write_table(pyarrow.table({"text": ["once"]}), tmp_path / "y.parquet")
+    with pytest.raises(UsageError, match=r"is a chat with an answer: .*y\.parquet: has no text in the column 'messages' of"):
+        pack_data(f"{tmp_path}/y.parquet", tmp_path / "r", said.append, tokenizer=str(tmp_path), chat=True)
+
+
+def test_a_document_ends_with_the_token_that_the_tokenizers_config_names(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "tokenizer.json", special_tokens=["<EOT>"])
+    (tmp_path / "x.txt").write_text("once upon a time " * 2000)
+    said: list[str] = []
+    pack_data(f"{tmp_path}/x.txt", tmp_path / "p", said.append, tokenizer=str(tmp_path))
+    assert any(line.startswith("No token ends a document") for line in said)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<EOT>"}}))
+    said.clear()
+    pack_data(f"{tmp_path}/x.txt", tmp_path / "q", said.append, tokenizer=str(tmp_path))
+    assert not any(line.startswith("No token ends a document") for line in said)
+    for name, end in ("p", None), ("q", 0):
+        data = Data(source=f"tokens:{tmp_path}/{name}", sequence_length=8)
+        config = PeerConfig(home=tmp_path / "home", data=data.source)
+        assert tokenizer_of(open_corpus(data, config), data, config).end == end
+    tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted((tmp_path / "q").glob("0*.u16"))])
+    assert (int(tokens[-1]), int((tokens == 0).sum())) == (0, 1)
 
 
 def test_context_has_no_loss_in_any_model() -> None:

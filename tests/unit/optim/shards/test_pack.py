@@ -146,3 +146,16 @@ def test_what_cannot_be_packed_is_one_line(tmp_path: Path, source: str, tokenize
         pack_data(source.format(tmp=tmp_path), tmp_path / "p", print, tokenizer=tokenizer.format(tmp=tmp_path))
     assert refused.value.remedy
     assert not (tmp_path / "p").exists()
+
+
+def test_texts_that_are_left_out_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.txt").write_text("".join(STORIES[:20]))
+    (tmp_path / "x" / "b.txt").write_bytes("Straße".encode("latin-1") * 10)
+    said: list[str] = []
+    pack_data(str(tmp_path / "x"), tmp_path / "p", said.append)
+    assert said[1].startswith("What could not be read was left out, 1 in all, such as ")
+    assert "b.txt: row 1 is no UTF-8: byte 0xdf" in said[1]
+    with pytest.raises(UsageError, match=r"holds no text: .*b\.txt: row 1 is no UTF-8") as refused:
+        pack_data(str(tmp_path / "x" / "b.txt"), tmp_path / "q", said.append)
+    assert "iconv -f LATIN1" in str(refused.value.remedy)
