@@ -184,9 +184,8 @@ class RosterRound:
     @property
     def withheld(self) -> tuple[PeerId, ...]:
         """The holders whose part nobody has made an output of, as far as I know."""
-        if self._outputs is None:
-            return ()
-        return tuple(self.table.members[index] for index in sorted(self._outputs[0].idle_holders()))
+        found = self._outputs[0].idle_holders() if self._outputs is not None else ()
+        return tuple(self.table.members[index] for index in sorted(found))
 
     @property
     def late(self) -> tuple[PeerId, ...]:

@@ -19,7 +19,7 @@ from .roster import RosterView
 from .words import Standing
 
 MAX_SOUGHT = 4
-"""Members that are asked, one after the other, for an output that its maker offers and does not send."""
+"""Members that are asked for an output that its maker offers and does not send."""
 
 
 class ReducePhase:
@@ -112,8 +112,10 @@ class ReducePhase:
             to = [peer for peer in others if table.places.get(peer, table.me) not in without][:MAX_SOUGHT]
             if to and (moment, part, output) not in self._sought:
                 self._sought.add((moment, part, output))
-                cells = table.cells(part)
-                actions.append(FetchOutput(part, to[0], output, cells, self._setup.output_bytes(cells), tuple(to[1:])))
+                cells, size = table.cells(part), self._setup.output_bytes(table.cells(part))
+                # One after the other; at the deadline from all at once, since several may let it hang, too.
+                rows = [to] if moment == "early" else [[peer] for peer in to]
+                actions += [FetchOutput(part, row[0], output, cells, size, tuple(row[1:])) for row in rows]
         return actions
 
     def do_without(self, part: int) -> None:
@@ -184,12 +186,14 @@ class ReducePhase:
     def late(self) -> tuple[PeerId, ...]:
         """Return the holders whose output did not come, or not in time, and was made by another: not for my line alone.
 
-        Who has the earliest deadline makes it, so that most others are never late themselves.
+        Who has the earliest deadline makes it, so that most others are never late themselves. Where I had to take few from
+        others it is not my line, either: each of these let it hang.
         """
-        found = set[int]()
+        found, are_few = set[int](), 3 * len(self._late) <= len(self._table.owners)
         for part, holder in self._standing.holders.items():
             makers = self._offers.get(part, {}).keys()
-            if makers - {holder} and (part in self._late or holder not in makers):
+            is_made = bool(makers - {holder})
+            if (part in self._late and (is_made or are_few)) or (is_made and holder not in makers):
                 found.add(holder)
         return tuple(self._table.members[holder] for holder in sorted(found))
 

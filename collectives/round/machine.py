@@ -722,7 +722,7 @@ class Round:
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
             outcome = replace(outcome, silent=tuple(sorted(silent)))
         self.outcome = outcome
-        reason = "its output did not come in time, and a deputy made it"
+        reason = "its output did not come in time, and others had it or made it"
         return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]
 
 
