@@ -39,7 +39,10 @@ class HeldOutResult:
 
 
 class HeldOutText:
-    """The held-out sequences of a run's data, and its prompts as tokens. `loss_of` is that of the training."""
+    """The held-out sequences of a run's data, and its prompts as tokens.
+
+    `loss_of` is that of the training, `logits_of` gives the logits (vocabulary,) of the token after some (1, time).
+    """
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class HeldOutText:
         *,
         device: torch.device,
         loss_of: Callable[[nn.Module, Tensor], Tensor],
+        logits_of: Callable[[nn.Module, Tensor], Tensor] | None = None,
     ) -> None:
         self._batches = list(heldout_batches(source, batch_size=HELDOUT_BATCH, num_batches=HELDOUT_BATCHES))
         if not self._batches:
@@ -57,7 +61,7 @@ class HeldOutText:
         self._tokenizer = tokenizer
         self._prompts = [tokenizer.prompt(prompt) for prompt in prompts]
         self._device = device
-        self._loss_of = loss_of
+        self._loss_of, self._logits_of = loss_of, logits_of or last_logits
 
     @torch.no_grad()
     def evaluate(
@@ -91,7 +95,7 @@ class HeldOutText:
         if size is not None and max(tokens) >= size:
             raise LocalError(f"a prompt holds token {max(tokens)}, the model knows {size}", remedy="check its tokenizer")
         for _ in range(CONTINUED_TOKENS):
-            token = int(logits_of(model, torch.tensor([tokens[-self._context :]], device=self._device)).argmax())
+            token = int(self._logits_of(model, torch.tensor([tokens[-self._context :]], device=self._device)).argmax())
             tokens.append(token)
             if token == self._tokenizer.end or time.monotonic() > deadline:
                 break
@@ -99,7 +103,7 @@ class HeldOutText:
         return text.encode(errors="replace")[:MAX_SAMPLE_BYTES].decode(errors="ignore")
 
 
-def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+def last_logits(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the logits (vocabulary,) of the token after `tokens` (1, time). Raises `LocalError` if the model gives none."""
     output = model(tokens)
     logits = getattr(output, "logits", output)

@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -125,23 +126,29 @@ class FlatLayout:
         ]
 
     @contextmanager
-    def holding(self, vector: Floats, model: nn.Module) -> Iterator[nn.Module]:
+    def holding(
+        self, vector: Floats | None, model: nn.Module, share: Callable[[torch.Tensor], None] = lambda piece: None
+    ) -> Iterator[nn.Module]:
         """Yield the model, unwrapped, with `vector` in its parameters and in evaluation mode; then both are as before.
 
-        Bit for bit, at the price of a copy of the parameters. Not for a sharded model.
+        Bit for bit, at the price of a copy of the parameters. Of a model that is sharded all processes of the peer call
+        it, with `share` (see `scatter`).
         """
         inner = unwrapped(model)
-        modes, mine = [(module, module.training) for module in inner.modules()], self.capture(inner, slice(0, self.size))
+        modes = [(module, module.training) for module in inner.modules()]
+        _reshard(inner)
+        mine = [inner.get_parameter(tensor.name).detach().clone() for tensor in self.tensors]
         try:
-            self.scatter(vector, inner)
+            self.scatter(vector, inner, share)
             inner.eval()
             yield inner
         finally:
-            with torch.no_grad():
-                for tensor, values in zip(self.tensors, mine, strict=True):
-                    inner.get_parameter(tensor.name).copy_(values.view(tensor.shape))
             for module, mode in modes:
                 module.training = mode
+            _reshard(inner)
+            with torch.no_grad():
+                for tensor, values in zip(self.tensors, mine, strict=True):
+                    inner.get_parameter(tensor.name).copy_(values)
 
     @torch.no_grad()
     def rebase(
@@ -330,6 +337,22 @@ def _sharded_like(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor
     assert isinstance(parameter, DTensor)
     mesh = parameter.device_mesh
     return distribute_tensor(values.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free what the root of a sharded model (FSDP2) has gathered in a forward pass, and keeps until a backward pass."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return True for a model that is sharded over the processes of this peer."""
+    return any(map(_is_sharded, model.parameters()))
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:

@@ -10,18 +10,21 @@ broadcast. With one process every method does nothing and costs nothing.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..peer.errors import LocalError, UsageError
 from ..peer.process.typed_json import from_json, to_json
 
 _T = TypeVar("_T")
+ModelFunction: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Of a model and int64 tokens."""
 
 RANK_PATIENCE = timedelta(days=7)
 """Rank 0 may wait for the network without limit, and the others for rank 0; a death is detected at once anyway."""
@@ -115,6 +118,27 @@ class Ranks:
             for tensor in tensors:
                 self.share(tensor)
             yield _piece(form, iter(tensors), self.rank, self.size)
+
+    def led(self, functions: Sequence[ModelFunction]) -> list[ModelFunction]:
+        """Return functions for rank 0: at each call the ranks that are in `follow` compute the same of a sharded model."""
+
+        def lead(number: int, model: nn.Module, tokens: Tensor) -> Tensor:
+            self._broadcast({"call": number, "shape": list(tokens.shape)})
+            self.share(tokens.to("cpu").contiguous())
+            return functions[number](model, tokens)
+
+        return [partial(lead, number) for number in range(len(functions))]
+
+    def follow(self, functions: Sequence[ModelFunction], model: nn.Module, device: torch.device) -> None:
+        """Compute what rank 0 does by its `led` functions, until it calls `release`."""
+        while call := self._broadcast(None):
+            tokens = torch.empty(call["shape"], dtype=torch.int64)
+            self.share(tokens)
+            functions[call["call"]](model, tokens.to(device))
+
+    def release(self) -> None:
+        """End `follow` on the other ranks."""
+        self._broadcast({})
 
     def _broadcast(self, message: Any) -> Any:
         """Return the message of rank 0 on every rank."""

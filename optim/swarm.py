@@ -42,12 +42,12 @@ from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import open_revision, revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
+from ..peer.errors import LocalError, UsageError
 from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
 from .evaluating import HeldOutResult
 from .fit import outlasts, pace_of, rate_of, remedy
-from .flat import FlatLayout, frozen_fingerprint
+from .flat import FlatLayout, frozen_fingerprint, is_sharded
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
 from .member.client import (
@@ -336,11 +336,12 @@ class Swarm:
         self._ranks.from_first(NoneType, lambda: done.append(do()))
         return done[0] if done else do()
 
-    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult] | None) -> None:
+    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult | None] | None) -> None:
         """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).
 
         The model then holds the run's state instead of this peer's weights and is in evaluation mode; both are as before
         afterwards. `seconds` is a tenth of the last phase, and a minute at most. What it raises is an event. None: never.
+        Of a model that is sharded over ranks all of them call this, and rank 0 alone returns a result.
         """
         self._evaluator = evaluator
 
@@ -489,14 +490,23 @@ class Swarm:
         seconds = min(EVALUATION_SHARE * (began - self._settled_at), EVALUATION_MOST_SECONDS)
         self._settled_at = began
         evaluator, client = self._evaluator, self._client
-        if evaluator is None or client is None or not client.is_drawn(self.manifest.eval.prompts):
+        is_drawn = evaluator is not None and client is not None and client.is_drawn(self.manifest.eval.prompts)
+        together = self._ranks.size > 1 and is_sharded(self.model)
+        if together and self.manifest.eval.every:
+            is_drawn = self._ranks.from_first(bool, lambda: is_drawn)
+        if evaluator is None or not is_drawn:
             return
         try:
-            with self._layout.holding(client.vectors.theta, self.model) as model:
+            share = {"share": self._ranks.share} if together else {}
+            with self._layout.holding(self._theta, self.model, **share) as model:
                 found = evaluator(model, seconds)
-        except Exception as error:  # noqa: BLE001  The boundary to the caller's model: training goes on without a figure.
+        except Exception as error:
+            if together and not isinstance(error, LocalError):
+                raise  # Other ranks may still compute.
             reason = f"{type(error).__name__}: {error}"
             self.telemetry.emit("eval.failed", step="evaluate", reason=reason, round=self.round)
+            return
+        if client is None or found is None:
             return
         client.publish_evaluation(found.loss, found.tokens, found.samples)
         took = round(time.monotonic() - began, 3)

@@ -2,9 +2,10 @@
 
 import contextlib
 import gc
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from .data.rows import Skip, Skips
 from .data.sources import TokenSource
 from .device import choose_device
 from .eager import AdamW
-from .evaluating import HeldOutText
+from .evaluating import HeldOutResult, HeldOutText, last_logits
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
@@ -56,7 +57,7 @@ from .models.registry import (
     vocabulary_of,
 )
 from .precision import LossScale, name_of, pass_dtype
-from .ranks import launched_ranks
+from .ranks import ModelFunction, Ranks, launched_ranks
 from .shards.opening import keep_tokenizer, open_corpus, tokenizer_of
 from .shards.packed import FromMembers
 from .swarm import Swarm
@@ -212,7 +213,7 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
         return
     needs = needs_of(manifest, size)
     if config.shard and dist.is_initialized():
-        needs = replace(needs, training=needs.training // dist.get_world_size())
+        needs = replace(needs, training=needs.training // num_shards())
     try:
         free, present = machine.disk_free(folder), machine.size_on_disk(folder)
     except OSError as error:
@@ -321,7 +322,8 @@ def train(
     is_free = adaptive and device.type == "cpu" and swarm.num_ranks == 1 and not config.threads
     threads = Threads(swarm.telemetry, most=all_threads() if is_free else 1)
     forward.separate = can_separate(swarm, source)
-    may_evaluate(swarm, source, device, config, separate=forward.separate)
+    together = None if adaptive else Ranks()
+    may_evaluate(swarm, source, device, config, separate=forward.separate, together=together)
     batches = swarm.share_of(source, batch_size=batch_size)
     has_rested = False
     while not swarm.finished:
@@ -334,7 +336,7 @@ def train(
             forward.separate = can_separate(swarm, source)
             batches = swarm.share_of(source, batch_size=batch_size, instead=True)
         if (now.data, now.eval) != (before.data, before.eval):
-            may_evaluate(swarm, source, device, config, separate=forward.separate)
+            may_evaluate(swarm, source, device, config, separate=forward.separate, together=together)
         batch = next(batches, None)
         if batch is None:  # A stop while data was waited for.
             return
@@ -395,35 +397,67 @@ def loss_on(
 
 
 def may_evaluate(
-    swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device, config: PeerConfig, *, separate: bool
+    swarm: Swarm,
+    source: TokenSource | SequenceUnits,
+    device: torch.device,
+    config: PeerConfig,
+    *,
+    separate: bool,
+    together: Ranks | None = None,
 ) -> None:
-    """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
+    """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can.
+
+    `together` are the ranks over which the model is sharded, all of which compute; None otherwise.
+    """
     settings, data = swarm.manifest.eval, swarm.manifest.data
     swarm.evaluate_with(None)
-    if not settings.every or not swarm.speaks:
+    functions: list[ModelFunction] = [loss_on(device, separate=separate), last_logits]
+    if not settings.every:
         return
-    if config.data or config.shard:
-        reason = "it trains on data of its own" if config.data else "its model is sharded"
-        swarm.telemetry.emit("eval.skipped", step="join", reason=reason)
+    if not swarm.speaks:
+        if together is not None:
+            swarm.evaluate_with(lambda model, seconds: follow(together, functions, model, device))
         return
+    if config.data:
+        swarm.telemetry.emit("eval.skipped", step="join", reason="it trains on data of its own")
+        return
+    loss_of, logits_of = functions if together is None else together.led(functions)
     try:
         tokenizer = tokenizer_of(source, data, config)
-        loss_of = loss_on(device, separate=separate)
-        text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_of)
+        text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_of, logits_of=logits_of)
     except FlockstepError as error:  # Others evaluate; this peer trains on all the same.
         swarm.telemetry.emit("eval.skipped", step="join", reason=str(error))
         return
-    swarm.evaluate_with(text.evaluate)
+
+    def evaluate(model: nn.Module, seconds: float) -> HeldOutResult:
+        try:
+            return text.evaluate(model, seconds)
+        finally:
+            if together is not None:
+                together.release()
+
+    swarm.evaluate_with(evaluate)
+
+
+@torch.no_grad()
+def follow(ranks: Ranks, functions: Sequence[ModelFunction], model: nn.Module, device: torch.device) -> None:
+    """Take part in the evaluation of a sharded model that rank 0 leads."""
+    ranks.follow(functions, model, device)
 
 
 def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
-    """Wrap the model for all ranks of this peer: a replica on each (DDP), or a shard of every block (FSDP2)."""
+    """Wrap the model for all ranks of this peer: a replica on each (DDP), or a shard of every block (FSDP2).
+
+    On several nodes each has a copy of the model, which its own ranks share (HSDP): the line between nodes is the thinner.
+    """
     if not shard:
         return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    size, shards = dist.get_world_size(), num_shards()
+    shape, names = ((size // shards, shards), ("nodes", "shards")) if shards < size else ((size,), ("shards",))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     # Block by block, so that only one of them is gathered at any moment.
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
@@ -431,6 +465,12 @@ def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
                 fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def num_shards() -> int:
+    """Return how many ranks share one copy of a sharded model: those of a node, or all where nodes have one or differ."""
+    size, nodes, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return local if local > 1 and nodes * local == size else size
 
 
 def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> None:

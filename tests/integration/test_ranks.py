@@ -1,4 +1,4 @@
-"""Several processes as one peer, by replicas (DDP) and shards (FSDP2), with a plain peer."""
+"""Several processes as one peer, by replicas (DDP) and by shards on two nodes (FSDP2, HSDP), with a plain peer."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flockstep.dht.run.link import JoinLink
@@ -30,6 +31,9 @@ rounds = 1000
 min_peers = 3
 [timing]
 floor = 120.0
+[eval]
+every = 1
+prompts = ["def "]
 """
 
 
@@ -53,14 +57,26 @@ class Rank:
                 return roots
         raise AssertionError(f"it ended early: {self.process.communicate()[1]}")
 
+    def until(self, name: str) -> dict[str, Any]:
+        """The next event of a name."""
+        for line in self.process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"it ended early: {self.process.communicate()[1]}")
 
-def two_ranks(link: str, home: Path, *options: str) -> list[Rank]:
+
+def ranks_of(link: str, home: Path, *options: str, nodes: int = 1, local: int = 2) -> list[Rank]:
+    """The processes of a peer, as `torchrun` starts them on some nodes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    size = nodes * local
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    place |= {"GROUP_WORLD_SIZE": str(nodes), "LOCAL_WORLD_SIZE": str(local)}
     return [
-        Rank(link, home, *options, ranks={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)
+        Rank(link, home, *options, ranks={**place, "RANK": str(rank), "LOCAL_RANK": str(rank % local)})
+        for rank in range(size)
     ]
 
 
@@ -69,8 +85,8 @@ def peers(publish: Callable[..., str], tmp_path: Path) -> Iterator[list[list[Ran
     link = publish(RUN, "plain")
     started = [
         [Rank(link, tmp_path / "plain")],
-        two_ranks(link, tmp_path / "copies"),
-        two_ranks(link, tmp_path / "shards", "--shard", "--save", str(tmp_path / "model.safetensors")),
+        ranks_of(link, tmp_path / "copies"),
+        ranks_of(link, tmp_path / "shards", "--shard", "--save", str(tmp_path / "model.safetensors"), nodes=2),
     ]
     yield started
     for ranks in started:
@@ -86,17 +102,21 @@ def test_peers_of_several_ranks_hold_the_states_of_a_plain_one_and_end_when_a_ra
     roots = [ranks[0].roots(2) for ranks in peers]
     assert roots[0] == roots[1] == roots[2]
     assert len(set(roots[0].values())) == 2
+    measured = [ranks[0].until("eval.measured") for ranks in (plain, shards)]
+    assert measured[0]["round"] == measured[1]["round"]
+    assert measured[1]["loss"] == pytest.approx(measured[0]["loss"], rel=0.02)  # Perhaps of another number of batches.
+    shards[0].until("round.done")  # The shards train on from where they were.
 
     copies[1].process.send_signal(signal.SIGKILL)
     _, said = copies[0].process.communicate(timeout=120)
     assert "another process of this peer has died" in said
     assert copies[0].process.returncode == 1
 
-    for rank in reversed(shards):  # The first one ends both: the other one has to have its own signal by then.
+    for rank in reversed(shards):  # The first one ends all: the others have to have their own signal by then.
         rank.process.send_signal(signal.SIGINT)
     for rank in shards:
         rank.process.communicate(timeout=120)
-    assert [rank.process.returncode for rank in shards] == [130, 130]
+    assert [rank.process.returncode for rank in shards] == [130] * 4
     assert (tmp_path / "model.safetensors").stat().st_size > 4 * 200_000
     assert plain[0].process.poll() is None
 
@@ -106,7 +126,7 @@ def test_no_rank_opens_data_that_its_user_has_not_agreed_to(publish: Callable[..
     folder = home / "runs" / JoinLink.parse(link).run_id
     folder.mkdir(parents=True)
     (folder / SOURCES_FILE).write_text(json.dumps(["text:other"]))  # What was agreed to; the run has another source.
-    first, second = two_ranks(link, home)
+    first, second = ranks_of(link, home)
     _, said = second.process.communicate(timeout=120)
     first.process.kill()
     first.process.communicate()

@@ -1,15 +1,18 @@
 """Measuring a model: the same numbers from the same weights, within the time that there is, and nothing is changed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from flockstep.optim.data.sources import open_source
 from flockstep.optim.data.tokenizer import BYTES
 from flockstep.optim.evaluating import CONTINUED_TOKENS, HELDOUT_BATCH, HELDOUT_BATCHES, HeldOutText
-from flockstep.optim.flat import FlatLayout
+from flockstep.optim.flat import FlatLayout, whole_tensors
 from flockstep.optim.models.registry import build_model, training_loss
+from flockstep.optim.trainer import num_shards, spread
 from flockstep.peer.errors import LocalError
 from torch import Tensor, nn
 
@@ -85,3 +88,31 @@ def test_a_model_that_lends_its_parameters_is_as_before() -> None:
         fail()
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
     assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_sharded_model_that_lends_its_parameters_trains_on_as_before(alone: None) -> None:
+    model, tokens = build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), torch.arange(34).view(2, 17)
+    layout, before = FlatLayout.of(model), whole_tensors(model)
+    spread(model, CPU, shard=True)
+    training_loss(model, tokens).backward()  # type: ignore[no-untyped-call]  # of torch
+    loss = training_loss(model, tokens)
+    with torch.no_grad(), layout.holding(np.zeros(layout.size, np.float32), model) as lent:
+        assert training_loss(lent, tokens) != loss
+    assert all(torch.equal(now, before[name]) for name, now in whole_tensors(model).items())
+    assert training_loss(model, tokens) == loss
+
+
+@pytest.mark.parametrize(("nodes", "local", "size", "shards"), [(1, 4, 4, 4), (2, 2, 4, 2), (4, 1, 4, 4), (2, 4, 6, 6)])
+def test_the_ranks_of_a_node_share_one_copy_of_a_model(
+    nodes: int, local: int, size: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ("WORLD_SIZE", size), ("GROUP_WORLD_SIZE", nodes), ("LOCAL_WORLD_SIZE", local):
+        monkeypatch.setenv(name, str(value))
+    assert num_shards() == shards

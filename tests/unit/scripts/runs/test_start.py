@@ -1,6 +1,7 @@
 """`[model] from`: a run's first state from checkpoints and exports, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from flockstep.peer.identity import Identity
 from flockstep.scripts.export import export
 from flockstep.scripts.runs.run import create_run
 from flockstep.scripts.runs.start import FirstState, read_first_state
+from torch.distributed import checkpoint
 
 SHAPE = (("context", "32"), ("heads", "2"), ("layers", "1"), ("width", "16"))
 TINY = Model("gpt", SHAPE)
@@ -50,6 +52,21 @@ def test_exports_and_checkpoints_give_the_same_first_state(exported: Path, tmp_p
     export(run_folder, tmp_path / "again", lambda line: None)
     sources = (exported / "model.safetensors", folder, run_folder, tmp_path / "home", tmp_path / "again")
     assert {read_first_state(source, TINY).root for source in sources} == {first.root}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that no other process takes part.
+def test_checkpoints_of_torch_distributed_are_read_and_made_as_the_manual_says(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "cluster.md").read_text()
+    load, convert = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exported.rename(tmp_path / "my-model")
+    model = build_model(TINY.name, TINY.options, seed=8)
+    exec(load, {"model": model})
+    checkpoint.save(model.state_dict(), checkpoint_id=tmp_path / "my-checkpoint")
+    exec(convert, {})
+    assert read_first_state(tmp_path / "start.safetensors", TINY).root == first_of(tmp_path / "my-model").root
 
 
 def test_a_keepers_checkpoint_has_the_names_of_its_runs_model(exported: Path, tmp_path: Path) -> None:
