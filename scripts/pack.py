@@ -131,7 +131,7 @@ def _documents(kind: str, place: str, skips: Skips, at: Callable[[int, int], Non
             at(number, 0)
             yield text.decode()
         if not number and skips.first is not None:
-            raise UsageError(f"text:{place} holds no text: {skips.first}", remedy=skips.first.remedy)
+            raise UsageError(f"text:{place} holds no text: {skips.first}", remedy=skips.first.remedy or "name text in UTF-8")
         return
     documents, _ = open_documents(kind, place, skips=skips)
     yield from _pieces(documents, documents.read, f"{kind}:{place}", at)

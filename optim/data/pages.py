@@ -34,11 +34,11 @@ _STOP, _TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _DOUBLE, _BINARY, _LIST, _S
 
 
 class NotText(ValueError):
-    """A parquet file whose column is no text, or is missing; it has the names of all columns."""
+    """A parquet file whose column is no text, or is missing; it has the types of all columns by name."""
 
-    def __init__(self, columns: list[str]) -> None:
-        super().__init__(f"it has no text, but columns {columns}")
-        self.columns = columns
+    def __init__(self, schema: Any) -> None:
+        self.kinds = {field.name: str(field.type) for field in schema}
+        super().__init__(f"it has no text, but columns {sorted(self.kinds)}")
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _texts(opened: BinaryIO, column: str, group: int | None, most: int) -> Itera
     found = schema.get_field_index(column)
     leaves = [leaf for leaf in range(metadata.num_columns) if metadata.schema.column(leaf).path == column]
     if found < 0 or not _is_text(schema.field(found).type) or len(leaves) != 1:
-        raise NotText(sorted(schema.names))
+        raise NotText(schema)
     for number in range(metadata.num_row_groups) if group is None else [group]:
         # Of the whole row group: to ask for a broken column itself aborts the process (pyarrow 26).
         stated = min(max(metadata.row_group(number).total_byte_size, MAX_PAGE_BYTES // ROWS), MAX_PAGE_BYTES)
@@ -109,10 +109,9 @@ def objects(opened: BinaryIO, columns: Sequence[str], group: int | None) -> Iter
 
     with _parsing():
         source = parquet.ParquetFile(opened)
-        names = source.schema_arrow.names
-        found = [name for name in columns if name in names]
+        found = [name for name in columns if name in source.schema_arrow.names]
         if not found:
-            raise NotText(sorted(names))
+            raise NotText(source.schema_arrow)
         for batch in source.iter_batches(ROWS, row_groups=None if group is None else [group], columns=found):
             yield from batch.to_pylist()
 
@@ -121,7 +120,8 @@ def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    kinds = types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary
+    return any(is_kind(kind) for is_kind in kinds)  # Some writers do not say that their bytes are UTF-8.
 
 
 class _Guarded(io.RawIOBase):

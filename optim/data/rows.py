@@ -26,6 +26,18 @@ MARK = (b"\xef", b"\xbb", b"\xbf")
 GZIP = b"\x1f\x8b"
 """What a packed file begins with (RFC 1952)."""
 
+FORMS = {
+    GZIP: "packed by gzip: unpack it",
+    b"BZh": "packed by bzip2: unpack it",
+    b"\xfd7zXZ\0": "packed by xz: unpack it",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it",
+    b"PK\x03\x04": "a zip, as documents of an office are: unpack it, or save it as text",
+    b"%PDF": "a PDF: save it as text",
+    b"PAR1": "parquet: name it by parquet:PATH",
+    b"ARROW1": "Arrow: write it as parquet",
+}
+"""What files begin with that may hold text, but not as their bytes, and what to do with them."""
+
 MAX_GAP = 1 << 12
 """Spaces before the first row."""
 
@@ -55,12 +67,19 @@ class Flaw:
     """Of a text that is no UTF-8: what it may be."""
 
 
-class OtherEncoding(ValueError):
+class OtherForm(ValueError):
+    """A file of another form; of a text that is no UTF-8 its encoding."""
+
+    def __init__(self, reason: str, encoding: str = "") -> None:
+        super().__init__(reason)
+        self.encoding = encoding
+
+
+class OtherEncoding(OtherForm):
     """A text that is no UTF-8, but of this encoding."""
 
     def __init__(self, encoding: str) -> None:
-        super().__init__(f"is {encoding}, not UTF-8")
-        self.encoding = encoding
+        super().__init__(f"is {encoding}, not UTF-8", encoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +136,10 @@ def json_rows(opened: BinaryIO) -> Iterator[tuple[int, Any]]:
     A blank line is `BLANK`. Raises `ValueError`, `EOFError`, `zlib.error` and `OSError` where nothing more can be read.
     """
     data = _unpacked(opened)
-    start = data.read(4)
-    if encoding := wide_encoding(start):
+    start = data.read(8)
+    if form := form_of(start):
+        raise OtherForm(form)
+    if encoding := wide_encoding(start[:4]):
         raise OtherEncoding(encoding)
     data.seek(0)
     number, first = 1, data.read(1)
@@ -128,6 +149,11 @@ def json_rows(opened: BinaryIO) -> Iterator[tuple[int, Any]]:
         number += first == b"\n"
         first = data.read(1)
     yield from _items(data) if first == b"[" else _lines(number, first, data)
+
+
+def form_of(start: bytes) -> str:
+    """Return what a file is by its first bytes, where it holds text in another form; empty for all else."""
+    return next((f"is {form}" for mark, form in FORMS.items() if start.startswith(mark)), "")
 
 
 def wide_encoding(start: bytes) -> str:

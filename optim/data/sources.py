@@ -265,19 +265,18 @@ def _pieces(place: str) -> Iterator[str]:
 
 
 def _no_text(source: str, skips: Skips) -> UsageError:
-    if skips.first is not None:
-        return UsageError(f"{source} holds no text: {skips.first}", remedy=skips.first.remedy)
-    place = source.partition(":")[2]
+    place, why = source.partition(":")[2], f": {skips.first}" if skips.first else ""
     found = _kind_by_name(place) or next(filter(None, map(_kind_by_name, _names_in(place))), "")
     remedy = f"write {found}:{place}" if found else "name a file of UTF-8 text, or a folder that has some"
-    return UsageError(f"{source} holds no text", remedy=remedy)
+    return UsageError(f"{source} holds no text{why}", remedy=(skips.first and skips.first.remedy) or remedy)
 
 
 def _warn(source: str, skips: Skips) -> None:
     """Warn of text that is skipped for its encoding: nobody means to leave it out."""
     if skips.first is not None:
+        remedy = skips.first.remedy
         num_files = f"{skips.count} files are" if skips.count > 1 else "a file is"
-        skips.warning = f"{source}: {num_files} skipped, such as {skips.first}; {skips.first.remedy}"
+        skips.warning = f"{source}: {num_files} skipped, such as {skips.first}" + (remedy and f"; {remedy}")
 
 
 def _unknown(source: str) -> UsageError:
@@ -289,6 +288,8 @@ def _unknown(source: str) -> UsageError:
         code = f"p.write_table(c.read_csv(sys.argv[1]{tabs}), sys.argv[2])"
         code = f"import sys, pyarrow.csv as c, pyarrow.parquet as p; {code}"
         remedy = f'convert it: python -c "{code}" {path} NEW.parquet, and write parquet:NEW.parquet?column=COLUMN'
+    elif place.startswith("//"):
+        remedy = "download it and name the file, or pack it by `flockstep data pack` and name where the shards are"
     else:
         remedy = f"write {_kind_by_name(place) or 'text'}:{place}"
     return UsageError(f"there is no data source {source!r}", remedy=remedy)

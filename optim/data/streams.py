@@ -34,7 +34,7 @@ from ...peer.errors import LocalError, UsageError
 from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files
 from .pages import NotText, group_starts, objects, texts
-from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherEncoding, Skips, json_rows
+from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherForm, Skips, json_rows
 from .text import files_of
 from .tokenizer import Tokenizer
 from .units import MAX_UNITS, drawn
@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 HELD_OUT_EVERY = 20
 """Every 20th block or document, 5 %, is for evaluation only."""
+
+SAVED = ("state.json", "dataset_dict.json")
+"""Either is in a folder of `save_to_disk`, beside files of Arrow."""
 
 LEAST_PIECES = 32
 """Files or row groups; with fewer of them, peers would often find none that is free."""
@@ -189,7 +192,11 @@ class Documents:
         first = self.skips.first
         if first is None:
             return UsageError(f"{name} holds no documents: no row of its files has text", remedy="name other files")
-        remedy = first.remedy or "name its column of text by ?column=…, or other files"
+        remedy = first.remedy or "name other files"
+        if "the column" in first.reason:
+            remedy = "name its column of text by ?column=…, or other files"
+        elif "is no JSON" in first.reason:
+            remedy = "write one object a line, or one list of objects"
         return UsageError(f"cannot open {name}: {first}", remedy=remedy)
 
     def _texts(self, piece: Piece) -> Iterator[str | None]:
@@ -206,12 +213,14 @@ class Documents:
                     continue
                 self.skips.add(file.name, number, row.reason, row.encoding)
                 yield None
-        except OtherEncoding as error:
+        except OtherForm as error:
             self.skips.add(file.name, 0, str(error), error.encoding)
         except gzip.BadGzipFile as error:
             self.skips.add(file.name, 0, f"is no gzip: {error}")
         except NotText as error:
-            self.skips.add(file.name, 0, self._no_text(error.columns))
+            kind = error.kinds.get(self._column)
+            why = f"has {kind}, no text, in the column {self._column!r}" if kind else self._no_text(sorted(error.kinds))
+            self.skips.add(file.name, 0, why)
         except (ValueError, EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and (isinstance(error, ConnectionError) or self._are_away()):
                 raise
@@ -422,6 +431,10 @@ def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, 
     if kind != "hf":
         return kind, [LocalFile(file) for file in _files(kind, path)]
     folder = user_path(path)
+    if trusted and any((folder / name).is_file() for name in SAVED):
+        code = shlex.quote("import sys, datasets as d; d.load_from_disk(sys.argv[1]).to_parquet(sys.argv[2])")
+        remedy = f"convert it: python -c {code} {shlex.quote(path)} NEW.parquet, and write parquet:NEW.parquet"
+        raise UsageError(f"hf:{path} is what save_to_disk has written, which datasets alone reads", remedy=remedy)
     if trusted and folder.is_dir():
         names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
         kind, found = chosen(names, "", split, f"hf:{path}")
@@ -433,7 +446,7 @@ def _files(kind: str, path: str) -> list[Path]:
     folder, endings = user_path(path), ENDINGS[kind]
     if not folder.is_dir():
         return files_of(path, kind)
-    files = sorted(file for file in folder.rglob("*") if file.name.endswith(endings) and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if file.name.lower().endswith(endings) and file.is_file())
     if not files:
         raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(endings)}", remedy="check the path")
     return files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...peer.disk import user_path
 from ...peer.errors import UsageError
-from .rows import GZIP, Skips, wide_encoding
+from .rows import Skips, form_of, wide_encoding
 
 MAX_TEXT_BYTES = 2 << 30
 """Bytes of text are held in memory: beyond this, a memory-mapped `tokens:` file is the better way."""
@@ -17,6 +17,8 @@ MAX_STDLIB_BYTES = 32 << 20
 """Enough for any demonstration; keeps a distribution with unusual additions from growing it."""
 
 STDLIB = "{stdlib}"
+FEW = 1000
+"""Bytes of a text for each zero in it, at least; what is no text has more of them."""
 PROBE_BYTES = 4096
 """Of a file, by which UTF-16 without a mark is told from what is no text."""
 
@@ -87,16 +89,25 @@ def _read(files: Iterable[Path], skips: Skips) -> Iterator[bytes]:
 
 
 def _is_text(content: bytes, file: str, skips: Skips) -> bool:
-    """Return True for UTF-8; what is of another encoding is skipped, what is no text is passed over."""
+    """Return True for UTF-8; what holds text in another form is skipped, what is no text is passed over."""
+    if form := form_of(content[:8]):
+        skips.add(file, 0, form)
+        return False
     if encoding := wide_encoding(content[:PROBE_BYTES]):
         skips.add(file, 0, f"is {encoding}, not UTF-8", encoding)
         return False
-    if not content or b"\0" in content or content.startswith(GZIP):
+    if content.count(0) * FEW >= len(content):
         return False
     try:
         content.decode()
     except UnicodeDecodeError as error:
+        if b"\0" in content:
+            return False
         line = content.count(b"\n", 0, error.start) + 1
         skips.add(file, line, f"is no UTF-8: byte {content[error.start]:#04x}", "LATIN1")
+        return False
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(0)) + 1
+        skips.add(file, line, "holds a zero byte, which ends a document: remove it")
         return False
     return True

@@ -1,7 +1,9 @@
 """Rows that are no data: skipped, counted and named, whatever is wrong with them; and what nothing can be read of."""
 
+import bz2
 import gzip
 import json
+import lzma
 import shlex
 import subprocess
 import sys
@@ -139,6 +141,10 @@ def test_rows_of_a_list_and_of_parquet_are_named_by_their_number(tmp_path: Path)
         ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16-le"), "x.jsonl: is UTF-16LE, not UTF-8"),
         ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-32"), "x.jsonl: is UTF-32, not UTF-8"),
         ("x.json", b'[{"text": "caf\xe9"}]', "x.json: is LATIN1, not UTF-8"),
+        ("x.JSONL", b"\x28\xb5\x2f\xfd" + bytes(40), "x.JSONL: is packed by zstd: unpack it"),
+        ("x.jsonl", bz2.compress(b"\n".join(line.encode() for line in GOOD)), "x.jsonl: is packed by bzip2: unpack it"),
+        ("x.json", b"PK\x03\x04" + "\n".join(GOOD).encode(), "x.json: is a zip, as documents of an office are"),
+        ("x.json", b"PAR1" + bytes(40), "x.json: is parquet: name it by parquet:PATH"),
     ],
 )
 def test_what_cannot_be_read_of_one_file_is_named_and_the_others_are_read(
@@ -240,11 +246,52 @@ def test_a_text_of_another_encoding_is_named_and_its_remedy_works(tmp_path: Path
 def test_files_that_are_no_text_are_passed_over_in_silence(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
-    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"a"))
     np.arange(4000, dtype="<u2").tofile(tmp_path / "tokens.u16")
     (np.arange(4000, dtype="<u2") % 32).tofile(tmp_path / "small.u16")
     (tmp_path / "zero").write_bytes(b"\0")
     assert Seen(f"text:{tmp_path}").skipped == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(b"a"), "is packed by gzip: unpack it"),
+        (lzma.compress(b"a"), "is packed by xz: unpack it"),
+        (b"%PDF-1.7\n\xe2\xe3", "is a PDF: save it as text"),
+        (b"a flock\nmakes the outer step " * 50 + b"\0", "row 51 holds a zero byte, which ends a document: remove it"),
+    ],
+)
+def test_text_in_another_form_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(UsageError, match=f"holds no text: .*other: {reason}") as refused:
+        open_source(f"text:{tmp_path}", sequence_length=LENGTH)
+    assert refused.value.remedy
+    (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
+    seen = Seen(f"text:{tmp_path}")
+    assert seen.skips.warning == f"text:{tmp_path}: a file is skipped, such as {tmp_path}/other: {reason}"
+
+
+def test_what_save_to_disk_has_written_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(UsageError, match="save_to_disk") as refused:
+        open_source(f"hf:{tmp_path}", sequence_length=LENGTH)
+    assert f"{tmp_path} NEW.parquet" in str(refused.value.remedy)
+
+
+@pytest.mark.parametrize("source", ["https://x.example/y.jsonl", "s3://bucket/y"])
+def test_an_address_is_no_source(source: str) -> None:
+    with pytest.raises(UsageError, match="there is no data source") as refused:
+        open_source(source, sequence_length=LENGTH)
+    assert "download it" in str(refused.value.remedy)
+
+
+def test_a_column_of_bytes_is_read_as_text_and_one_of_another_type_is_named(tmp_path: Path) -> None:
+    texts = [f"{index:05d} outer step" for index in range(400)]
+    for name, made in ("a", str.encode), ("b", lambda text: [text]), ("c", lambda text: {"text": text}):
+        parquet.write_table(pyarrow.table({"text": list(map(made, texts))}), tmp_path / f"{name}.parquet")
+    lines = Seen(f"parquet:{tmp_path}").lines()
+    assert [line.partition("<")[0] for line in lines] == ["b.parquet: has list", "c.parquet: has struct"]
+    assert all(line.endswith(", no text, in the column 'text'") for line in lines)
 
 
 @given(st.text(min_size=40, alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
