@@ -15,6 +15,9 @@ from .errors import UsageError
 from .identity import is_peer_id
 from .transport import Address, PeerId, Rung
 
+MAX_ADDRESS_BYTES = 256
+"""Of one in multiaddr's binary form: that of a circuit has some 60."""
+
 _LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 """A host name (RFC 1123), with the underscores that are found in practice."""

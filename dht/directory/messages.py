@@ -10,11 +10,11 @@ from libp2p.peer.id import ID
 from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
-from ...peer.address import valid_address
 from ...peer.errors import MalformedMessage, StreamClosed
-from ...peer.identity import is_peer_id
+from ...peer.identity import peer_of
+from ...peer.strangers.identify import stated_address
 from ...peer.transport import Address, PeerId, Stream
-from .store import MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES
+from .store import MAX_STORED_ADDRESSES
 
 __all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "binary_id", "peers_of", "send"]
 
@@ -26,9 +26,6 @@ MESSAGE_READ_BYTES = 1 << 16
 
 MAX_VARINT_BITS = 63
 """The limit of a length: nine bytes, the most that multiformats' unsigned varint allows."""
-
-MAX_ID_BYTES = 64
-"""The limit of a binary peer id; those of ed25519 keys, the only ones accepted here, have 38."""
 
 MAX_CACHED = 1 << 15
 """The limit of ids and of addresses whose binary form is cached, some 300 bytes each. A store holds few providers more,
@@ -106,9 +103,9 @@ def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
     """Return the peers that a message names, without invalid ones."""
     found: dict[PeerId, tuple[Address, ...]] = {}
     for entry in peers[:MAX_NAMED_PEERS]:
-        peer = str(ID(entry.id)) if len(entry.id) <= MAX_ID_BYTES else ""
-        if is_peer_id(peer):
-            found[peer] = tuple(address for raw in entry.addrs[:MAX_STORED_ADDRESSES] if (address := _address(raw, peer)))
+        if peer := peer_of(entry.id):
+            stated = (stated_address(raw, peer) for raw in entry.addrs[:MAX_STORED_ADDRESSES])
+            found[peer] = tuple(filter(None, stated))
     return found
 
 
@@ -121,14 +118,3 @@ def binary_id(peer: PeerId) -> bytes:
 @functools.lru_cache(MAX_CACHED)
 def _binary(address: Address) -> bytes:
     return bytes(Multiaddr(address).to_bytes())
-
-
-def _address(raw: bytes, peer: PeerId) -> Address:
-    """Return an address as text; empty if it cannot be dialled."""
-    if len(raw) > MAX_ADDRESS_BYTES:
-        return ""
-    try:
-        text = str(Multiaddr(raw)).removesuffix(f"/p2p/{peer}")
-    except (ValueError, LookupError):  # multiaddr's errors for bytes of no and of unknown protocols.
-        return ""
-    return text if valid_address(text) else ""

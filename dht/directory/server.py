@@ -23,7 +23,6 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID, format_time_rfc3339
 from multiaddr import Multiaddr
 
-from ...peer.address import valid_address
 from ...peer.bootstrap.server import BootstrapServer
 from ...peer.errors import LocalError, RemoteError, StreamClosed
 from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
@@ -144,9 +143,9 @@ class DirectoryServer:
             return
         if evicted is not None:
             evicted.cancel()
-        self._consider(peer, ip, self._nursery)
         self._streams_of[peer] += 1
         try:
+            self._consider(peer, ip, self._nursery)
             with scope:
                 reader = MessageReader(stream, MAX_QUESTION_BYTES)
                 while question := await reader.next():
@@ -251,7 +250,7 @@ class DirectoryServer:
         now = trio.current_time()
         if peer in self.servers or self._tried.get(peer, -PROBE_AGAIN_SECONDS) > now - PROBE_AGAIN_SECONDS:
             return
-        announced = filter(valid_address, self._host.announced(peer, PROTOCOL_ID))
+        announced = self._host.announced(peer, PROTOCOL_ID)
         addresses = tuple(address for address in announced if address.split("/")[2] == ip)
         if addresses:
             self._tried[peer] = now

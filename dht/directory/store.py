@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated
 
+from ...peer.address import MAX_ADDRESS_BYTES
 from ...peer.quota.limits import BootstrapLimits
 from ...peer.quota.origins import Origin, Origins
 from ...peer.transport import PeerId
@@ -29,8 +30,7 @@ from ..records import MAX_RECORD_BYTES
 MAX_KEY_BYTES = 128
 """The limit of a key, as in go-libp2p; ours have 125 at most: `/flockstep/`, a run id, `owner`, a peer id, a page."""
 MAX_STORED_ADDRESSES = 16
-MAX_ADDRESS_BYTES = 256
-"""The limits of addresses of one provider, and of one binary multiaddr: that of a circuit has some 60."""
+"""The limit of addresses of one provider."""
 
 MAX_PROVIDERS = 1000
 """The limit of providers of one key; the members of a run know each other, so a newcomer needs only one of them."""

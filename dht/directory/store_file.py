@@ -8,12 +8,13 @@ Nothing is synced: a killed process loses nothing, and after a power failure mem
 
 from pathlib import Path
 
+from ...peer.address import MAX_ADDRESS_BYTES
 from ...peer.errors import LocalError
 from ...peer.log_file import LogFile
 from ...peer.telemetry import Telemetry
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES
-from .store import ENTRY_BYTES, MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES, Entry, Store
+from .store import ENTRY_BYTES, MAX_STORED_ADDRESSES, Entry, Store
 
 MAX_ENTRY_BYTES = MAX_RECORD_BYTES + MAX_STORED_ADDRESSES * MAX_ADDRESS_BYTES + ENTRY_BYTES
 

@@ -35,7 +35,7 @@ from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from ..identity import is_peer_id
+from ..identity import peer_of
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..nat.upgrade import is_relayed
 from ..quota.limits import BootstrapLimits
@@ -132,7 +132,7 @@ class RelayServer:
                 await self._refuse(stream, Status.PERMISSION_DENIED, peer, origin)
             elif request.type == HopMessage.RESERVE:
                 await self._reserve(stream, peer, origin)
-            elif request.type == HopMessage.CONNECT and is_peer_id(target := str(ID(request.peer.id))):
+            elif request.type == HopMessage.CONNECT and (target := peer_of(request.peer.id)):
                 await self._connect(stream, peer, target, origin)
             else:
                 await self._refuse(stream, Status.UNEXPECTED_MESSAGE, peer, origin)

@@ -25,7 +25,7 @@ from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_ms
 from multiaddr import Multiaddr
 
 from ..errors import NetworkError
-from ..identity import is_peer_id
+from ..identity import peer_of
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..telemetry import Telemetry
 from ..transport import Address, PeerId
@@ -131,7 +131,7 @@ class RelayClient:
                 raise NetworkError("it announces a circuit inside of a circuit")
             with trio.fail_after(ACCEPT_TIMEOUT):
                 announced = await read_delimited_msg(stream, StopMessage)
-                if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):
+                if announced.type != StopMessage.CONNECT or not (peer := peer_of(announced.peer.id)):
                     raise NetworkError("the relay announced no peer")
                 if not await self._admit():
                     raise NetworkError("too many relayed connections are open")

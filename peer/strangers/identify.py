@@ -5,7 +5,8 @@ Theory of operation. Each host asks every peer that connects for its identify me
 of it, verifies a signed record of the same addresses, and keeps all of that for good: 6 MB for each key that was here for a
 moment, and keys cost nothing. Of us only a directory server reads any of it, the addresses at which a connected peer listens
 (`kademlia`). So a message has `MAX_IDENTIFY_BYTES`, a few addresses and protocols of it are kept, and they go with the
-peer's last connection. What this host says of itself names flockstep, not the library.
+peer's last connection. The library also keeps addresses that it cannot read, and raises where one is shown: these are left
+out. What this host says of itself names flockstep, not the library.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,8 +18,11 @@ import libp2p.host.basic_host
 import libp2p.identity.identify.identify
 import libp2p.network.swarm
 from libp2p.peer.peerstore import PeerStoreError
+from multiaddr import Multiaddr
 
 from ... import __version__
+from ..address import MAX_ADDRESS_BYTES, valid_address
+from ..transport import Address, PeerId
 
 # A type checker forbids an assignment to a module or a class, which is what `limit_identify` does.
 _basic_host: Any = libp2p.host.basic_host
@@ -44,11 +48,27 @@ def limit_identify() -> None:
     _swarm.remove_conn = _forgetting(_swarm.remove_conn)
 
 
+def stated_address(raw: bytes, peer: PeerId) -> Address:
+    """Return an address in multiaddr's binary form as text, without the id of its own peer; empty if it cannot be dialled.
+
+    Its length comes first: 8 KiB of names take 7 ms.
+    """
+    if len(raw) > MAX_ADDRESS_BYTES:
+        return ""
+    try:
+        text = str(Multiaddr(raw)).removesuffix(f"/p2p/{peer}")
+    except (ValueError, LookupError):  # multiaddr's errors for bytes of no and of unknown protocols.
+        return ""
+    return text if valid_address(text) else ""
+
+
 def _keeping_little(update: Update) -> Update:
     async def keep(peerstore: Any, peer_id: Any, message: Any) -> None:
         if message.ByteSize() > MAX_IDENTIFY_BYTES:  # One without a length, as early programs send it.
             return
-        del message.listen_addrs[MAX_LISTENED:], message.protocols[MAX_PROTOCOLS:]
+        listened = [raw for raw in message.listen_addrs[:MAX_LISTENED] if stated_address(raw, str(peer_id))]
+        del message.listen_addrs[:], message.protocols[MAX_PROTOCOLS:]
+        message.listen_addrs.extend(listened)
         message.ClearField("signedPeerRecord")
         await update(peerstore, peer_id, message)
         if peer_id not in peerstore.__dict__.get("connections", (peer_id,)):  # It came with the end of its last connection.

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import base58
 import flockstep
 import libp2p.crypto.rsa
 import libp2p.crypto.x25519
@@ -14,7 +15,7 @@ import trio
 from chaos.edge import KINDS, fuzz, protocols, victim_process
 from chaos.edge import victim as fuzzed
 from flockstep.dht.directory.kademlia import open_directory
-from flockstep.dht.directory.messages import Message, send
+from flockstep.dht.directory.messages import Message, MessageReader, send
 from flockstep.dht.directory.server import MAX_QUESTION_BYTES
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
@@ -43,7 +44,8 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
-from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Status
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
 from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.utils.varint import encode_delim, encode_uvarint, encode_varint_prefixed
@@ -189,6 +191,53 @@ def test_the_identify_message_names_this_program_and_its_version() -> None:
             while data := await stream.receive_some(MAX_IDENTIFY_BYTES):
                 message += data
             assert parse_identify_response(message).agent_version == f"flockstep/{flockstep.__version__}"
+
+    over_sockets(main)
+
+
+def test_who_announces_what_is_no_address_takes_no_place_of_the_directory() -> None:
+    """Each of its streams kept its place for good: 64 of them all those of its IP address."""
+
+    async def main() -> None:
+        async with (
+            fuzzed("bootstrap", Telemetry()) as host,
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger,
+        ):
+            unread = Multiaddr("/ip4/8.8.8.8/tcp/1").to_bytes() + bytes.fromhex("a50303616263")  # p2p, and no peer id.
+            message, served = Identify(protocols=[PROTOCOL_ID], listen_addrs=[unread]), trio.Event()
+            answer = encode_varint_prefixed(message.SerializeToString())
+            stranger.host.set_stream_handler(TProtocol(IDENTIFY), _sender(answer, served))
+            await stranger.connect(host.peer_id, host.addresses())
+            await served.wait()
+            await until(lambda: not _asking(host))
+            stream = await stranger.open_stream(host.peer_id, PROTOCOL_ID)
+            await send(stream, Message(type=Message.FIND_NODE, key=b"anything"))
+            assert await MessageReader(stream, 1 << 10).next() is not None
+            assert host.announced(stranger.peer_id, PROTOCOL_ID) == ()
+
+    over_sockets(main)
+
+
+def test_a_relay_writes_out_no_peer_id_before_its_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Base58 of 64 kB held up the event loop of a bootstrap for 3 s."""
+    lengths: list[int] = []
+    encode = base58.b58encode
+
+    def counted(data: bytes) -> bytes:
+        lengths.append(len(data))
+        return bytes(encode(data))
+
+    async def main() -> None:
+        async with victim(bootstrap=True) as host, stranger_of(host) as stranger:
+            stream = await stranger.open_stream(host.peer_id, HOP)
+            question = HopMessage(type=HopMessage.CONNECT, peer=CircuitPeer(id=bytes(60_000)))
+            monkeypatch.setattr(base58, "b58encode", counted)
+            await stream.send_all(encode_varint_prefixed(question.SerializeToString()))
+            answer = b""
+            while data := await stream.receive_some(1000):
+                answer += data
+            assert HopMessage.FromString(answer[1:]).status == Status.UNEXPECTED_MESSAGE
+            assert max(lengths, default=0) < 64
 
     over_sockets(main)
 

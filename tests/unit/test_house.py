@@ -100,8 +100,7 @@ ONLY_USERS = {
     "libp2p.kad_dht": ("dht/directory/*.py",),
     "multiaddr": (
         *("peer/libp2p/*.py", "peer/https/dial.py", "peer/yamux/muxer.py", "peer/nat/*.py", "peer/bootstrap/*.py"),
-        "peer/host.py",
-        "dht/directory/*.py",
+        *("peer/strangers/identify.py", "peer/host.py", "dht/directory/*.py"),
     ),
     "hivemind": ("dht/hivemind/node.py", "scripts/lab/*/hivemind.py"),
     "cryptography": ("peer/identity.py", "peer/libp2p/packets.py", "peer/https/certificate.py"),

@@ -10,7 +10,7 @@ import base58
 import pytest
 from flockstep.peer.errors import LocalError
 from flockstep.peer.home_lock import home_lock
-from flockstep.peer.identity import Identity, is_peer_id, verify
+from flockstep.peer.identity import Identity, is_peer_id, peer_of, verify
 from flockstep.peer.telemetry import Telemetry
 
 SEED = bytes(range(32))
@@ -23,6 +23,14 @@ def test_a_seed_gives_the_peer_id_that_libp2p_gives_its_key() -> None:
     identity = Identity.from_seed(SEED)
     assert identity.peer_id == str(ID.from_pubkey(create_new_key_pair(SEED).public_key))
     assert identity.private_bytes() == SEED
+
+
+def test_a_binary_peer_id_is_that_of_an_ed25519_key_or_none() -> None:
+    peer = Identity.from_seed(SEED).peer_id
+    binary = base58.b58decode(peer)
+    assert peer_of(binary) == peer
+    for other in (b"", binary[:-1], binary + b"x", b"\x12 " + SEED, b"\x01" + binary[1:], bytes(64_000)):
+        assert peer_of(other) == ""
 
 
 def test_a_seed_of_another_length_is_refused() -> None:
