@@ -73,6 +73,11 @@ def valid_address(text: str) -> bool:
     return parts[1] in ("dns", "dns4", "dns6") and _NAME.fullmatch(parts[2]) is not None
 
 
+def is_socket(text: str) -> bool:
+    """Return True if `text` is a valid address of an IP and a port alone: no name, no WebSocket, no relay."""
+    return valid_address(text) and text.startswith(("/ip4/", "/ip6/")) and text.count("/") == 4
+
+
 def split_p2p(text: str) -> tuple[Address, PeerId]:
     """Split `<address>/p2p/<peer id>`. Raises `UsageError`."""
     address, _, peer = text.rpartition("/p2p/")

@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from ..address import is_ipv6, is_web, rung_of, valid_address
+from ..address import is_ipv6, is_socket, is_web, rung_of
 from ..errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from ..libp2p.dial import Dialler
 from ..libp2p.stream import CONNECTION_ERRORS
@@ -331,8 +331,8 @@ class Bootstraps:
         address = answer.address
         self.clock_offsets[peer] = answer.time - time.time()
         self._report("clock.off", clock_trouble(self.clock_offsets.values()))
-        if not valid_address(address):
-            raise MalformedMessage(f"{peer} sees me at {address!r}, which is no address")
+        if not is_socket(address):
+            raise MalformedMessage(f"{peer} sees me at {address!r}, where nobody is seen")
         old = self._sightings.get(peer)
         if old is None or old.address != address:
             self._sightings[peer] = Sighting(address, self._from_listen_port.get(peer, False))

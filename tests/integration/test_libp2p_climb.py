@@ -224,6 +224,30 @@ def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
     trio.run(main)
 
 
+@pytest.mark.parametrize("seen", ["/ip4/8.8.8.8/tcp/1/ws", "/dns/a.example/tcp/1"])
+def test_where_a_bootstrap_sees_nobody_is_no_address_of_mine(seen: str) -> None:
+    """A peer announced `/ip4/8.8.8.8/tcp/1/4001`, which no other one reads."""
+
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
+
+            async def serve(stream: Stream) -> None:
+                while await stream.receive_some(1 << 10):
+                    answer = dialback.DialbackAnswer(seen, dialled=True, cause="", time=0.0)
+                    await stream.send_all(frame(encode(answer)))
+
+            lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(host.bootstraps.enter, lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
+                while not lab.named("bootstrap.lost"):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            assert "where nobody is seen" in str(lab.named("bootstrap.lost")[0]["reason"])
+            assert host.reachability.confirmed == ()
+
+    trio.run(main)
+
+
 def test_a_connection_that_breaks_while_it_is_in_doubt_harms_nobody() -> None:
     async def main() -> None:
         async with net() as lab, lab.host() as target, lab.host() as caller:

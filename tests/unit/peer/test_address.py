@@ -9,6 +9,7 @@ from flockstep.peer.address import (
     by_turns,
     is_ipv6,
     is_secure,
+    is_socket,
     is_web,
     rung_of,
     split_p2p,
@@ -44,6 +45,23 @@ PEER = Identity.from_seed(bytes(32)).peer_id
 def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung) -> None:
     assert valid_address(text)
     assert rung_of(text) is rung
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("/ip4/8.8.8.8/tcp/1", True),
+        ("/ip6/2a00::1/tcp/65535", True),
+        ("/dns/boot.example/tcp/4001", False),
+        ("/ip4/8.8.8.8/tcp/1/ws", False),
+        (f"/ip4/8.8.8.8/tcp/1/p2p/{PEER}/p2p-circuit", False),
+        ("/ip4/8.8.8.8/tcp/0", False),
+        ("/ip4/8.8.8/tcp/1", False),
+        ("", False),
+    ],
+)
+def test_a_bootstrap_sees_a_peer_at_an_ip_and_a_port(text: str, is_one: bool) -> None:
+    assert is_socket(text) is is_one
 
 
 @pytest.mark.parametrize(
