@@ -24,6 +24,7 @@ from ..peer.plain import plain_text
 KINDS = {".jsonl": "json", ".json": "json", ".gz": "json", ".parquet": "parquet"}
 """Of a path without a kind, by its ending; all others are text."""
 SHOWN_PERIOD = 0.2
+"""Between two lines of progress: to the eye it moves."""
 T = TypeVar("T")
 
 

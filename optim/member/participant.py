@@ -56,6 +56,7 @@ from .member import Member
 from .reach import Contact, ReachedRun, reach_run, stated_revision
 
 PULSE_PERIOD = 0.25
+"""Between two looks at what the pace of training depends on: far less than an inner phase."""
 
 
 class Connected:

@@ -36,6 +36,7 @@ FETCHERS = 2
 """Shards that are fetched at once: one stream does not fill a line with a long round trip."""
 PART = ".part"
 PATIENCE = 1.0
+"""A wait for a shard looks again so often: without a limit no signal would end it on Windows."""
 READ_BYTES = 1 << 20
 
 Tokens = npt.NDArray[Any]
@@ -89,7 +90,7 @@ class Shards:
             self._lock_folder()
             while True:
                 while shard.hash in self._loading:
-                    self._lock.wait(PATIENCE)  # Without a limit no signal would end it on Windows.
+                    self._lock.wait(PATIENCE)
                 if (tokens := self._read(self._path(shard), shard)) is not None:
                     return tokens
                 self._failed.pop(shard.hash, None)

@@ -12,6 +12,7 @@ from ..telemetry import Telemetry
 from .origins import UNKNOWN, Origin
 
 REFUSAL_PERIOD = 15.0
+"""Between two events of one kind: a flood fills no log."""
 
 
 class Refusals:
