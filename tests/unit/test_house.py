@@ -428,7 +428,9 @@ def test_the_wheel_holds_the_package_without_its_laboratory(tmp_path: Path) -> N
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"flockstep"}
     static = {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts/page/static").iterdir()}
-    code = {"__init__.py", "__main__.py", *(name for name in NAMES if floor_of(name) != "scripts/lab")}
+    rest = {name for name in NAMES if not name.startswith(("scripts/lab/", "peer/memory/"))}
+    assert not {name for name in rest if any(module_of("peer/memory") in module for module in used(name))}
+    code = {"__init__.py", "__main__.py", *rest}
     assert {name.removeprefix("flockstep/") for name in names if ".dist-info/" not in name} == {*code, *static, "py.typed"}
     # Python imports from the archive itself.
     for verb in (("bench", "allreduce", "--json"), ("simulate", "--help")):
