@@ -219,31 +219,6 @@ def adversary(
 
 
 @app.command()
-def strangers(
-    only: Annotated[
-        list[str] | None, typer.Option(help="Part of a question's name, such as kad; repeatable.  [default: all]")
-    ] = None,
-    share: Annotated[float, typer.Option(min=0.01, max=10, help="Of the usual number of questions.")] = 1.0,
-    as_json: Json = False,
-) -> None:
-    """Ask a bootstrap and a member what strangers may ask.
-
-    It shows CPU, bytes and memory of each question, and what the limits let them hold.
-
-    \b
-    Examples:
-      flockstep bench strangers                     # two minutes; Linux
-      flockstep bench strangers --only kad --only dialback --json
-    """
-    from .bench.strangers import StrangersOptions, run_strangers
-
-    options = StrangersOptions(only=tuple(only or ()), share=share, as_json=as_json)
-    costs = run_strangers(options, typer.echo, partial(typer.echo, err=True))
-    if any(cost.failure for cost in costs):
-        raise typer.Exit(1)
-
-
-@app.command()
 def utilization(
     peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",

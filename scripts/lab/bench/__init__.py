@@ -10,6 +10,5 @@
     outer            `flockstep bench outer`: the loss of each mode, codec, delay and outer setting, beside data parallel.
     peer             The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
     robust           `flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
-    strangers        `flockstep bench strangers`: what a stranger's question costs a host, and at its limits.
     worker           A bench's worker of any system: commands as JSON lines, seeded vectors with a known exact mean.
 """
