@@ -5,7 +5,7 @@
 The honest peers are those of `flockstep simulate`, on the network in memory and under virtual time; their founders keep the
 run. The host connects under one fresh key after another. Each says that it is a member, brings records of 255 more keys, and
 says Ready for the round. The network in memory has no addresses, so that the limits by address and network, which a real host
-meets as well (`siege.py`), do not help. All is signed before the measurement begins.
+meets as well, do not help. All is signed before the measurement begins.
 """
 
 import argparse
