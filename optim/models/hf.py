@@ -41,6 +41,8 @@ MAX_TENSORS = 100_000
 number of tiny layers, and each costs milliseconds and kilobytes before its size is known."""
 DENIED = re.compile(r"gated repo|private repository|40[13] Client Error")
 """How transformers and the hub's client say that nobody, or not this user, may read weights."""
+UNREACHED = "couldn't connect to"
+"""How transformers says that neither the hub nor its cache has given a file."""
 REVISION = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
@@ -369,6 +371,8 @@ def _pretrained(
         if DENIED.search(reason):
             allow = "" if trusted else f", and pass --allow-model {shlex.quote(f'hf:{name}')}"
             remedy = f"if it is gated or private, accept its terms on its page, log in with `hf auth login`{allow}"
+        elif UNREACHED in reason:
+            remedy = "check that this computer reaches the hub, or has the files in its cache"
         raise LocalError(f"cannot load hf:{name}: {reason}", remedy=remedy) from error
     if missing := sorted(loading["missing_keys"]):
         raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")

@@ -198,6 +198,15 @@ def test_gated_weights_are_one_line_that_says_how_to_read_them(monkeypatch: pyte
             assert refused.value.remedy.endswith(remedy)
 
 
+def test_a_hub_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    name = f"hf:{REPOSITORY}"
+    with pytest.raises(LocalError, match="couldn't connect") as refused:
+        build_model(name, {"revision": COMMIT}, seed=0, allow_model=name)
+    assert "reaches the hub" in refused.value.remedy
+    assert "\n" not in str(refused.value)
+
+
 def test_sequences_must_fit_the_model() -> None:
     for name, options, most in (("hf:llama", LLAMA, 31), ("gpt", {"size": "0.2m", "context": 16}, 16)):
         longest = longest_of(build_model(name, options, seed=0))
