@@ -138,7 +138,7 @@ class Swarm:
         self._page = contextlib.ExitStack()
         self._folder: Path | None = None
         self._inner = InnerOptimizers(())
-        self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
+        self._evaluator: Callable[[nn.Module, float], HeldOutResult | None] | None = None
         self._settled_at = time.monotonic()
         self._is_thin = False
         self._status = PeerStatus(round=0, root="", finished=False)

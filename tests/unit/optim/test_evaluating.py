@@ -92,7 +92,8 @@ def test_a_model_that_lends_its_parameters_is_as_before() -> None:
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # It has no stub.
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -64,7 +64,7 @@ def test_checkpoints_of_torch_distributed_are_read_and_made_as_the_manual_says(
     exported.rename(tmp_path / "my-model")
     model = build_model(TINY.name, TINY.options, seed=8)
     exec(load, {"model": model})
-    checkpoint.save(model.state_dict(), checkpoint_id=tmp_path / "my-checkpoint")
+    checkpoint.save(model.state_dict(), checkpoint_id=tmp_path / "my-checkpoint")  # type: ignore[attr-defined]
     exec(convert, {})
     assert read_first_state(tmp_path / "start.safetensors", TINY).root == first_of(tmp_path / "my-model").root
 
