@@ -9,7 +9,6 @@ ask.
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -174,7 +173,7 @@ async def _keep_locked(
 
 
 def _known_charter(store: Store, run: str) -> Charter | None:
-    entry = store.value(run_key(run).encode(), time.time())
+    entry = store.value(run_key(run).encode())
     return charter_of(SignedManifest.decode(entry.value, run)) if entry is not None else None
 
 

@@ -15,7 +15,6 @@ A head is on disk before it is named. Nothing here raises: what fails is an even
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -313,7 +312,7 @@ class Follower:
     def _askable(self, run: str, followed: FollowedRun, charter: Charter) -> list[PeerId]:
         """Return the connected members of a run: its voters first, then its last roster, then who claims to be one."""
         connected, now = self._transport.connected(), trio.current_time()
-        claims = (entry.peer for entry in self._store.providers(run_key(run).encode(), time.time()))
+        claims = (entry.peer for entry in self._store.providers(run_key(run).encode()))
         known = dict.fromkeys((*followed.voters(charter), *claims))
         return [peer for peer in known if peer in connected and self._failed.get(peer, -math.inf) <= now]
 
@@ -325,7 +324,7 @@ class Follower:
         return followed.head.round if followed is not None else 0
 
     def _value(self, key: str) -> bytes | None:
-        entry = self._store.value(key.encode(), time.time())
+        entry = self._store.value(key.encode())
         return entry.value if entry is not None else None
 
     async def _keep(self, followed: FollowedRun) -> None:

@@ -78,7 +78,7 @@ _Id = tuple[bytes, PeerId]
 
 
 class Store:
-    """The entries of one server. `now` is Unix seconds everywhere."""
+    """The entries of one server. `now` is Unix seconds everywhere; without it all count that are kept (`expire`)."""
 
     def __init__(self, limits: BootstrapLimits) -> None:
         self.num_bytes = 0
@@ -116,7 +116,7 @@ class Store:
             self._drop(next(iter(self._of_network[largest])))
         return before + 1 - len(self._entries)
 
-    def value(self, key: bytes, now: float) -> Entry | None:
+    def value(self, key: bytes, now: float = 0.0) -> Entry | None:
         """Return the unexpired value under a key."""
         return self._alive((key, ""), now)
 
@@ -124,7 +124,7 @@ class Store:
         """Return the unexpired record that a peer provides a key."""
         return self._alive((key, peer), now)
 
-    def providers(self, key: bytes, now: float) -> list[Entry]:
+    def providers(self, key: bytes, now: float = 0.0) -> list[Entry]:
         """Return the providers of a key, at most `MAX_ANSWERED`: the latest first, networks in turns."""
         networks = reversed(self._providers.get(key, {}).values())
         return list(islice(_in_turns(self._latest_first(key, peers, now) for peers in networks), MAX_ANSWERED))

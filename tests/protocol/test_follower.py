@@ -21,6 +21,7 @@ from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.bootstrap import _known_charter
 from support.certificates import certify
 from support.keepers import kept_run, key
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
@@ -125,6 +126,20 @@ def test_published_heads_in_a_row_are_followed_without_a_question(tmp_path: Path
         assert scene.head() == mark_of(CHAIN[2])
         assert scene.asked == []
         assert [event["round"] for event in scene.named("head.followed")] == [1]
+
+    played(body, tmp_path)
+
+
+def test_a_clock_that_is_set_forward_ends_no_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(scene: Scene, nursery: trio.Nursery) -> None:
+        scene.publish(CHAIN[0])
+        await scene.turn()
+        scene.publish(CHAIN[1])
+        later = time.time() + 30 * 86_400
+        monkeypatch.setattr(time, "time", lambda: later)
+        await scene.turn()
+        assert scene.head() == mark_of(CHAIN[1])
+        assert _known_charter(scene.store, RUN) is not None
 
     played(body, tmp_path)
 
