@@ -7,7 +7,8 @@ test). "Upstream" is an issue of github.com/libp2p/py-libp2p, where one is known
     patch                  upstream  the test that tells when it is no longer needed, in tests/integration
     tune_sockets           -         every test over sockets: they are counted and limited by the same class
     keep_quiet             -         test_libp2p_fixes: test_the_library_keeps_quiet
-    listen_alone           -         test_libp2p_host: test_a_taken_port_gives_the_next_one
+    listen_alone           -         test_gate:
+                                     test_the_kernel_drops_further_attempts_of_who_connects_too_fast_and_of_nobody_else
     free_inbound_slots     -         test_libp2p_host: test_accepted_connections_that_ended_make_room_for_others
     contain_errors         -         test_libp2p_fixes: test_an_error_in_one_connection_ends_that_connection_only
     dial_nobody_unasked    #1451     test_libp2p_fixes: test_nobody_is_dialled_unasked
@@ -94,7 +95,8 @@ def listen_alone() -> None:
     """`transport/tcp/tcp.py:60`: SO_REUSEPORT before bind lets two peers share a port, each getting half the dials.
 
     Bound without it, the second peer gets "address in use"; set afterwards it still lets hole punching dial from
-    this port, because the system looks at the flag of both sockets at the time of the later bind.
+    this port, because the system looks at the flag of both sockets at the time of the later bind. And the library's
+    listeners refuse nobody (`SelectiveListener`).
     """
 
     async def open_listeners(host: str | None, port: int) -> Sequence[SelectiveListener]:
