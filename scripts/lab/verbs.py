@@ -92,7 +92,7 @@ def outer(
     ] = None,
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
-    size: Annotated[str, typer.Option(help="tiny, micro, small, 1m or 10m.")] = "small",
+    size: Annotated[str, typer.Option(help="tiny, micro, small, 1m, 10m or 51m.")] = "small",
     optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
     steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,

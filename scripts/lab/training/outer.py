@@ -43,8 +43,11 @@ OUTER_SIZES = {
     ),
     "1m": TrainingSize(model={"size": "1m"}, length=64, batch=4, steps=25, rounds=20),
     "10m": TrainingSize(model={"size": "10m"}, length=256, batch=16, steps=50, rounds=30),
+    "51m": TrainingSize(
+        model={"layers": 16, "heads": 8, "width": 512, "context": 512}, length=512, batch=8, steps=100, rounds=120
+    ),
 }
-"""Sizes by name. 8 peers take 10 s of one core (tiny), 80 (micro), 2 minutes (small: 0.35M) or 5 (1m); 10m wants a GPU."""
+"""Sizes by name. 8 peers take 10 s of one core (tiny), 80 (micro), 2 minutes (small: 0.35M) or 5 (1m); others want a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

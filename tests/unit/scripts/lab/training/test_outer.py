@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flockstep.collectives.codec import CELL
+from flockstep.optim.models.gpt_config import gpt_config
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
@@ -31,6 +32,13 @@ AVERAGE = OuterSettings(lr=1.0, momentum=0.0)
 def training(**changes: Any) -> OuterTraining:
     given: dict[str, Any] = {"size": SMALLEST, "peers": 2}
     return OuterTraining(**(given | changes))
+
+
+@pytest.mark.parametrize(("name", "peers", "millions", "tokens"), [("10m", 8, 10.7, 49.2e6), ("51m", 2, 50.5, 98.3e6)])
+def test_the_sizes_for_gpus_are_those_of_published_trainings(name: str, peers: int, millions: float, tokens: float) -> None:
+    size = OUTER_SIZES[name]
+    assert gpt_config(size.model).num_parameters / 1e6 == pytest.approx(millions, rel=0.01)
+    assert OuterTraining(size=size, peers=peers).tokens == pytest.approx(tokens, rel=0.01)
 
 
 def trained(case: OuterTraining) -> OuterSwarm:
