@@ -4,8 +4,9 @@ The estimator is TCP's retransmission timer (RFC 6298): a smoothed mean and a sm
 deadline is the mean plus four deviations, within the floor and the ceiling of the manifest. It backs off exponentially:
 each timeout doubles it. Before the first measurement, the bandwidth gives the expected time of a transfer.
 
-Of a transfer the time is measured in which two thirds of it had come, and a deadline has room for four times that. So no
-deadline follows from an earlier wait: fewer than a third, however slow, lengthen none.
+Of a transfer the time is measured in which two thirds of it had come, of exchanges that of the last one of a vote, from the
+proof to the certificate; a deadline has room for four times that. So no deadline follows from an earlier wait: fewer than a
+third, however slow, lengthen none.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ DEADLINE_SLACK = 4.0
 class Estimate:
     """A smoothed mean and deviation in seconds; no mean before the first measurement."""
 
-    slack: float = 1.0
+    slack: float
     """The factor on the mean: for those that are slower than what is measured."""
     mean: float | None = None
     deviation: float = 0.0
@@ -50,8 +51,7 @@ class Deadlines:
     def __init__(self, floor: float, ceiling: float) -> None:
         self._floor = floor
         self._ceiling = ceiling
-        self._control = Estimate()
-        self._transfer = Estimate(DEADLINE_SLACK)
+        self._control, self._transfer = Estimate(DEADLINE_SLACK), Estimate(DEADLINE_SLACK)
 
     def timing(self, *, grace: float, transfer: float) -> Timing:
         """Return the timeouts of the next attempt. `grace`: for slower members to get ready; `transfer`: expected seconds."""

@@ -95,7 +95,7 @@ class Round:
         self._is_overdue = self._has_asked = False
         """Its deadline is over; I have asked two others, early or since then."""
         self.lengths: dict[Phase, float] = {}
-        """How long two thirds of a transfer took, and the exchanges of the vote: what deadlines follow from, in seconds."""
+        """How long two thirds of a transfer took, and the last exchange of the vote, in seconds: for the next deadlines."""
         self._began: dict[Phase, float] = {}
         self._spoke: dict[tuple[type, bytes], dict[PeerId, float]] = {}
         """When each member's first message of each exchange came."""
@@ -324,6 +324,8 @@ class Round:
         if self.vote.slot != self.slot and self._phase is not Phase.GATHER:
             reason = f"voters with a third of the votes or more are in attempt {self.vote.slot.attempt}"
             return self._end(OutcomeKind.VOID, reason)
+        if self.vote.is_proven:  # Up to here some may have waited for others; who has the proof waits for nobody.
+            self._began.setdefault(Phase.CONFIRM, now)
         if self._phase is Phase.GATHER:
             return self._gather(now)
         return [*self._let_go(now), *self._exchange_on(now)] if is_told else []
@@ -613,11 +615,9 @@ class Round:
         return actions
 
     def _measure(self, exchange: RosterRound, now: float) -> None:
-        """Measure the transfers up to when most of each is here, and the vote from the proposal to the certificate."""
+        """Measure the transfers up to when most of each is here."""
         if exchange.is_weighed:
             self._began.setdefault(Phase.REDUCE, now)
-        if exchange.value is not None and self.vote.proposal is not None:
-            self._began.setdefault(Phase.CONFIRM, now)
         for phase in (Phase.COLLECT, Phase.REDUCE):
             if phase not in self.lengths and exchange.is_mostly_here(phase):
                 self.lengths[phase] = now - self._began[phase]

@@ -117,6 +117,12 @@ class Vote:
         return tuple(sorted({*self._audience, *self.electorate.votes} - {"", self.me}))
 
     @property
+    def is_proven(self) -> bool:
+        """True once a quorum of Prevotes of my slot is here: one exchange is left."""
+        proof = self._machine.newest_proof
+        return proof is not None and proof.slot == self.slot
+
+    @property
     def deadline(self) -> float:
         """When to call `tick`."""
         return self._machine.deadline

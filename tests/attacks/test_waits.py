@@ -282,6 +282,26 @@ def test_two_voters_of_seven_void_no_attempt_but_their_own_and_lengthen_ever_few
     assert max(lengths.values()) < 5.0
 
 
+def test_a_voter_and_a_key_that_say_nothing_but_ready_lengthen_nobodys_deadlines() -> None:
+    """Some honest voters wait for these to a deadline, and others for them with their votes: that is no exchange's length."""
+    lengths: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, one, other = [*swarm.sims[VOTERS:-1], *in_turn(swarm.sims[:VOTERS]), swarm.sims[-1]]
+        for liar in (one, other):
+            lies(liar, lambda _, it: it if isinstance(it, wire.Ready) else None)
+        for round_ in (1, 2, 3):
+            began = trio.current_time()
+            await until_done(others, round_, one, other)
+            lengths.append(trio.current_time() - began)
+            for liar in (one, other):
+                catch_up(liar, others[0])
+
+    charter = founded(VOTERS, keepers=frozenset(it.peer_id for it in identities(VOTERS)), earned=True)
+    run_virtual(partial(with_swarm, VOTERS + FREE, body, cells=28, charter=charter, rule="gramguard"))
+    assert max(lengths[1:]) < 5.0, lengths
+
+
 def test_the_turns_of_as_many_proposers_as_may_lie_lengthen_nobodys_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two proposers say no outputs: with four voters one of them was honest, and slower than the deadlines."""
     lengthened: list[int] = []
