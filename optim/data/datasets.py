@@ -64,6 +64,8 @@ def units_of(dataset: Any, seed: int) -> Units:
     """Any dataset as units. Raises `UsageError` for what is empty, and for what can be read only once."""
     if isinstance(dataset, Units):
         return dataset
+    if isinstance(dataset, (str, bytes)):
+        raise UsageError("a text is no dataset: its items are letters", remedy="give share_of what is read from there")
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset):
         return Indexed(dataset, seed)
     if isinstance(dataset, Iterable):
@@ -83,6 +85,11 @@ class Indexed(Units):
     def __init__(self, dataset: Any, seed: int) -> None:
         if not len(dataset):
             raise UsageError("the dataset is empty", remedy="give share_of a dataset with at least one sample")
+        try:
+            dataset[0]
+        except (LookupError, TypeError) as error:  # As of a table, whose items are columns.
+            reason = f"{type(dataset).__name__}[0] is no sample: {type(error).__name__}: {error}"
+            raise UsageError(reason, remedy="give share_of a dataset whose items are samples by their number") from error
         self._cut = UnitPlan(seed, len(dataset))
         self.name = str(getattr(dataset, "name", type(dataset).__qualname__))
         said = getattr(dataset, "source", None)

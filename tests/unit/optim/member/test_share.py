@@ -354,7 +354,14 @@ def test_a_repetition_reads_any_block_from_any_place() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "message"),
-    [([], "empty"), (iter([1, 2]), "only once"), (3, "neither be indexed nor iterated"), ((n for n in [1]), "only once")],
+    [
+        ([], "empty"),
+        (iter([1, 2]), "only once"),
+        (3, "neither be indexed nor iterated"),
+        ((n for n in [1]), "only once"),
+        ("data.jsonl", "a text is no dataset"),
+        ({"train": [1, 2], "test": [3]}, r"dict\[0\] is no sample: KeyError: 0"),  # As a DatasetDict, or a table by columns.
+    ],
 )
 def test_what_cannot_be_shared_is_a_usage_error_with_a_remedy(dataset: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
