@@ -38,6 +38,8 @@ HELD_SECONDS = 20.0
 ANSWER_SECONDS = 10.0
 STALL_SECONDS = 20.0
 """As for a leaf of a state: a provider serves its own rounds first."""
+LATE_RATE = 125e3
+"""Bytes/s: a provider with less than 1 Mbit/s is late. Each liar would else hold up a shard of 16 MiB for an hour."""
 SCAN_SECONDS = 5.0
 SCAN_SHARE = 50
 """Times as long as a look takes, at least, until the next one: 65,536 shards take a good part of a second."""
@@ -104,16 +106,7 @@ class Seeds:
         if size > MAX_SHARD_BYTES:
             raise LocalError(f"a file of the run's data has {size:,} bytes")
         peers = await self._providers(key, members)
-        for peer in peers:
-            try:
-                data = await self._node.fetch(peer, key, size, patience=STALL_SECONDS)
-            except NetworkError as error:
-                self._node.telemetry.emit("data.missed", peer=peer, step="fetch a file", reason=str(error))
-                self._held.pop(peer, None)
-                continue
-            except RemoteError as error:
-                self._node.charge(peer, "provide a file", error)
-                continue
+        if (data := await self._first_of(peers, key, size)) is not None:
             await self._node.compute(write_whole, path, data)
             self._missed.discard(key)
             return
@@ -122,6 +115,39 @@ class Seeds:
             self._missed.add(key)
             self._node.telemetry.emit("file.awaited", step="fetch a file of the run's data", reason=reason)
         raise NetworkError(reason)
+
+    async def _first_of(self, peers: Sequence[PeerId], key: bytes, size: int) -> bytearray | None:
+        """Return a file from the first that provides it, two at a time: the next is asked once one fails or is late."""
+        found: bytearray | None = None
+        asked: list[trio.CancelScope] = []
+        async with trio.open_nursery() as nursery:
+
+            async def fetch(peer: PeerId, scope: trio.CancelScope, ended: trio.Event) -> None:
+                nonlocal found
+                with scope:
+                    try:
+                        found = await self._node.fetch(peer, key, size, patience=STALL_SECONDS)
+                        nursery.cancel_scope.cancel()
+                    except NetworkError as error:
+                        self._miss(peer, str(error))
+                    except RemoteError as error:
+                        self._node.charge(peer, "provide a file", error)
+                if scope.cancelled_caught:
+                    self._miss(peer, "it is late, and so is the one that was asked after it")
+                ended.set()
+
+            for peer in peers:
+                for scope in asked[:-1]:
+                    scope.cancel()
+                asked.append(trio.CancelScope())
+                nursery.start_soon(fetch, peer, asked[-1], ended := trio.Event())
+                with trio.move_on_after(STALL_SECONDS + size / LATE_RATE):
+                    await ended.wait()
+        return found
+
+    def _miss(self, peer: PeerId, reason: str) -> None:
+        self._node.telemetry.emit("data.missed", peer=peer, step="fetch a file", reason=reason)
+        self._held.pop(peer, None)
 
     async def _providers(self, key: bytes, members: Iterable[PeerId]) -> list[PeerId]:
         """Return the peers that say that they hold a file, in an order of mine, the owner last."""

@@ -12,7 +12,7 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.optim.data.tokenizer import files_folder, hash_of
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.seeding import HELD_SECONDS, SCAN_SECONDS, SEED, Seeds, shards_folder
+from flockstep.optim.shards.seeding import HELD_SECONDS, SCAN_SECONDS, SEED, STALL_SECONDS, Seeds, shards_folder
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
@@ -20,8 +20,11 @@ from flockstep.peer.disk import write_whole
 from flockstep.peer.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.node import bulk
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
+from flockstep.peer.wire.framing import frame
 from support.packed import packed, train_tokenizer
 
 OWNER, ANNA, BEN, EVE = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
@@ -172,6 +175,35 @@ def test_a_liar_is_charged_and_the_file_comes_from_another(tmp_path: Path) -> No
         assert await world.take(ANNA, 0, EVE, BEN, OWNER) == (tmp_path / "p" / "00000.u16").read_bytes()
         assert [event["peer"] for event in world[ANNA].named("peer.charged")] == [EVE.peer_id]
         assert [event["peer"] for event in world[ANNA].named("data.missed")] == [BEN.peer_id]
+
+    run(tmp_path, body)
+
+
+def test_members_that_send_a_byte_now_and_then_hold_a_file_up_for_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of 16 MiB came for an hour from each of them, at just more than the least rate."""
+    monkeypatch.setattr(bulk, "LEAST_STATE_RATE", 1e-9)  # As if it were so long.
+
+    async def body(world: World) -> None:
+        shard = world.index.shards[0]
+
+        async def all_of_it(peer: str, question: wire.FilesAsk) -> wire.FilesHeld:
+            return wire.FilesHeld(shard.hash[:4])
+
+        async def drip(stream: Stream, request: wire.Fetch) -> None:
+            await stream.send_all(frame(wire.pack(wire.Serve(shard.num_bytes, "", True))))
+            for _ in range(shard.num_bytes):
+                await stream.send_all(b"x")
+                await trio.sleep(STALL_SECONDS / 2)
+
+        for liar in (EVE, BEN):
+            world[liar].node.on_ask(wire.FilesAsk, all_of_it)
+            monkeypatch.setattr(world[liar].node._bulk, "_send", drip)
+        began = trio.current_time()
+        assert await world.take(ANNA, 0, EVE, BEN, OWNER) == (tmp_path / "p" / "00000.u16").read_bytes()
+        assert trio.current_time() - began < 3 * STALL_SECONDS
+        assert len(world[ANNA].named("data.missed")) == 1
 
     run(tmp_path, body)
 
