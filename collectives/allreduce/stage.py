@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..accountability.statements import MAX_WORDS
 from ..agreement.actions import Note
 from .actions import Action, Forward, Send
 from .facts import MessageLog
@@ -39,6 +40,7 @@ class Stage:
         self._nonce = nonce
         self._before = before
         self._sent: wire.Have | None = None
+        self._num_sent = 0
         self._has_proposed = False
         self._seen: tuple[int, int] = -1, -1
         self._read = -1
@@ -68,9 +70,9 @@ class Stage:
         names = {index: name for each in held.values() for index, name in each.items()}
         packed = b"".join(names[index] for index in sorted(names))
         have = wire.Have(self._table.slot, self._table.hash, self._before, parts, packed, self._nonce)
-        if have == self._sent:
+        if have == self._sent or 2 * self._num_sent >= MAX_WORDS:  # Others keep no more: there are two exchanges.
             return []
-        self._sent = have
+        self._sent, self._num_sent = have, self._num_sent + 1
         return [Send(self._table.members, have)]
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:

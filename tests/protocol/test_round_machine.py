@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 from flockstep.collectives.accountability.evidence import Witness
+from flockstep.collectives.accountability.statements import MAX_WORDS
 from flockstep.collectives.accountability.trust import token_weights
 from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.allreduce.actions import (
@@ -754,6 +755,16 @@ def test_a_duty_taken_over_after_the_deadline_is_reported_once_it_is_done() -> N
     rounds.do(ORDER[2], deputy.done(lambda exchange: None, rounds.now))
     assert len(said()) == before + 1
     assert dict(said()[-1].parts)[1] == (0, 1, 2, 3)
+
+
+def test_who_stands_in_for_many_says_no_more_words_than_others_keep_of_it() -> None:
+    """Else they take one of its later words for equivocation. The words after the first cut have room, too."""
+    rounds = Rounds(PEERS[:4], broken=lambda peer, fetch: PENDING)
+    rounds.start()
+    rounds.deliver_all()
+    stage = rounds.machines[ORDER[2]].exchange.collect_phase.stage
+    words = [stage.say({2: dict.fromkeys(range(count % 4), bytes(wire.NAME_BYTES))}) for count in range(2 * MAX_WORDS)]
+    assert sum(map(len, words)) == MAX_WORDS // 2
 
 
 # JUDGE, REDUCE and CHECK: weights and outputs.
