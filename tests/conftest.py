@@ -6,12 +6,15 @@ finds becomes a fixed example. `--hypothesis-profile=long` searches farther, for
 """
 
 import gc
+import inspect
 from collections.abc import Generator, Iterator
+from functools import partial
 
 import pytest
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import is_hypothesis_test, settings
 from support.commands import fork_network_processes, share_fork_server
+from support.real_time import over_sockets
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
 settings.register_profile("gate", deadline=None, database=None, derandomize=True)
@@ -60,6 +63,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if wanted else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = kept
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """A test that is a coroutine is run by its module's `run_test`, or in real time.
+
+    What `run_test` gives it are its positional-only parameters; the others are fixtures.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    getattr(pyfuncitem.module, "run_test", over_sockets)(partial(pyfuncitem.obj, **fixtures))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -56,25 +56,22 @@ async def bench() -> AsyncIterator[Bench]:
             yield opened
 
 
-def test_a_peer_that_was_lost_and_missed_a_round_is_in_the_next_one() -> None:
-    async def main() -> None:
-        async with bench() as opened:
-            *others, last = opened.nodes
-            for node in others:
-                node.lose(last.peer_id, "the test")
-            await opened.call("fill")
-            without = await opened.call("go", 0, 1)
-            assert [sorted(answer["contributors"]) for answer in without] == [[0, 1]] * 2
-            (late,) = await opened.call("go", 2)
-            assert (late["outcome"], sorted(late["contributors"])) == ("done", [0, 1])  # With the outputs of the others.
-            for step in ("fill", "gather"):
-                await opened.call(step)
-            again = await opened.call("go")
-            assert [(sorted(answer["contributors"]), answer["attempts"]) for answer in again] == [([0, 1, 2], 1)] * 3
-            checks = await opened.call("check", groups=[again[0]["contributors"]])
-            assert all(check["exact"] for check in checks)
-
-    trio.run(main)
+async def test_a_peer_that_was_lost_and_missed_a_round_is_in_the_next_one() -> None:
+    async with bench() as opened:
+        *others, last = opened.nodes
+        for node in others:
+            node.lose(last.peer_id, "the test")
+        await opened.call("fill")
+        without = await opened.call("go", 0, 1)
+        assert [sorted(answer["contributors"]) for answer in without] == [[0, 1]] * 2
+        (late,) = await opened.call("go", 2)
+        assert (late["outcome"], sorted(late["contributors"])) == ("done", [0, 1])  # With the outputs of the others.
+        for step in ("fill", "gather"):
+            await opened.call(step)
+        again = await opened.call("go")
+        assert [(sorted(answer["contributors"]), answer["attempts"]) for answer in again] == [([0, 1, 2], 1)] * 3
+        checks = await opened.call("check", groups=[again[0]["contributors"]])
+        assert all(check["exact"] for check in checks)
 
 
 def test_vectors_are_written_and_checked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

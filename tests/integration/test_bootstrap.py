@@ -91,41 +91,37 @@ def test_a_bootstrap_with_a_new_key_knows_the_runs_whose_records_it_was_given(tm
     assert 'name = "tiny"' in shown.stdout
 
 
-def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0)
-        told: list[Sequence[str]] = []
-        open_door = trio.Event()
+async def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0)
+    told: list[Sequence[str]] = []
+    open_door = trio.Event()
 
-        def ready(addresses: Sequence[str]) -> None:
-            told.append(addresses)
-            open_door.set()
+    def ready(addresses: Sequence[str]) -> None:
+        told.append(addresses)
+        open_door.set()
 
-        async def serve() -> None:
-            await keep_bootstrap(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
+    async def serve() -> None:
+        await keep_bootstrap(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
 
-        with trio.fail_after(120):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve)
-                await open_door.wait()
-                address, bootstrap = split_p2p(told[0][0])
-                assert bootstrap == Identity.load_or_create(tmp_path / "identity.key").peer_id
-                ids = []
-                for _ in range(2):
-                    async with (
-                        open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
-                        open_directory(host, server=False, telemetry=Telemetry(), validate=validate_published) as directory,
-                    ):
-                        await host.connect(bootstrap, [address])
-                        await directory.add_server(bootstrap)
-                        await directory.provide(RUN)
-                        ids.append(host.peer_id)
-                        assert await directory.find(RUN) == tuple(ids[:-1])
-                        hop = await host.open_stream(bootstrap, RELAY_PROTOCOL)  # It is a relay, too.
-                        await hop.reset()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await open_door.wait()
+        address, bootstrap = split_p2p(told[0][0])
+        assert bootstrap == Identity.load_or_create(tmp_path / "identity.key").peer_id
+        ids = []
+        for _ in range(2):
+            async with (
+                open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
+                open_directory(host, server=False, telemetry=Telemetry(), validate=validate_published) as directory,
+            ):
+                await host.connect(bootstrap, [address])
+                await directory.add_server(bootstrap)
+                await directory.provide(RUN)
+                ids.append(host.peer_id)
+                assert await directory.find(RUN) == tuple(ids[:-1])
+                hop = await host.open_stream(bootstrap, RELAY_PROTOCOL)  # It is a relay, too.
+                await hop.reset()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a process of Windows cannot be sent these")
@@ -165,7 +161,7 @@ def test_websockets_that_cannot_be_are_refused_in_one_line(tmp_path: Path, optio
     assert says in line
 
 
-def test_a_bootstrap_says_where_it_accepts_websockets(tmp_path: Path) -> None:
+async def test_a_bootstrap_says_where_it_accepts_websockets(tmp_path: Path) -> None:
     chain, key = Authority(tmp_path / "tls").issue("localhost")
     options = BootstrapOptions(ws="127.0.0.1:0", wss="127.0.0.1:0", tls_certificate=chain, tls_key=key)
     told: list[Sequence[str]] = []
@@ -173,19 +169,16 @@ def test_a_bootstrap_says_where_it_accepts_websockets(tmp_path: Path) -> None:
     telemetry = Telemetry()
     telemetry.subscribe(lambda event: events.append(event) if event["event"] == "websocket.ready" else None)
 
-    async def main() -> None:
-        announce = ("/dns/boot.example.org/tcp/443/tls/ws",)
-        config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0, announce=announce)
-        with trio.fail_after(120):
-            async with trio.open_nursery() as nursery:
+    announce = ("/dns/boot.example.org/tcp/443/tls/ws",)
+    config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0, announce=announce)
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
 
-                def ready(addresses: Sequence[str]) -> None:
-                    told.append(addresses)
-                    nursery.cancel_scope.cancel()
+            def ready(addresses: Sequence[str]) -> None:
+                told.append(addresses)
+                nursery.cancel_scope.cancel()
 
-                await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
-
-    trio.run(main)
+            await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
     assert [event["step"] for event in events] == ["ws", "wss"]
     plain, announced, secure = (address.partition("/p2p/")[0] for address in told[0])
     assert plain.startswith("/ip4/127.0.0.1/tcp/")

@@ -82,168 +82,146 @@ def forbid_punching(*hosts: Libp2pHost) -> None:
         hidden._aims = hidden._puncher._aims = tuple
 
 
-def test_one_address_and_one_network_have_so_many_connections() -> None:
-    async def main() -> None:
-        async with lab(connections_per_address=1, connections_per_network=2) as net, net.host("127.0.1.1"):
+async def test_one_address_and_one_network_have_so_many_connections() -> None:
+    async with lab(connections_per_address=1, connections_per_network=2) as net, net.host("127.0.1.1"):
+        with pytest.raises(ConnectFailed):
+            async with net.host("127.0.1.1"):
+                pass
+        async with net.host("127.0.1.2"), net.host("127.0.2.1"):
             with pytest.raises(ConnectFailed):
-                async with net.host("127.0.1.1"):
+                async with net.host("127.0.1.3"):
                     pass
-            async with net.host("127.0.1.2"), net.host("127.0.2.1"):
-                with pytest.raises(ConnectFailed):
-                    async with net.host("127.0.1.3"):
-                        pass
-            assert net.reasons() == ["too many from one address", "too many from one network"]
-            while net.server.gate.tally.count > 1:
-                await trio.lowlevel.checkpoint()
-            async with net.host("127.0.1.3"):
-                pass
-
-    trio.run(main)
+        assert net.reasons() == ["too many from one address", "too many from one network"]
+        while net.server.gate.tally.count > 1:
+            await trio.lowlevel.checkpoint()
+        async with net.host("127.0.1.3"):
+            pass
 
 
-def test_loopback_is_exempt_by_default() -> None:
-    async def main() -> None:
-        async with lab(connections_per_address=1, exempt=BootstrapLimits().exempt) as net, net.host(), net.host():
-            assert net.server.gate.tally.count == 2
-
-    trio.run(main)
+async def test_loopback_is_exempt_by_default() -> None:
+    async with lab(connections_per_address=1, exempt=BootstrapLimits().exempt) as net, net.host(), net.host():
+        assert net.server.gate.tally.count == 2
 
 
-def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
-    async def main() -> None:
-        async with lab(handshakes=2) as net:
-            streams = [await trio.open_tcp_stream("127.0.0.1", net.bootstrap.port) for _ in range(5)]
-            while net.server.gate.tally.count + net.server.refusals.counts.total() < 5:
-                await trio.lowlevel.checkpoint()
-            for stream in streams[:3]:
-                while True:  # Its own greeting, then the end.
-                    try:
-                        if not await stream.receive_some(1000):
-                            break
-                    except trio.BrokenResourceError:
+async def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
+    async with lab(handshakes=2) as net:
+        streams = [await trio.open_tcp_stream("127.0.0.1", net.bootstrap.port) for _ in range(5)]
+        while net.server.gate.tally.count + net.server.refusals.counts.total() < 5:
+            await trio.lowlevel.checkpoint()
+        for stream in streams[:3]:
+            while True:  # Its own greeting, then the end.
+                try:
+                    if not await stream.receive_some(1000):
                         break
-            while net.server.gate.tally.count > 2:
-                await trio.lowlevel.checkpoint()
-            assert net.server.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
-            async with net.host():
-                pass
-            for stream in streams:
-                await stream.aclose()
+                except trio.BrokenResourceError:
+                    break
+        while net.server.gate.tally.count > 2:
+            await trio.lowlevel.checkpoint()
+        assert net.server.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
+        async with net.host():
+            pass
+        for stream in streams:
+            await stream.aclose()
 
-    trio.run(main)
 
-
-def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gate, "LOOK_PERIOD", 0.01)
 
-    async def main() -> None:
-        async with (
-            lab(connections=2) as net,
-            net.host("127.0.1.1", reserved=True) as needed,
-            net.host("127.0.2.1") as idle,
-        ):
-            while (counts := net.server.refusals.counts)["connection", "idle while all places are taken"] == 0:
-                with suppress(ConnectFailed):  # The other one is not idle as long as it is still being identified.
-                    async with net.host("127.0.3.1"):
-                        pass
-            while idle.connected():
-                await trio.lowlevel.checkpoint()
-            assert needed.connected()
-            async with net.host("127.0.3.1", reserved=True):
-                before = counts["connection", "all places are taken"]
-                with pytest.raises(ConnectFailed):
-                    async with net.host("127.0.4.1"):
-                        pass
-                assert counts["connection", "all places are taken"] == before + 1
-
-    trio.run(main)
+    async with (
+        lab(connections=2) as net,
+        net.host("127.0.1.1", reserved=True) as needed,
+        net.host("127.0.2.1") as idle,
+    ):
+        while (counts := net.server.refusals.counts)["connection", "idle while all places are taken"] == 0:
+            with suppress(ConnectFailed):  # The other one is not idle as long as it is still being identified.
+                async with net.host("127.0.3.1"):
+                    pass
+        while idle.connected():
+            await trio.lowlevel.checkpoint()
+        assert needed.connected()
+        async with net.host("127.0.3.1", reserved=True):
+            before = counts["connection", "all places are taken"]
+            with pytest.raises(ConnectFailed):
+                async with net.host("127.0.4.1"):
+                    pass
+            assert counts["connection", "all places are taken"] == before + 1
 
 
-def test_who_is_idle_for_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_idle_for_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "LOOK_PERIOD", 0.01)
 
-    async def main() -> None:
-        async with lab() as net, net.host(reserved=True) as needed, net.host("127.0.2.1") as idle:
-            monkeypatch.setattr(gate, "IDLE_SECONDS", 0.0)
-            while idle.connected():
-                await trio.lowlevel.checkpoint()
-            assert net.reasons() == ["idle for too long"]
-            assert needed.connected()
-
-    trio.run(main)
+    async with lab() as net, net.host(reserved=True) as needed, net.host("127.0.2.1") as idle:
+        monkeypatch.setattr(gate, "IDLE_SECONDS", 0.0)
+        while idle.connected():
+            await trio.lowlevel.checkpoint()
+        assert net.reasons() == ["idle for too long"]
+        assert needed.connected()
 
 
-def test_reservations_are_limited_and_a_refusal_says_why() -> None:
-    async def main() -> None:
-        async with (
-            lab(reservations=2, reservations_per_address=1) as net,
-            net.host("127.0.1.1", reserved=True) as first,
-            net.host("127.0.1.1") as neighbour,
-            net.host("127.0.2.1") as second,
-            net.host("127.0.3.1") as third,
-        ):
-            with pytest.raises(NetworkError, match="no more reservations to this address"):
-                await net.reserve(neighbour)
-            await net.reserve(first)  # Renewed in its own place.
-            await net.reserve(second)
-            with pytest.raises(NetworkError, match="the relay is full"):
-                await net.reserve(third)
-            assert net.reasons() == ["too many from one address", "all places are taken"]
-            await second.disconnect(net.bootstrap.peer_id)
-            while second.peer_id in net.bootstrap.connected():
-                await trio.lowlevel.checkpoint()
+async def test_reservations_are_limited_and_a_refusal_says_why() -> None:
+    async with (
+        lab(reservations=2, reservations_per_address=1) as net,
+        net.host("127.0.1.1", reserved=True) as first,
+        net.host("127.0.1.1") as neighbour,
+        net.host("127.0.2.1") as second,
+        net.host("127.0.3.1") as third,
+    ):
+        with pytest.raises(NetworkError, match="no more reservations to this address"):
+            await net.reserve(neighbour)
+        await net.reserve(first)  # Renewed in its own place.
+        await net.reserve(second)
+        with pytest.raises(NetworkError, match="the relay is full"):
             await net.reserve(third)
-            assert net.server.relay.num_reservations == 2
+        assert net.reasons() == ["too many from one address", "all places are taken"]
+        await second.disconnect(net.bootstrap.peer_id)
+        while second.peer_id in net.bootstrap.connected():
+            await trio.lowlevel.checkpoint()
+        await net.reserve(third)
+        assert net.server.relay.num_reservations == 2
 
-    trio.run(main)
 
-
-def test_circuits_are_limited_and_counted() -> None:
-    async def main() -> None:
-        async with (
-            lab(circuits_per_peer=1) as net,
-            net.host("127.0.1.1", reserved=True) as target,
-            net.host("127.0.2.1") as caller,
-            net.host("127.0.3.1") as other,
-        ):
-            forbid_punching(target, caller, other)
-            target.handle(ECHO, echo)
-            await caller.connect(target.peer_id, [net.through()])
-            with pytest.raises(ConnectFailed, match="share of one peer or address"):
-                await other.connect(target.peer_id, [net.through()])
-            assert net.reasons() == ["too many circuits of one peer"]
-            stream = await caller.open_stream(target.peer_id, ECHO)
-            await stream.send_all(bytes(10_000))
-            while len(await stream.receive_some(1)) == 0:
-                pass
-            assert net.server.relay.num_bytes > 10_000
-            await caller.disconnect(target.peer_id)
-            while net.server.relay.num_circuits:
-                await trio.lowlevel.checkpoint()
+async def test_circuits_are_limited_and_counted() -> None:
+    async with (
+        lab(circuits_per_peer=1) as net,
+        net.host("127.0.1.1", reserved=True) as target,
+        net.host("127.0.2.1") as caller,
+        net.host("127.0.3.1") as other,
+    ):
+        forbid_punching(target, caller, other)
+        target.handle(ECHO, echo)
+        await caller.connect(target.peer_id, [net.through()])
+        with pytest.raises(ConnectFailed, match="share of one peer or address"):
             await other.connect(target.peer_id, [net.through()])
+        assert net.reasons() == ["too many circuits of one peer"]
+        stream = await caller.open_stream(target.peer_id, ECHO)
+        await stream.send_all(bytes(10_000))
+        while len(await stream.receive_some(1)) == 0:
+            pass
+        assert net.server.relay.num_bytes > 10_000
+        await caller.disconnect(target.peer_id)
+        while net.server.relay.num_circuits:
+            await trio.lowlevel.checkpoint()
+        await other.connect(target.peer_id, [net.through()])
 
-    trio.run(main)
 
-
-def test_a_circuit_ends_with_its_bytes() -> None:
-    async def main() -> None:
-        async with (
-            lab(circuit_bytes=300_000) as net,
-            net.host("127.0.1.1", reserved=True) as target,
-            net.host("127.0.2.1") as caller,
-        ):
-            forbid_punching(target, caller)
-            target.handle(ECHO, echo)
-            await caller.connect(target.peer_id, [net.through()])
-            stream = await caller.open_stream(target.peer_id, ECHO)
-            with pytest.raises(StreamClosed):
-                await stream.send_all(bytes(5_000_000))
-            while not net.reasons():
-                await trio.lowlevel.checkpoint()
-            assert net.reasons() == ["the circuit has reached its byte limit"]
-            assert net.server.relay.num_bytes <= 300_000 + 2 * PIECE
-
-    trio.run(main)
+async def test_a_circuit_ends_with_its_bytes() -> None:
+    async with (
+        lab(circuit_bytes=300_000) as net,
+        net.host("127.0.1.1", reserved=True) as target,
+        net.host("127.0.2.1") as caller,
+    ):
+        forbid_punching(target, caller)
+        target.handle(ECHO, echo)
+        await caller.connect(target.peer_id, [net.through()])
+        stream = await caller.open_stream(target.peer_id, ECHO)
+        with pytest.raises(StreamClosed):
+            await stream.send_all(bytes(5_000_000))
+        while not net.reasons():
+            await trio.lowlevel.checkpoint()
+        assert net.reasons() == ["the circuit has reached its byte limit"]
+        assert net.server.relay.num_bytes <= 300_000 + 2 * PIECE
 
 
 def test_a_throttle_gives_everybody_a_turn_at_its_rate() -> None:

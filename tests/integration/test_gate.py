@@ -4,7 +4,7 @@ import resource
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -23,17 +23,10 @@ from flockstep.peer.strangers.frames import TURN, carrier
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.yamux.machine import HEADER, UPDATE
+from support.real_time import over_sockets
 
 NOT_EXEMPT = ("192.0.2.0/24",)
 ECHO = "/test/echo/1"
-
-
-def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
-    async def guarded() -> None:
-        with trio.fail_after(120):  # A safety net against a hang.
-            await test()
-
-    trio.run(guarded)
 
 
 async def hold(stream: Stream) -> None:
@@ -104,165 +97,141 @@ def test_a_member_connects_beside_300_silent_sockets_of_one_address() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_flood_of_handshakes_from_one_address_closes_none_of_another() -> None:
-    async def main() -> None:
-        async with Member.of(GateLimits(handshakes=3)) as member:
-            other = trio.socket.socket()
-            await other.bind(("127.0.2.1", 0))
-            await other.connect(("127.0.0.1", member.host.port))
-            while not member.host._gate.tally.count:
-                await trio.lowlevel.checkpoint()
-            flood = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(20)]
-            while member.host._gate.refusals.counts.total() < 18:
-                await trio.lowlevel.checkpoint()
-            origins = [origin.address for origin in member.host._gate._handshakes.values()]
-            assert origins == ["127.0.2.1", "127.0.0.1", "127.0.0.1"]
-            other.close()
-            for socket in flood:
-                await socket.aclose()
-
-    over_sockets(main)
+async def test_a_flood_of_handshakes_from_one_address_closes_none_of_another() -> None:
+    async with Member.of(GateLimits(handshakes=3)) as member:
+        other = trio.socket.socket()
+        await other.bind(("127.0.2.1", 0))
+        await other.connect(("127.0.0.1", member.host.port))
+        while not member.host._gate.tally.count:
+            await trio.lowlevel.checkpoint()
+        flood = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(20)]
+        while member.host._gate.refusals.counts.total() < 18:
+            await trio.lowlevel.checkpoint()
+        origins = [origin.address for origin in member.host._gate._handshakes.values()]
+        assert origins == ["127.0.2.1", "127.0.0.1", "127.0.0.1"]
+        other.close()
+        for socket in flood:
+            await socket.aclose()
 
 
-def test_silent_sockets_of_one_address_leave_its_place_to_a_peer_of_that_address() -> None:
-    async def main() -> None:
-        async with Member.of(GateLimits(per_address=3, exempt=NOT_EXEMPT)) as member:
-            silent = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(10)]
-            await member.visitor("127.0.0.1")
-            assert len(member.host.connected()) == 1
-            for socket in silent:
-                await socket.aclose()
-
-    over_sockets(main)
+async def test_silent_sockets_of_one_address_leave_its_place_to_a_peer_of_that_address() -> None:
+    async with Member.of(GateLimits(per_address=3, exempt=NOT_EXEMPT)) as member:
+        silent = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(10)]
+        await member.visitor("127.0.0.1")
+        assert len(member.host.connected()) == 1
+        for socket in silent:
+            await socket.aclose()
 
 
-def test_connections_and_streams_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_and_streams_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh keys that shake hands and leave, or streams that are opened and dropped, could take a whole core."""
     monkeypatch.setattr(gate, "CONNECT_BURST_SECONDS", 2000.0)
     monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 10.0)
 
-    async def main() -> None:
-        async with Member.of(GateLimits(connects_per_second=0.002, streams_per_second=0.5, exempt=NOT_EXEMPT)) as member:
-            here = [await member.visitor("127.0.3.1", busy=False) for _ in range(4)]
-            with pytest.raises(ConnectFailed):
-                await member.visitor("127.0.3.1")
-            await member.visitor("127.0.4.1", busy=False)
-            assert member.reasons() == {"too many a second from one address"}
-            with suppress(StreamClosed):
-                for _ in range(20):
-                    await (await here[0].open_stream(member.host.peer_id, ECHO)).reset()
-            await is_gone(here[0])
-            assert any(event["step"] == "stream" for event in member.events if event["event"] == "connection.refused")
-
-    over_sockets(main)
+    async with Member.of(GateLimits(connects_per_second=0.002, streams_per_second=0.5, exempt=NOT_EXEMPT)) as member:
+        here = [await member.visitor("127.0.3.1", busy=False) for _ in range(4)]
+        with pytest.raises(ConnectFailed):
+            await member.visitor("127.0.3.1")
+        await member.visitor("127.0.4.1", busy=False)
+        assert member.reasons() == {"too many a second from one address"}
+        with suppress(StreamClosed):
+            for _ in range(20):
+                await (await here[0].open_stream(member.host.peer_id, ECHO)).reset()
+        await is_gone(here[0])
+        assert any(event["step"] == "stream" for event in member.events if event["event"] == "connection.refused")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only the kernel of Linux takes a filter for packets")
-def test_the_kernel_drops_further_attempts_of_who_connects_too_fast_and_of_nobody_else() -> None:
+async def test_the_kernel_drops_further_attempts_of_who_connects_too_fast_and_of_nobody_else() -> None:
     """To accept and to close a connection costs 25 µs or more: one address that tries 5,000 a second took a core's eighth."""
 
-    async def main() -> None:
-        async with Member.of(GateLimits(connects_per_second=1 / gate.CONNECT_BURST_SECONDS, exempt=NOT_EXEMPT)) as member:
-            where = ("127.0.0.1", member.host.port)
-            first = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
-            await first.aclose()
-            over = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
-            assert await over.receive_some(1) == b""
-            # On loopback a connection that is not dropped is established within the call.
-            tries = [socket.socket() for _ in range(50)]
-            for each in tries:
-                each.setblocking(False)
-                each.bind(("127.0.3.1", 0))
-                each.connect_ex(where)
-            other = await trio.open_tcp_stream(*where, local_address="127.0.4.1")
-            for each in tries:
-                with pytest.raises(OSError, match="not connected"):
-                    each.getpeername()
-                each.close()
-            assert member.host._gate.refusals.counts["connection", "too many a second from one address"] == 1
-            member.host._gate._let_in_again()
-            again = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
-            for stream in (over, other, again):
-                await stream.aclose()
-
-    over_sockets(main)
+    async with Member.of(GateLimits(connects_per_second=1 / gate.CONNECT_BURST_SECONDS, exempt=NOT_EXEMPT)) as member:
+        where = ("127.0.0.1", member.host.port)
+        first = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
+        await first.aclose()
+        over = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
+        assert await over.receive_some(1) == b""
+        # On loopback a connection that is not dropped is established within the call.
+        tries = [socket.socket() for _ in range(50)]
+        for each in tries:
+            each.setblocking(False)
+            each.bind(("127.0.3.1", 0))
+            each.connect_ex(where)
+        other = await trio.open_tcp_stream(*where, local_address="127.0.4.1")
+        for each in tries:
+            with pytest.raises(OSError, match="not connected"):
+                each.getpeername()
+            each.close()
+        assert member.host._gate.refusals.counts["connection", "too many a second from one address"] == 1
+        member.host._gate._let_in_again()
+        again = await trio.open_tcp_stream(*where, local_address="127.0.3.1")
+        for stream in (over, other, again):
+            await stream.aclose()
 
 
-def test_strangers_give_way_though_they_keep_a_stream_open_and_members_do_not() -> None:
-    async def main() -> None:
-        async with Member.of(GateLimits(connections=2)) as member:
-            friend = await member.visitor("127.0.1.1")
-            member.host.prefer(frozenset({friend.peer_id}).__contains__)
-            stranger = await member.visitor("127.0.2.1")
-            newcomer = await member.visitor("127.0.3.1")
-            await is_gone(stranger)
-            assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
-            assert member.reasons() == {"not needed while all places are taken"}
-            member.host.prefer(frozenset({friend.peer_id, newcomer.peer_id}).__contains__)
-            with pytest.raises(ConnectFailed):
-                await member.visitor("127.0.4.1")
-            assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
-
-    over_sockets(main)
+async def test_strangers_give_way_though_they_keep_a_stream_open_and_members_do_not() -> None:
+    async with Member.of(GateLimits(connections=2)) as member:
+        friend = await member.visitor("127.0.1.1")
+        member.host.prefer(frozenset({friend.peer_id}).__contains__)
+        stranger = await member.visitor("127.0.2.1")
+        newcomer = await member.visitor("127.0.3.1")
+        await is_gone(stranger)
+        assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
+        assert member.reasons() == {"not needed while all places are taken"}
+        member.host.prefer(frozenset({friend.peer_id, newcomer.peer_id}).__contains__)
+        with pytest.raises(ConnectFailed):
+            await member.visitor("127.0.4.1")
+        assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
 
 
-def test_the_network_with_most_connections_loses_one_first() -> None:
-    async def main() -> None:
-        async with Member.of(GateLimits(connections=3)) as member:
-            lone = await member.visitor("127.0.1.1")
-            many = [await member.visitor(f"127.0.2.{number}") for number in (1, 2)]
-            await member.visitor("127.0.3.1")
-            await is_gone(many[0])
-            assert lone.connected()
-            assert many[1].connected()
-
-    over_sockets(main)
+async def test_the_network_with_most_connections_loses_one_first() -> None:
+    async with Member.of(GateLimits(connections=3)) as member:
+        lone = await member.visitor("127.0.1.1")
+        many = [await member.visitor(f"127.0.2.{number}") for number in (1, 2)]
+        await member.visitor("127.0.3.1")
+        await is_gone(many[0])
+        assert lone.connected()
+        assert many[1].connected()
 
 
-def test_of_one_address_a_stranger_gives_way_to_the_next() -> None:
-    async def main() -> None:
-        async with Member.of(GateLimits(per_address=1, exempt=NOT_EXEMPT)) as member:
-            first = await member.visitor("127.0.1.1")
-            other = await member.visitor("127.0.2.1")
-            await member.visitor("127.0.1.1")
-            await is_gone(first)
-            assert other.connected()
-
-    over_sockets(main)
+async def test_of_one_address_a_stranger_gives_way_to_the_next() -> None:
+    async with Member.of(GateLimits(per_address=1, exempt=NOT_EXEMPT)) as member:
+        first = await member.visitor("127.0.1.1")
+        other = await member.visitor("127.0.2.1")
+        await member.visitor("127.0.1.1")
+        await is_gone(first)
+        assert other.connected()
 
 
-def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_RELAYED", 1)
 
-    async def main() -> None:
-        config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-        async with (
-            open_host(Identity.generate(), config, Telemetry(), bootstrap=BootstrapLimits()) as relay,
-            open_host(Identity.generate(), config, Telemetry()) as target,
-            open_host(Identity.generate(), config, Telemetry()) as first,
-            open_host(Identity.generate(), config, Telemetry()) as second,
-            open_host(Identity.generate(), config, Telemetry()) as third,
-        ):
-            for host in (target, first, second, third):
-                host._aims = host._puncher._aims = tuple  # type: ignore[method-assign]
-                await host.connect(relay.peer_id, relay.addresses())
-            await target._relays.reserve(relay.peer_id)
-            through = [circuit_address(relay.addresses()[0], relay.peer_id)]
-            await first.connect(target.peer_id, through)
-            await second.connect(target.peer_id, through)
-            while target.peer_id in first.connected():
-                await trio.lowlevel.checkpoint()
-            assert second.peer_id in target.connected()
-            target.prefer(frozenset({second.peer_id}).__contains__)
-            with pytest.raises(ConnectFailed):
-                await third.connect(target.peer_id, through)
-            assert second.peer_id in target.connected()
-
-    over_sockets(main)
+    config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+    async with (
+        open_host(Identity.generate(), config, Telemetry(), bootstrap=BootstrapLimits()) as relay,
+        open_host(Identity.generate(), config, Telemetry()) as target,
+        open_host(Identity.generate(), config, Telemetry()) as first,
+        open_host(Identity.generate(), config, Telemetry()) as second,
+        open_host(Identity.generate(), config, Telemetry()) as third,
+    ):
+        for host in (target, first, second, third):
+            host._aims = host._puncher._aims = tuple  # type: ignore[method-assign]
+            await host.connect(relay.peer_id, relay.addresses())
+        await target._relays.reserve(relay.peer_id)
+        through = [circuit_address(relay.addresses()[0], relay.peer_id)]
+        await first.connect(target.peer_id, through)
+        await second.connect(target.peer_id, through)
+        while target.peer_id in first.connected():
+            await trio.lowlevel.checkpoint()
+        assert second.peer_id in target.connected()
+        target.prefer(frozenset({second.peer_id}).__contains__)
+        with pytest.raises(ConnectFailed):
+            await third.connect(target.peer_id, through)
+        assert second.peer_id in target.connected()
 
 
 @pytest.mark.parametrize("num_circuits", [1, 3])
-def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_their_own(
+async def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_their_own(
     monkeypatch: pytest.MonkeyPatch, num_circuits: int
 ) -> None:
     spent: Counter[str] = Counter()
@@ -277,44 +246,38 @@ def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_thei
         assert origin.address in strangers or not origin.network.startswith("relay ")
         return 0.0
 
-    async def main() -> None:
-        async with through_relays(1 + num_circuits + 1) as (relay, target, *others):
-            strangers.update(host.peer_id for host in others[1:])
-            monkeypatch.setattr(Rates, "spend", spend_alone)
-            monkeypatch.setattr(Shares, "spend", spend_shared)
-            await target._relays.reserve(relay.peer_id)
-            target.prefer(frozenset({others[0].peer_id}).__contains__)
-            for host in others:
-                await host.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
-                await flood(host, target.peer_id, 10 * TURN)
-            while min(spent[others[0].peer_id], spent[f"relay {relay.peer_id}"] / (len(others) - 1)) < 9 * TURN:
-                await trio.lowlevel.checkpoint()
-            (outer,) = target._connections(relay.peer_id)
-            inner = [connection for host in others for connection in target._connections(host.peer_id)]
-            assert {carrier(connection.muxed_conn) for connection in inner} == {outer.muxed_conn}
-            assert carrier(outer.muxed_conn) is None
-            payers = {payer for payer, frames in spent.items() if frames >= TURN}
-            assert payers == {others[0].peer_id, f"relay {relay.peer_id}"}
-
-    over_sockets(main)
+    async with through_relays(1 + num_circuits + 1) as (relay, target, *others):
+        strangers.update(host.peer_id for host in others[1:])
+        monkeypatch.setattr(Rates, "spend", spend_alone)
+        monkeypatch.setattr(Shares, "spend", spend_shared)
+        await target._relays.reserve(relay.peer_id)
+        target.prefer(frozenset({others[0].peer_id}).__contains__)
+        for host in others:
+            await host.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
+            await flood(host, target.peer_id, 10 * TURN)
+        while min(spent[others[0].peer_id], spent[f"relay {relay.peer_id}"] / (len(others) - 1)) < 9 * TURN:
+            await trio.lowlevel.checkpoint()
+        (outer,) = target._connections(relay.peer_id)
+        inner = [connection for host in others for connection in target._connections(host.peer_id)]
+        assert {carrier(connection.muxed_conn) for connection in inner} == {outer.muxed_conn}
+        assert carrier(outer.muxed_conn) is None
+        payers = {payer for payer, frames in spent.items() if frames >= TURN}
+        assert payers == {others[0].peer_id, f"relay {relay.peer_id}"}
 
 
-def test_a_relay_announces_no_circuit_inside_of_a_circuit() -> None:
-    async def main() -> None:
-        async with through_relays(2) as (relay, target, other), through_relays(0) as (outer, *_):
-            await target.connect(outer.peer_id, outer.addresses())
-            for one in (relay, outer):
-                await target._relays.reserve(one.peer_id)
-            await target.disconnect(relay.peer_id)
-            while target.peer_id in relay.connected():
-                await trio.lowlevel.checkpoint()
-            await relay.connect(target.peer_id, [circuit_address(outer.addresses()[0], outer.peer_id)])
-            assert relay.rung(target.peer_id) is Rung.RELAYED
-            with pytest.raises(ConnectFailed):
-                await other.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
-            assert other.peer_id not in target.connected()
-
-    over_sockets(main)
+async def test_a_relay_announces_no_circuit_inside_of_a_circuit() -> None:
+    async with through_relays(2) as (relay, target, other), through_relays(0) as (outer, *_):
+        await target.connect(outer.peer_id, outer.addresses())
+        for one in (relay, outer):
+            await target._relays.reserve(one.peer_id)
+        await target.disconnect(relay.peer_id)
+        while target.peer_id in relay.connected():
+            await trio.lowlevel.checkpoint()
+        await relay.connect(target.peer_id, [circuit_address(outer.addresses()[0], outer.peer_id)])
+        assert relay.rung(target.peer_id) is Rung.RELAYED
+        with pytest.raises(ConnectFailed):
+            await other.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
+        assert other.peer_id not in target.connected()
 
 
 @asynccontextmanager

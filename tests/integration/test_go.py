@@ -167,14 +167,6 @@ async def both(
                     await connection.aclose()
 
 
-def over_sockets(test: Any) -> None:
-    async def guarded() -> None:
-        with trio.fail_after(120):  # A safety net against a hang.
-            await test()
-
-    trio.run(guarded)
-
-
 async def echo(stream: Any) -> None:
     while data := await stream.receive_some(1 << 20):
         await stream.send_all(data)
@@ -195,83 +187,68 @@ async def come_back(stream: Any) -> None:
     assert received == PIECES * PIECE
 
 
-def test_bytes_of_a_stream_that_go_opened_come_back_to_it() -> None:
-    async def main() -> None:
-        async with both() as (host, daemon):
-            host.handle(ECHO, echo)
-            await come_back(await daemon.open_stream(host, ECHO))
-
-    over_sockets(main)
+async def test_bytes_of_a_stream_that_go_opened_come_back_to_it() -> None:
+    async with both() as (host, daemon):
+        host.handle(ECHO, echo)
+        await come_back(await daemon.open_stream(host, ECHO))
 
 
-def test_bytes_of_a_stream_that_go_opened_over_a_websocket_come_back_to_it() -> None:
-    async def main() -> None:
-        async with both(web=(WebPlace("127.0.0.1", 0),)) as (host, daemon):
-            host.handle(ECHO, echo)
-            address = f"/ip4/127.0.0.1/tcp/{host._web[0].port}/ws"
-            await come_back(await daemon.open_stream(host, ECHO, [address]))
-
-    over_sockets(main)
+async def test_bytes_of_a_stream_that_go_opened_over_a_websocket_come_back_to_it() -> None:
+    async with both(web=(WebPlace("127.0.0.1", 0),)) as (host, daemon):
+        host.handle(ECHO, echo)
+        address = f"/ip4/127.0.0.1/tcp/{host._web[0].port}/ws"
+        await come_back(await daemon.open_stream(host, ECHO, [address]))
 
 
-def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
-    async def main() -> None:
-        async with both() as (host, daemon), trio.open_nursery() as nursery:
+async def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
+    async with both() as (host, daemon), trio.open_nursery() as nursery:
 
-            async def serve(connection: trio.SocketStream) -> None:
-                await _delimited(connection)  # Whose stream it is.
-                await echo(connection)
+        async def serve(connection: trio.SocketStream) -> None:
+            await _delimited(connection)  # Whose stream it is.
+            await echo(connection)
 
-            (listener,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), serve, 0)
-            await daemon.serve(ECHO, listener.socket.getsockname()[1])
-            peer, addresses = await daemon.identify()
-            await host.connect(peer, [one for one in addresses if one.startswith("/ip4/127.0.0.1/tcp/")])
-            await come_back(await host.open_stream(peer, ECHO))
-            nursery.cancel_scope.cancel()
-
-    over_sockets(main)
+        (listener,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), serve, 0)
+        await daemon.serve(ECHO, listener.socket.getsockname()[1])
+        peer, addresses = await daemon.identify()
+        await host.connect(peer, [one for one in addresses if one.startswith("/ip4/127.0.0.1/tcp/")])
+        await come_back(await host.open_stream(peer, ECHO))
+        nursery.cancel_scope.cancel()
 
 
-def test_go_finds_a_peer_by_the_kademlia_of_a_bootstrap() -> None:
-    async def main() -> None:
-        config, telemetry = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0), Telemetry()
-        with p2pd(b"", "-dhtClient") as client, p2pd(b"", "-dhtServer") as server:
-            async with (
-                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
-                open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
-            ):
-                daemons = [Daemon(control, messages()) for control in (client, server)]
-                for control, daemon in zip((client, server), daemons, strict=True):
-                    await _listening(control)
-                    await daemon.connect(host.peer_id, host.addresses())
-                    while await daemon.nearest(b"a key") != {host.peer_id}:  # It is alone: the second one is not yet known.
-                        await trio.lowlevel.checkpoint()
-                reader, other = daemons
-                peer, addresses = await other.identify()
-                while peer not in directory.servers:
+async def test_go_finds_a_peer_by_the_kademlia_of_a_bootstrap() -> None:
+    config, telemetry = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0), Telemetry()
+    with p2pd(b"", "-dhtClient") as client, p2pd(b"", "-dhtServer") as server:
+        async with (
+            open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
+            open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
+        ):
+            daemons = [Daemon(control, messages()) for control in (client, server)]
+            for control, daemon in zip((client, server), daemons, strict=True):
+                await _listening(control)
+                await daemon.connect(host.peer_id, host.addresses())
+                while await daemon.nearest(b"a key") != {host.peer_id}:  # It is alone: the second one is not yet known.
                     await trio.lowlevel.checkpoint()
-                assert await reader.nearest(b"a key") == {host.peer_id, peer}
-                assert await reader.addresses_of(peer) == addresses
-                for daemon in daemons:
-                    for connection in daemon.connections:
-                        await connection.aclose()
+            reader, other = daemons
+            peer, addresses = await other.identify()
+            while peer not in directory.servers:
+                await trio.lowlevel.checkpoint()
+            assert await reader.nearest(b"a key") == {host.peer_id, peer}
+            assert await reader.addresses_of(peer) == addresses
+            for daemon in daemons:
+                for connection in daemon.connections:
+                    await connection.aclose()
 
-    over_sockets(main)
 
-
-def test_a_bootstrap_says_why_it_cut_off_a_daemon_with_an_rsa_key() -> None:
+async def test_a_bootstrap_says_why_it_cut_off_a_daemon_with_an_rsa_key() -> None:
     """hivemind writes such key files."""
 
-    async def main() -> None:
-        events: list[Event] = []
-        telemetry = Telemetry()
-        telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
-        key = create_new_key_pair(2048).private_key.serialize()
-        async with both(key, telemetry) as (host, daemon):
-            with pytest.raises(AssertionError):  # As which the daemon reports that it could not connect.
-                await daemon.open_stream(host, ECHO)
-            while not events:
-                await trio.lowlevel.checkpoint()
-        assert [event["reason"] for event in events] == [OTHER_KEY]
-
-    over_sockets(main)
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+    key = create_new_key_pair(2048).private_key.serialize()
+    async with both(key, telemetry) as (host, daemon):
+        with pytest.raises(AssertionError):  # As which the daemon reports that it could not connect.
+            await daemon.open_stream(host, ECHO)
+        while not events:
+            await trio.lowlevel.checkpoint()
+    assert [event["reason"] for event in events] == [OTHER_KEY]

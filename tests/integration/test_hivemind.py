@@ -91,25 +91,22 @@ def test_a_run_is_published_and_found_through_a_hivemind_dht_alone(stranger: Str
         fetch_manifest(other, LOOPBACK, Telemetry())
 
 
-def test_members_are_found_with_their_addresses_and_junk_is_told(stranger: Stranger) -> None:
+async def test_members_are_found_with_their_addresses_and_junk_is_told(stranger: Stranger) -> None:
     run_id, address = signed_run().run_id, "/ip4/127.0.0.1/tcp/4001"
     telemetry = Telemetry()
     events: list[Event] = []
     telemetry.subscribe(events.append)
 
-    async def main() -> None:
-        directory = HivemindDirectory(telemetry, validate_published)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(directory.run, stranger.addresses[:1])
-            await directory.put(member_key(run_id, PEER.peer_id), record_of(run_id, address))
-            stranger.store(f"flockstep/{run_id}/members", Identity.generate().peer_id, record_of(run_id, address))
-            stranger.store(f"flockstep/{run_id}/run", "manifest", b"junk")
-            assert await directory.find(run_id) == (PEER.peer_id,)
-            assert directory.addresses(PEER.peer_id) == (address,)
-            assert await directory.get(run_key(run_id)) is None
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    directory = HivemindDirectory(telemetry, validate_published)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(directory.run, stranger.addresses[:1])
+        await directory.put(member_key(run_id, PEER.peer_id), record_of(run_id, address))
+        stranger.store(f"flockstep/{run_id}/members", Identity.generate().peer_id, record_of(run_id, address))
+        stranger.store(f"flockstep/{run_id}/run", "manifest", b"junk")
+        assert await directory.find(run_id) == (PEER.peer_id,)
+        assert directory.addresses(PEER.peer_id) == (address,)
+        assert await directory.get(run_key(run_id)) is None
+        nursery.cancel_scope.cancel()
     assert [event["event"] for event in events] == ["directory.junk"] * 2
 
 

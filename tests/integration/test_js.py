@@ -45,32 +45,31 @@ async def peers_at(address: str, root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["", "/ws", "/tls/ws"])
-def test_js_takes_a_bootstrap_into_its_table_finds_a_value_there_and_relays_through_it(way: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        events: list[Event] = []
-        telemetry = Telemetry()
-        telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
-        authority = Authority(tmp_path)
-        place = WebPlace("127.0.0.1", 0, TlsCertificate(*authority.issue("127.0.0.1")) if "tls" in way else None)
-        config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-        with trio.fail_after(120):  # A safety net against a hang.
-            async with (
-                open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits(), web=(place,)) as host,
-                open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
-            ):
-                await directory.put(KEY, b"a manifest")
-                port = host._web[0].port if way else host.port
-                found = await peers_at(f"/ip4/127.0.0.1/tcp/{port}{way}/p2p/{host.peer_id}", authority.root)
-        assert found == {
-            "agent": f"flockstep/{flockstep.__version__}",
-            "table": [host.peer_id],
-            "value": "a manifest",
-            "relayed": True,
-            "echoed": 4 << 20,
-            "RSA": found["RSA"],
-            "secp256k1": found["secp256k1"],
-        }
-        assert "connected" not in (found["RSA"], found["secp256k1"])
-        assert (events[0]["reason"], events[0]["count"]) == (OTHER_KEY, 1)
-
-    trio.run(main)
+async def test_js_takes_a_bootstrap_into_its_table_finds_a_value_there_and_relays_through_it(
+    way: str, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(lambda event: events.append(event) if event["event"] == "bootstrap.refused" else None)
+    authority = Authority(tmp_path)
+    place = WebPlace("127.0.0.1", 0, TlsCertificate(*authority.issue("127.0.0.1")) if "tls" in way else None)
+    config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+    with trio.fail_after(120):  # A safety net against a hang.
+        async with (
+            open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits(), web=(place,)) as host,
+            open_directory(host, server=True, telemetry=telemetry, validate=lambda key, value: 1) as directory,
+        ):
+            await directory.put(KEY, b"a manifest")
+            port = host._web[0].port if way else host.port
+            found = await peers_at(f"/ip4/127.0.0.1/tcp/{port}{way}/p2p/{host.peer_id}", authority.root)
+    assert found == {
+        "agent": f"flockstep/{flockstep.__version__}",
+        "table": [host.peer_id],
+        "value": "a manifest",
+        "relayed": True,
+        "echoed": 4 << 20,
+        "RSA": found["RSA"],
+        "secp256k1": found["secp256k1"],
+    }
+    assert "connected" not in (found["RSA"], found["secp256k1"])
+    assert (events[0]["reason"], events[0]["count"]) == (OTHER_KEY, 1)

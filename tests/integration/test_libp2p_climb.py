@@ -62,7 +62,9 @@ class Net:
 async def net() -> AsyncIterator[Net]:
     net = Net()
     with trio.fail_after(120):  # A safety net against a hang.
-        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()) as net.bootstrap:
+        async with open_host(
+            Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()
+        ) as net.bootstrap:
             yield net
 
 
@@ -83,40 +85,31 @@ def forbid_punching(host: Libp2pHost) -> None:
     hidden._puncher._aims = tuple
 
 
-def test_a_bootstrap_tells_how_i_am_reached() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as host:
-            assert host.reachability.rung is Rung.LAN
-            assert host.reachability.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
-            assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
-
-    trio.run(main)
+async def test_a_bootstrap_tells_how_i_am_reached() -> None:
+    async with net() as lab, lab.host() as host:
+        assert host.reachability.rung is Rung.LAN
+        assert host.reachability.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
+        assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
 
 
-def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as host, trio.open_nursery() as nursery:
-            outside = await open_forwarded_port(nursery, host.port)
+async def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it() -> None:
+    async with net() as lab, lab.host() as host, trio.open_nursery() as nursery:
+        outside = await open_forwarded_port(nursery, host.port)
+        host.bootstraps._port_changed(outside)
+        while host.reachability.confirmed != (f"/ip4/127.0.0.1/tcp/{outside}",):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_the_router_only_promised_is_told_and_not_announced() -> None:
+    async with net() as lab, lab.host() as host:
+        with trio.socket.socket() as taken:
+            await taken.bind(("127.0.0.1", 0))
+            outside = taken.getsockname()[1]
             host.bootstraps._port_changed(outside)
-            while host.reachability.confirmed != (f"/ip4/127.0.0.1/tcp/{outside}",):
+            while not lab.named("upnp.unreached"):
                 await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_a_port_that_the_router_only_promised_is_told_and_not_announced() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as host:
-            with trio.socket.socket() as taken:
-                await taken.bind(("127.0.0.1", 0))
-                outside = taken.getsockname()[1]
-                host.bootstraps._port_changed(outside)
-                while not lab.named("upnp.unreached"):
-                    await trio.lowlevel.checkpoint()
-            assert f"/ip4/127.0.0.1/tcp/{outside}" not in host.addresses()
-
-    trio.run(main)
+        assert f"/ip4/127.0.0.1/tcp/{outside}" not in host.addresses()
 
 
 async def open_forwarded_port(nursery: trio.Nursery, port: int) -> int:
@@ -136,255 +129,219 @@ async def open_forwarded_port(nursery: trio.Nursery, port: int) -> int:
     return int(listeners[0].socket.getsockname()[1])
 
 
-def test_dials_back_are_limited_and_go_nowhere_else() -> None:
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
-            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
-            answers = [await dialback.ask(stream, host.port) for _ in range(dialback.DIALS_PER_PERIOD + 1)]
-            assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
-            assert [answer.cause for answer in answers] == [""] * len(answers)
-            assert [answer.dialled for answer in answers] == [True] * dialback.DIALS_PER_PERIOD + [False]
-
-    trio.run(main)
+async def test_dials_back_are_limited_and_go_nowhere_else() -> None:
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+        answers = [await dialback.ask(stream, host.port) for _ in range(dialback.DIALS_PER_PERIOD + 1)]
+        assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
+        assert [answer.cause for answer in answers] == [""] * len(answers)
+        assert [answer.dialled for answer in answers] == [True] * dialback.DIALS_PER_PERIOD + [False]
 
 
-def test_questions_without_a_dial_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_without_a_dial_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialback, "QUESTIONS_PER_PERIOD", 3)
 
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
-            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
-            for _ in range(3):
-                assert not (await dialback.ask(stream, 0)).dialled
-            with pytest.raises(StreamClosed):
-                await dialback.ask(stream, 0)
-
-    trio.run(main)
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+        for _ in range(3):
+            assert not (await dialback.ask(stream, 0)).dialled
+        with pytest.raises(StreamClosed):
+            await dialback.ask(stream, 0)
 
 
-def test_only_a_relay_of_mine_announces_circuits() -> None:
+async def test_only_a_relay_of_mine_announces_circuits() -> None:
     """Else a stranger puts connections into its own, each with a budget of its own, to a bootstrap too."""
 
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
-            await stranger.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            hidden: Any = stranger
-            target = ID.from_base58(lab.bootstrap.peer_id)
-            stream = await hidden.host.new_stream(target, [STOP])
-            somebody = ID.from_base58(Identity.generate().peer_id).to_bytes()
-            with suppress(*CONNECTION_ERRORS):
-                await write_delimited_msg(stream, StopMessage(type=StopMessage.CONNECT, peer=CircuitPeer(id=somebody)))
-                with pytest.raises(CONNECTION_ERRORS):
-                    await read_delimited_msg(stream, StopMessage)
-            while not (refused := lab.named("relay.not_accepted")):
-                await trio.lowlevel.checkpoint()
-            assert [(event["peer"], event["reason"]) for event in refused] == [
-                (stranger.peer_id, "it announces a circuit, and is no relay of mine")
-            ]
-
-    trio.run(main)
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
+        await stranger.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        hidden: Any = stranger
+        target = ID.from_base58(lab.bootstrap.peer_id)
+        stream = await hidden.host.new_stream(target, [STOP])
+        somebody = ID.from_base58(Identity.generate().peer_id).to_bytes()
+        with suppress(*CONNECTION_ERRORS):
+            await write_delimited_msg(stream, StopMessage(type=StopMessage.CONNECT, peer=CircuitPeer(id=somebody)))
+            with pytest.raises(CONNECTION_ERRORS):
+                await read_delimited_msg(stream, StopMessage)
+        while not (refused := lab.named("relay.not_accepted")):
+            await trio.lowlevel.checkpoint()
+        assert [(event["peer"], event["reason"]) for event in refused] == [
+            (stranger.peer_id, "it announces a circuit, and is no relay of mine")
+        ]
 
 
-def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
-            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
-            answer = await dialback.ask(stream, lab.bootstrap.port)
-            assert "another peer id" in answer.cause
-
-    trio.run(main)
+async def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+        answer = await dialback.ask(stream, lab.bootstrap.port)
+        assert "another peer id" in answer.cause
 
 
-def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
-    async def main() -> None:
-        questions: list[int] = []
+async def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
+    questions: list[int] = []
 
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
-            honest = dialback.Dialback(lab.bootstrap._dialler.probe)
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
+        honest = dialback.Dialback(lab.bootstrap._dialler.probe)
 
-            async def serve(stream: Stream) -> None:
-                questions.append(len(questions))
-                if len(questions) > 1:
-                    return await honest.serve(stream)
-                assert await stream.receive_some(1 << 10)
-                seen = dialback.DialbackAnswer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
-                await stream.send_all(frame(encode(seen)))
-                assert await stream.receive_some(1 << 10)  # Would you dial me?
-                await stream.reset()
+        async def serve(stream: Stream) -> None:
+            questions.append(len(questions))
+            if len(questions) > 1:
+                return await honest.serve(stream)
+            assert await stream.receive_some(1 << 10)
+            seen = dialback.DialbackAnswer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
+            await stream.send_all(frame(encode(seen)))
+            assert await stream.receive_some(1 << 10)  # Would you dial me?
+            await stream.reset()
 
-            lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
-            await host.bootstraps.enter(lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
-            assert host.reachability.rung is Rung.LAN
-            assert len(questions) == 2
-            assert [event["step"] for event in lab.named("bootstrap.lost")] == ["hold"]
-
-    trio.run(main)
+        lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
+        await host.bootstraps.enter(lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
+        assert host.reachability.rung is Rung.LAN
+        assert len(questions) == 2
+        assert [event["step"] for event in lab.named("bootstrap.lost")] == ["hold"]
 
 
 @pytest.mark.parametrize("seen", ["/ip4/8.8.8.8/tcp/1/ws", "/dns/a.example/tcp/1"])
-def test_where_a_bootstrap_sees_nobody_is_no_address_of_mine(seen: str) -> None:
+async def test_where_a_bootstrap_sees_nobody_is_no_address_of_mine(seen: str) -> None:
     """A peer announced `/ip4/8.8.8.8/tcp/1/4001`, which no other one reads."""
 
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
 
-            async def serve(stream: Stream) -> None:
-                while await stream.receive_some(1 << 10):
-                    answer = dialback.DialbackAnswer(seen, dialled=True, cause="", time=0.0)
-                    await stream.send_all(frame(encode(answer)))
+        async def serve(stream: Stream) -> None:
+            while await stream.receive_some(1 << 10):
+                answer = dialback.DialbackAnswer(seen, dialled=True, cause="", time=0.0)
+                await stream.send_all(frame(encode(answer)))
 
-            lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(host.bootstraps.enter, lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
-                while not lab.named("bootstrap.lost"):
-                    await trio.lowlevel.checkpoint()
-                nursery.cancel_scope.cancel()
-            assert "where nobody is seen" in str(lab.named("bootstrap.lost")[0]["reason"])
-            assert host.reachability.confirmed == ()
-
-    trio.run(main)
-
-
-def test_a_connection_that_breaks_while_it_is_in_doubt_harms_nobody() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as target, lab.host() as caller:
-            target.handle(ECHO, echo)
-            await caller.connect(target.peer_id, target.addresses())
-            await caller.open_stream(target.peer_id, ECHO)
-            hidden: Any = caller
-            (connection,) = hidden._connections(target.peer_id)
-            connection.muxed_conn.writer.ended = True
-            hidden._spawn(hidden._moves._doubt, target.peer_id)
-            while caller.rung(target.peer_id) is not None:
+        lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.bootstraps.enter, lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
+            while not lab.named("bootstrap.lost"):
                 await trio.lowlevel.checkpoint()
-            assert [event["peer"] for event in lab.named("connection.dead")] == [target.peer_id]
-            await caller.connect(target.peer_id, target.addresses())
+            nursery.cancel_scope.cancel()
+        assert "where nobody is seen" in str(lab.named("bootstrap.lost")[0]["reason"])
+        assert host.reachability.confirmed == ()
 
-    trio.run(main)
+
+async def test_a_connection_that_breaks_while_it_is_in_doubt_harms_nobody() -> None:
+    async with net() as lab, lab.host() as target, lab.host() as caller:
+        target.handle(ECHO, echo)
+        await caller.connect(target.peer_id, target.addresses())
+        await caller.open_stream(target.peer_id, ECHO)
+        hidden: Any = caller
+        (connection,) = hidden._connections(target.peer_id)
+        connection.muxed_conn.writer.ended = True
+        hidden._spawn(hidden._moves._doubt, target.peer_id)
+        while caller.rung(target.peer_id) is not None:
+            await trio.lowlevel.checkpoint()
+        assert [event["peer"] for event in lab.named("connection.dead")] == [target.peer_id]
+        await caller.connect(target.peer_id, target.addresses())
 
 
-def test_a_task_that_the_network_breaks_does_not_end_the_host() -> None:
-    async def main() -> None:
-        async def lose() -> None:
-            raise StreamClosed("the road is gone")
+async def test_a_task_that_the_network_breaks_does_not_end_the_host() -> None:
+    async def lose() -> None:
+        raise StreamClosed("the road is gone")
 
-        async def lose_both() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lose)
-                nursery.start_soon(lose)
+    async def lose_both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose)
+            nursery.start_soon(lose)
 
-        async with net() as lab, lab.host() as host:
-            hidden: Any = host
-            hidden._spawn(lose)
-            hidden._spawn(lose_both)
-            while len(lab.named("task.broken")) < 2:
-                await trio.lowlevel.checkpoint()
-            assert {event["step"] for event in lab.named("task.broken")} == {"lose", "lose_both"}
-            assert lab.bootstrap.peer_id in host.connected()
-
-    trio.run(main)
+    async with net() as lab, lab.host() as host:
+        hidden: Any = host
+        hidden._spawn(lose)
+        hidden._spawn(lose_both)
+        while len(lab.named("task.broken")) < 2:
+            await trio.lowlevel.checkpoint()
+        assert {event["step"] for event in lab.named("task.broken")} == {"lose", "lose_both"}
+        assert lab.bootstrap.peer_id in host.connected()
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 2000, frame(b"\x91\xce\x00\x01\x86\xa0"), frame(b"hello"), frame(b"")])
-def test_what_is_no_question_is_charged(junk: bytes) -> None:
-    async def main() -> None:
-        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
-            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
-            await stream.send_all(junk)
-            with pytest.raises(StreamClosed):
-                await stream.receive_some(1)
-            (charged,) = lab.named("peer.charged")
-            assert charged["peer"] == host.peer_id
-
-    trio.run(main)
+async def test_what_is_no_question_is_charged(junk: bytes) -> None:
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+        await stream.send_all(junk)
+        with pytest.raises(StreamClosed):
+            await stream.receive_some(1)
+        (charged,) = lab.named("peer.charged")
+        assert charged["peer"] == host.peer_id
 
 
-def test_a_pair_that_cannot_punch_talks_through_the_relay() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as target, lab.host() as caller:
-            forbid_punching(target)
-            forbid_punching(caller)
-            target.handle(ECHO, echo)
-            await reserve(lab, target)
+async def test_a_pair_that_cannot_punch_talks_through_the_relay() -> None:
+    async with net() as lab, lab.host() as target, lab.host() as caller:
+        forbid_punching(target)
+        forbid_punching(caller)
+        target.handle(ECHO, echo)
+        await reserve(lab, target)
+        await caller.connect(target.peer_id, [lab.through()])
+        assert caller.rung(target.peer_id) is target.rung(caller.peer_id) is Rung.RELAYED
+        stream = await caller.open_stream(target.peer_id, ECHO)
+        received = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, bytes(1 << 20))  # The echo waits for its reader.
+            while received < 1 << 20:
+                received += len(await stream.receive_some(1 << 20))
+        await lab.bootstrap.stop()
+        with pytest.raises(StreamClosed):
+            await stream.receive_some(1)
+        while target.peer_id in caller.connected():
+            await trio.lowlevel.checkpoint()
+
+
+async def test_without_a_reservation_the_rung_and_the_cause_are_named() -> None:
+    async with net() as lab, lab.host() as target, lab.host() as caller:
+        with pytest.raises(ConnectFailed, match=r"\(relayed\): the peer holds no reservation at this relay"):
             await caller.connect(target.peer_id, [lab.through()])
-            assert caller.rung(target.peer_id) is target.rung(caller.peer_id) is Rung.RELAYED
-            stream = await caller.open_stream(target.peer_id, ECHO)
-            received = 0
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.send_all, bytes(1 << 20))  # The echo waits for its reader.
-                while received < 1 << 20:
-                    received += len(await stream.receive_some(1 << 20))
-            await lab.bootstrap.stop()
-            with pytest.raises(StreamClosed):
-                await stream.receive_some(1)
-            while target.peer_id in caller.connected():
-                await trio.lowlevel.checkpoint()
-
-    trio.run(main)
+        (failed,) = lab.named("dial.failed")
+        assert (failed["peer"], failed["step"]) == (target.peer_id, "relayed")
 
 
-def test_without_a_reservation_the_rung_and_the_cause_are_named() -> None:
-    async def main() -> None:
-        async with net() as lab, lab.host() as target, lab.host() as caller:
-            with pytest.raises(ConnectFailed, match=r"\(relayed\): the peer holds no reservation at this relay"):
-                await caller.connect(target.peer_id, [lab.through()])
-            (failed,) = lab.named("dial.failed")
-            assert (failed["peer"], failed["step"]) == (target.peer_id, "relayed")
+async def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> None:
+    one, other = Identity.generate(), Identity.generate()
+    blob = bytes(range(256)) * 4096
+    async with (
+        net() as lab,
+        lab.host(one) as target,
+        lab.host(other) as caller,
+        Node(target, one, LOOPBACK, lab.telemetry) as serving,
+        Node(caller, other, LOOPBACK, lab.telemetry) as asking,
+    ):
+        heard: list[int] = []
+        arrived, climbed = trio.Event(), trio.Event()
 
-    trio.run(main)
+        def hear(peer: str, message: wire.Goodbye) -> None:
+            heard.append(int(message.reason))
+            if message.reason == str(LAST):
+                arrived.set()
 
+        def watch(event: Event) -> None:
+            if event["event"] == "connection.climbed" and event["peer"] == target.peer_id:
+                climbed.set()
 
-def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> None:
-    async def main() -> None:
-        one, other = Identity.generate(), Identity.generate()
-        blob = bytes(range(256)) * 4096
-        async with (
-            net() as lab,
-            lab.host(one) as target,
-            lab.host(other) as caller,
-            Node(target, one, LOOPBACK, lab.telemetry) as serving,
-            Node(caller, other, LOOPBACK, lab.telemetry) as asking,
-        ):
-            heard: list[int] = []
-            arrived, climbed = trio.Event(), trio.Event()
-
-            def hear(peer: str, message: wire.Goodbye) -> None:
-                heard.append(int(message.reason))
-                if message.reason == str(LAST):
-                    arrived.set()
-
-            def watch(event: Event) -> None:
-                if event["event"] == "connection.climbed" and event["peer"] == target.peer_id:
-                    climbed.set()
-
-            serving.on_message(wire.Goodbye, hear)
-            lab.telemetry.subscribe(watch)
-            key = digest(blob)
-            serving.blobs.put(key, blob)
-            await reserve(lab, target)
-            await caller.connect(target.peer_id, [lab.through()])
-            swarm: Any = caller.host.get_network()
-            relayed = [connection for connection in swarm.get_connections() if is_relayed(connection)]
-            assert relayed
-            for node, far in ((asking, target), (serving, caller)):  # Each answers the other's heartbeats.
-                node.learn(far.peer_id, [lab.through()])
-                node.watch([far.peer_id])
-            for number in range(LAST + 1):
-                asking.send(target.peer_id, wire.Goodbye(str(number)))
-                if number % 50 == 0:
-                    assert await asking.fetch(target.peer_id, key, len(blob)) == blob
-                if number == LAST // 2:
-                    await climbed.wait()
-            for connection in relayed:
-                await connection.event_closed.wait()
-            await arrived.wait()
-            assert heard == list(range(LAST + 1))
-            assert caller.rung(target.peer_id) is not Rung.RELAYED
-            assert not lab.named("peer.lost")
-            assert {event["peer"] for event in lab.named("connection.climbed")} == {one.peer_id, other.peer_id}
-
-    trio.run(main)
+        serving.on_message(wire.Goodbye, hear)
+        lab.telemetry.subscribe(watch)
+        key = digest(blob)
+        serving.blobs.put(key, blob)
+        await reserve(lab, target)
+        await caller.connect(target.peer_id, [lab.through()])
+        swarm: Any = caller.host.get_network()
+        relayed = [connection for connection in swarm.get_connections() if is_relayed(connection)]
+        assert relayed
+        for node, far in ((asking, target), (serving, caller)):  # Each answers the other's heartbeats.
+            node.learn(far.peer_id, [lab.through()])
+            node.watch([far.peer_id])
+        for number in range(LAST + 1):
+            asking.send(target.peer_id, wire.Goodbye(str(number)))
+            if number % 50 == 0:
+                assert await asking.fetch(target.peer_id, key, len(blob)) == blob
+            if number == LAST // 2:
+                await climbed.wait()
+        for connection in relayed:
+            await connection.event_closed.wait()
+        await arrived.wait()
+        assert heard == list(range(LAST + 1))
+        assert caller.rung(target.peer_id) is not Rung.RELAYED
+        assert not lab.named("peer.lost")
+        assert {event["peer"] for event in lab.named("connection.climbed")} == {one.peer_id, other.peer_id}

@@ -91,18 +91,15 @@ def test_the_library_keeps_quiet() -> None:
     assert module.logging is logging.getLogger(swarm_connection.__name__)
 
 
-def test_a_dead_road_is_noticed_by_the_socket() -> None:
-    async def main() -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        async with listener, await trio.open_tcp_stream(*listener.socket.getsockname()) as stream:
-            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) != KEEPALIVE_SECONDS
-            TunedStream(stream)
-            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == KEEPALIVE_SECONDS
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == TCP_USER_TIMEOUT_MS
-
-    trio.run(main)
+async def test_a_dead_road_is_noticed_by_the_socket() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, await trio.open_tcp_stream(*listener.socket.getsockname()) as stream:
+        assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) != KEEPALIVE_SECONDS
+        TunedStream(stream)
+        assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == KEEPALIVE_SECONDS
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == TCP_USER_TIMEOUT_MS
 
 
 def test_a_reader_may_pause_for_as_long_as_it_likes() -> None:
@@ -140,63 +137,57 @@ def test_a_reader_may_pause_for_as_long_as_it_likes() -> None:
     trio.run(main, clock=clock)
 
 
-def test_a_sender_that_ignores_the_window_is_cut_off() -> None:
-    async def main() -> None:
-        async with hosts(3) as (first, greedy, honest):
+async def test_a_sender_that_ignores_the_window_is_cut_off() -> None:
+    async with hosts(3) as (first, greedy, honest):
 
-            async def ignore(stream: Stream) -> None:
-                await trio.sleep_forever()
+        async def ignore(stream: Stream) -> None:
+            await trio.sleep_forever()
 
-            first.handle("/test/ignore/1", ignore)
-            stream: Any = await greedy.open_stream(first.peer_id, "/test/ignore/1")
+        first.handle("/test/ignore/1", ignore)
+        stream: Any = await greedy.open_stream(first.peer_id, "/test/ignore/1")
 
-            async def flood() -> None:
-                while True:
-                    stream._muxed.send_window = MEGABYTE
-                    await stream.send_all(bytes(MEGABYTE))
+        async def flood() -> None:
+            while True:
+                stream._muxed.send_window = MEGABYTE
+                await stream.send_all(bytes(MEGABYTE))
 
-            with pytest.raises(StreamClosed):
-                await flood()
-            while greedy.peer_id in first.connected():
-                await trio.lowlevel.checkpoint()
-            await assert_echo(await honest.open_stream(first.peer_id, ECHO))
-
-    trio.run(main)
+        with pytest.raises(StreamClosed):
+            await flood()
+        while greedy.peer_id in first.connected():
+            await trio.lowlevel.checkpoint()
+        await assert_echo(await honest.open_stream(first.peer_id, ECHO))
 
 
-def test_a_window_is_updated_by_halves_and_doubles() -> None:
-    async def main() -> None:
-        async with hosts(2) as (first, second):
-            stream: Any = await second.open_stream(first.peer_id, ECHO)
-            piece, window, unread = bytes(1000), FIRST_WINDOW, 0
+async def test_a_window_is_updated_by_halves_and_doubles() -> None:
+    async with hosts(2) as (first, second):
+        stream: Any = await second.open_stream(first.peer_id, ECHO)
+        piece, window, unread = bytes(1000), FIRST_WINDOW, 0
 
-            async def send() -> None:
-                nonlocal unread
-                await stream.send_all(piece)
-                left = len(piece)
-                while left:  # An update would have been sent before the bytes come back.
-                    left -= len(await stream.receive_some(left))
-                unread += len(piece)
+        async def send() -> None:
+            nonlocal unread
+            await stream.send_all(piece)
+            left = len(piece)
+            while left:  # An update would have been sent before the bytes come back.
+                left -= len(await stream.receive_some(left))
+            unread += len(piece)
 
+        await send()
+        opening = window - unread - stream._muxed.send_window  # The protocol's name.
+        unread += opening
+        for _ in range(3):
+            while unread + len(piece) < window // 2:
+                await send()
+                assert stream._muxed.send_window == window - unread
             await send()
-            opening = window - unread - stream._muxed.send_window  # The protocol's name.
-            unread += opening
-            for _ in range(3):
-                while unread + len(piece) < window // 2:
-                    await send()
-                    assert stream._muxed.send_window == window - unread
-                await send()
-                window, unread = 2 * window, 0
-                assert stream._muxed.send_window == window
-            while window < MAX_WINDOW:
-                piece = bytes(window // 2)
-                await send()
-                window, unread = 2 * window, 0
+            window, unread = 2 * window, 0
+            assert stream._muxed.send_window == window
+        while window < MAX_WINDOW:
             piece = bytes(window // 2)
             await send()
-            assert stream._muxed.send_window == window
-
-    trio.run(main)
+            window, unread = 2 * window, 0
+        piece = bytes(window // 2)
+        await send()
+        assert stream._muxed.send_window == window
 
 
 def muxer_to(host: Libp2pHost, peer: str) -> Any:
@@ -204,96 +195,84 @@ def muxer_to(host: Libp2pHost, peer: str) -> Any:
     return connection.muxed_conn
 
 
-def test_two_that_fill_both_directions_still_answer_each_other() -> None:
+async def test_two_that_fill_both_directions_still_answer_each_other() -> None:
     """Pings and new streams, which ask for an answer, beside more bytes than the sockets hold."""
     more_than_sockets_hold = 24 * MEGABYTE
 
-    async def main() -> None:
-        async with hosts(2) as ends, trio.open_nursery() as nursery:
-            received = dict.fromkeys((host.peer_id for host in ends), 0)
+    async with hosts(2) as ends, trio.open_nursery() as nursery:
+        received = dict.fromkeys((host.peer_id for host in ends), 0)
 
-            async def fill(host: Libp2pHost, other: Libp2pHost) -> None:
-                async def count(stream: Stream) -> None:
-                    while data := await stream.receive_some(MEGABYTE):
-                        received[host.peer_id] += len(data)
+        async def fill(host: Libp2pHost, other: Libp2pHost) -> None:
+            async def count(stream: Stream) -> None:
+                while data := await stream.receive_some(MEGABYTE):
+                    received[host.peer_id] += len(data)
 
-                async def ask() -> None:
-                    while received[host.peer_id] < more_than_sockets_hold:
-                        await muxer_to(host, other.peer_id).ping()
+            async def ask() -> None:
+                while received[host.peer_id] < more_than_sockets_hold:
+                    await muxer_to(host, other.peer_id).ping()
 
-                host.handle("/test/count/1", count)
-                nursery.start_soon(ask)
-                for _ in range(more_than_sockets_hold // (4 * MEGABYTE)):
-                    stream = await host.open_stream(other.peer_id, "/test/count/1")
-                    nursery.start_soon(stream.send_all, bytes(4 * MEGABYTE))
+            host.handle("/test/count/1", count)
+            nursery.start_soon(ask)
+            for _ in range(more_than_sockets_hold // (4 * MEGABYTE)):
+                stream = await host.open_stream(other.peer_id, "/test/count/1")
+                nursery.start_soon(stream.send_all, bytes(4 * MEGABYTE))
 
-            nursery.start_soon(fill, *ends)
-            nursery.start_soon(fill, *reversed(ends))
-            while min(received.values()) < more_than_sockets_hold:
-                await trio.lowlevel.checkpoint()
-
-    trio.run(main)
+        nursery.start_soon(fill, *ends)
+        nursery.start_soon(fill, *reversed(ends))
+        while min(received.values()) < more_than_sockets_hold:
+            await trio.lowlevel.checkpoint()
 
 
-def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muxer, "MAX_PIECES_WAITING", 100)
 
-    async def main() -> None:
-        async with hosts(3) as (first, greedy, honest):
-            end = muxer_to(greedy, first.peer_id).secured_conn.conn.read_writer.read_write_closer.stream
+    async with hosts(3) as (first, greedy, honest):
+        end = muxer_to(greedy, first.peer_id).secured_conn.conn.read_writer.read_write_closer.stream
 
-            async def read_nothing(room: memoryview) -> int:
-                return await trio.sleep_forever()
+        async def read_nothing(room: memoryview) -> int:
+            return await trio.sleep_forever()
 
-            end.receive_into = read_nothing
+        end.receive_into = read_nothing
 
-            async def ask_on() -> None:
-                while True:
-                    muxer_to(greedy, first.peer_id).machine.outbox += [HEADER.pack(0, PING, SYN, 0, 0)] * 1000
-                    await muxer_to(greedy, first.peer_id).written()
+        async def ask_on() -> None:
+            while True:
+                muxer_to(greedy, first.peer_id).machine.outbox += [HEADER.pack(0, PING, SYN, 0, 0)] * 1000
+                await muxer_to(greedy, first.peer_id).written()
 
-            with pytest.raises(ConnectionClosedError):
-                await ask_on()
-            while greedy.peer_id in first.connected():
-                await trio.lowlevel.checkpoint()
-            await assert_echo(await honest.open_stream(first.peer_id, ECHO))
-
-    trio.run(main)
+        with pytest.raises(ConnectionClosedError):
+            await ask_on()
+        while greedy.peer_id in first.connected():
+            await trio.lowlevel.checkpoint()
+        await assert_echo(await honest.open_stream(first.peer_id, ECHO))
 
 
-def test_an_error_in_one_connection_ends_that_connection_only() -> None:
-    async def main() -> None:
-        async with hosts(3) as (first, second, third):
-            swarm: Any = first.host.get_network()
-            serve = swarm.common_stream_handler
-            poisoned: list[str] = []
+async def test_an_error_in_one_connection_ends_that_connection_only() -> None:
+    async with hosts(3) as (first, second, third):
+        swarm: Any = first.host.get_network()
+        serve = swarm.common_stream_handler
+        poisoned: list[str] = []
 
-            async def fail_for_the_second(raw: Any) -> None:
-                if str(raw.muxed_conn.peer_id) == second.peer_id:
-                    poisoned.append(second.peer_id)
-                    raise RuntimeError
-                await serve(raw)
+        async def fail_for_the_second(raw: Any) -> None:
+            if str(raw.muxed_conn.peer_id) == second.peer_id:
+                poisoned.append(second.peer_id)
+                raise RuntimeError
+            await serve(raw)
 
-            swarm.set_stream_handler(fail_for_the_second)
-            await second.host.get_network().new_stream(ID.from_base58(first.peer_id))
-            while second.peer_id in first.connected():
-                await trio.lowlevel.checkpoint()
-            assert poisoned
-            await assert_echo(await third.open_stream(first.peer_id, ECHO))
-
-    trio.run(main)
+        swarm.set_stream_handler(fail_for_the_second)
+        await second.host.get_network().new_stream(ID.from_base58(first.peer_id))
+        while second.peer_id in first.connected():
+            await trio.lowlevel.checkpoint()
+        assert poisoned
+        await assert_echo(await third.open_stream(first.peer_id, ECHO))
 
 
-def test_nobody_is_dialled_unasked() -> None:
-    async def main() -> None:
-        async with hosts(1) as (known,), hosts(1) as (host,):
-            swarm: Any = host.host.get_network()
-            peer = ID.from_base58(known.peer_id)
-            host.host.get_peerstore().add_addrs(peer, [Multiaddr(known.addresses()[0])], ttl=60)
-            await swarm.auto_connector.maybe_connect()
-            assert not host.connected()
-
-    trio.run(main)
+async def test_nobody_is_dialled_unasked() -> None:
+    async with hosts(1) as (known,), hosts(1) as (host,):
+        swarm: Any = host.host.get_network()
+        peer = ID.from_base58(known.peer_id)
+        host.host.get_peerstore().add_addrs(peer, [Multiaddr(known.addresses()[0])], ttl=60)
+        await swarm.auto_connector.maybe_connect()
+        assert not host.connected()
 
 
 @asynccontextmanager
@@ -304,42 +283,39 @@ async def circuits_of(host: Libp2pHost) -> AsyncIterator[Any]:
         yield CircuitV2Transport(host.host, protocol, RelayConfig(roles=RelayRole.CLIENT | RelayRole.STOP))
 
 
-def test_the_end_of_one_circuit_leaves_another_to_the_same_peer_alone() -> None:
-    async def main() -> None:
-        async with (
-            hosts(1) as (relay,),
-            hosts(1) as (target,),
-            hosts(1) as (first,),
-            hosts(1) as (second,),
-            circuits_of(target) as incoming,
-            circuits_of(first) as one,
-            circuits_of(second) as two,
-        ):
-            for host in (target, first, second):
-                await host.connect(relay.peer_id, relay.addresses())
-            relay_id = ID.from_base58(relay.peer_id)
-            async with trio.open_nursery() as nursery:
-                hop = await target.host.new_stream(relay_id, [HOP])
-                assert await incoming.reserve(hop, relay_id, nursery)
-                nursery.cancel_scope.cancel()
-            through = f"{relay.addresses()[0]}/p2p/{relay.peer_id}/p2p-circuit/p2p/{target.peer_id}"
-            await one.dial(Multiaddr(through))
-            await two.dial(Multiaddr(through))
-            assert first.rung(target.peer_id) is second.rung(target.peer_id) is Rung.RELAYED
-            await assert_echo(await first.open_stream(target.peer_id, ECHO))
-            stays = await second.open_stream(target.peer_id, ECHO)
-            await assert_echo(stays)
-            swarm: Any = relay.host.get_network()
-            (to_target,) = swarm.connections[ID.from_base58(target.peer_id)]
+async def test_the_end_of_one_circuit_leaves_another_to_the_same_peer_alone() -> None:
+    async with (
+        hosts(1) as (relay,),
+        hosts(1) as (target,),
+        hosts(1) as (first,),
+        hosts(1) as (second,),
+        circuits_of(target) as incoming,
+        circuits_of(first) as one,
+        circuits_of(second) as two,
+    ):
+        for host in (target, first, second):
+            await host.connect(relay.peer_id, relay.addresses())
+        relay_id = ID.from_base58(relay.peer_id)
+        async with trio.open_nursery() as nursery:
+            hop = await target.host.new_stream(relay_id, [HOP])
+            assert await incoming.reserve(hop, relay_id, nursery)
+            nursery.cancel_scope.cancel()
+        through = f"{relay.addresses()[0]}/p2p/{relay.peer_id}/p2p-circuit/p2p/{target.peer_id}"
+        await one.dial(Multiaddr(through))
+        await two.dial(Multiaddr(through))
+        assert first.rung(target.peer_id) is second.rung(target.peer_id) is Rung.RELAYED
+        await assert_echo(await first.open_stream(target.peer_id, ECHO))
+        stays = await second.open_stream(target.peer_id, ECHO)
+        await assert_echo(stays)
+        swarm: Any = relay.host.get_network()
+        (to_target,) = swarm.connections[ID.from_base58(target.peer_id)]
 
-            def num_circuits() -> int:
-                return sum(raw.get_protocol() == STOP for raw in to_target.get_streams())
+        def num_circuits() -> int:
+            return sum(raw.get_protocol() == STOP for raw in to_target.get_streams())
 
-            assert num_circuits() == 2
-            await first.disconnect(target.peer_id)
-            while num_circuits() == 2:
-                await trio.lowlevel.checkpoint()
-            assert num_circuits() == 1
-            await assert_echo(stays)
-
-    trio.run(main)
+        assert num_circuits() == 2
+        await first.disconnect(target.peer_id)
+        while num_circuits() == 2:
+            await trio.lowlevel.checkpoint()
+        assert num_circuits() == 1
+        await assert_echo(stays)

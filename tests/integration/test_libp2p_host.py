@@ -1,8 +1,7 @@
 """The real network over loopback sockets."""
 
-import functools
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,21 +20,6 @@ from libp2p.peer.id import ID
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"
 MEGABYTE = 1 << 20
-
-
-def over_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test in trio; the limit is a safety net against a hang, not a measurement."""
-
-    @functools.wraps(test)
-    def run() -> None:
-        async def guarded() -> None:
-            with trio.fail_after(120):
-                await test()
-
-        trio.run(guarded)
-
-    del run.__wrapped__  # pytest would look through it and await the test itself.
-    return run
 
 
 class Log:
@@ -83,7 +67,6 @@ async def receive_all(stream: Stream) -> bytes:
     return bytes(received)
 
 
-@over_sockets
 async def test_eight_megabytes_come_back_as_they_were() -> None:
     payload = memoryview(bytes(range(256)) * (8 * MEGABYTE // 256))
     async with pair(Log()) as (first, second):
@@ -110,7 +93,6 @@ async def test_eight_megabytes_come_back_as_they_were() -> None:
             assert here.traffic().sent >= there.traffic().received
 
 
-@over_sockets
 async def test_what_was_sent_arrives_although_the_sender_has_left() -> None:
     log, left, received = Log(), trio.Event(), trio.Event()
     sizes: list[int] = []
@@ -132,7 +114,6 @@ async def test_what_was_sent_arrives_although_the_sender_has_left() -> None:
     assert sizes == [100_000]
 
 
-@over_sockets
 async def test_a_stream_that_breaks_before_its_end_is_not_taken_for_complete() -> None:
     outcome: list[str] = []
     done = trio.Event()
@@ -160,7 +141,6 @@ async def test_a_stream_that_breaks_before_its_end_is_not_taken_for_complete() -
             await second.open_stream(first.peer_id, ECHO)
 
 
-@over_sockets
 async def test_a_reset_reaches_both_directions_of_the_other_side() -> None:
     async with pair(Log()) as (first, second):
         seen: list[Exception] = []
@@ -189,7 +169,6 @@ async def test_a_reset_reaches_both_directions_of_the_other_side() -> None:
         assert second.connected() == {first.peer_id}  # Only the stream is gone.
 
 
-@over_sockets
 async def test_a_cancelled_sender_leaves_the_other_streams_whole() -> None:
     async with pair(Log()) as (first, second):
         first.handle(ECHO, echo)
@@ -208,7 +187,6 @@ async def test_a_cancelled_sender_leaves_the_other_streams_whole() -> None:
             assert await control.receive_some(100) == b"still here"
 
 
-@over_sockets
 async def test_a_bootstrap_that_had_connected_here_first_is_held_as_any_other() -> None:
     """The host died of a KeyError: of two bootstraps that name each other the one that came second."""
     limits = BootstrapLimits()
@@ -237,7 +215,6 @@ async def _drain(stream: Stream) -> None:
         pass
 
 
-@over_sockets
 async def test_a_sender_is_let_go_when_the_handler_returns_without_reading() -> None:
     async with pair(Log()) as (first, second):
         first.handle("/test/ignore/1", _ignore)
@@ -246,7 +223,6 @@ async def test_a_sender_is_let_go_when_the_handler_returns_without_reading() -> 
         await stream.aclose()
 
 
-@over_sockets
 async def test_a_sender_that_goes_on_is_reset_after_a_megabyte_that_nobody_reads() -> None:
     async with pair(Log()) as (first, second):
         first.handle("/test/ignore/1", _ignore)
@@ -256,7 +232,6 @@ async def test_a_sender_that_goes_on_is_reset_after_a_megabyte_that_nobody_reads
         assert second.traffic().sent - before < 8 * MEGABYTE
 
 
-@over_sockets
 async def test_a_wrong_peer_id_is_named() -> None:
     async with pair(Log()) as (first, second):
         expected = Identity.generate().peer_id
@@ -265,7 +240,6 @@ async def test_a_wrong_peer_id_is_named() -> None:
         assert expected not in second.connected()
 
 
-@over_sockets
 async def test_every_failed_address_is_named_with_its_cause_and_blocks_nothing() -> None:
     log = Log()
     with socket.socket() as unused:
@@ -289,7 +263,6 @@ async def test_every_failed_address_is_named_with_its_cause_and_blocks_nothing()
                 await second.connect(second.peer_id, second.addresses())
 
 
-@over_sockets
 async def test_an_address_where_nobody_speaks_times_out_with_a_cause() -> None:
     async with _silent() as port:
         config = PeerConfig(host="127.0.0.1", port=0, dial_timeout=0.2)
@@ -305,7 +278,6 @@ async def _silent() -> AsyncIterator[int]:
         yield listener.socket.getsockname()[1]
 
 
-@over_sockets
 async def test_a_taken_port_gives_the_next_one() -> None:
     log = Log()
     async with open_host(Identity.generate(), LOOPBACK, log.telemetry) as first:
@@ -317,7 +289,6 @@ async def test_a_taken_port_gives_the_next_one() -> None:
             await second.connect(first.peer_id, first.addresses())
 
 
-@over_sockets
 async def test_an_address_of_another_computer_cannot_be_listened_on() -> None:
     with pytest.raises(LocalError, match=r"cannot listen on 8\.8\.8\.8") as caught:
         async with open_host(Identity.generate(), PeerConfig(host="8.8.8.8", port=4001), Telemetry()):
@@ -325,7 +296,6 @@ async def test_an_address_of_another_computer_cannot_be_listened_on() -> None:
     assert "--port" in caught.value.remedy
 
 
-@over_sockets
 async def test_addresses_are_those_of_interfaces_and_dialable() -> None:
     async with open_host(Identity.generate(), PeerConfig(port=0), Telemetry()) as everywhere:
         assert everywhere.addresses()
@@ -340,7 +310,6 @@ async def test_addresses_are_those_of_interfaces_and_dialable() -> None:
             pytest.fail("it listens")
 
 
-@over_sockets
 async def test_junk_on_the_port_disturbs_nobody() -> None:
     async with pair(Log()) as (first, second):
         first.handle(ECHO, echo)
@@ -359,7 +328,6 @@ async def test_junk_on_the_port_disturbs_nobody() -> None:
             await connection.aclose()
 
 
-@over_sockets
 async def test_plaintext_is_not_offered() -> None:
     async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
         offered = host.host.get_network().upgrader.security_multistream.transports
@@ -367,33 +335,29 @@ async def test_plaintext_is_not_offered() -> None:
 
 
 @pytest.mark.parametrize("without", ["nobody", "dialled", "dialling", "both"])
-def test_a_peer_without_packets_is_reached_over_noise(without: str) -> None:
-    @over_sockets
-    async def main() -> None:
-        async with (
-            open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialled,
-            open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialling,
-        ):
-            for role, host in (("dialled", dialled), ("dialling", dialling)):
-                if without in (role, "both"):
-                    security = host.host.get_network().upgrader.security_multistream
-                    del security.transports[PACKETS]
-                    security.multiselect.remove_handler(PACKETS)
-            dialled.handle(ECHO, echo)
-            await dialling.connect(dialled.peer_id, dialled.addresses())
-            (connection,) = dialling.host.get_network().connections[ID.from_base58(dialled.peer_id)]
-            used = connection.muxed_conn.secured_conn.negotiated_security_protocol
-            assert used == (PACKETS if without == "nobody" else "/noise")
-            stream = await dialling.open_stream(dialled.peer_id, ECHO)
-            data = bytes(range(256)) * (3 * MEGABYTE // 256 + 1)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.send_all, data)
-                received = bytearray()
-                while len(received) < len(data):
-                    received += await stream.receive_some(MEGABYTE)
-            assert received == data
-
-    main()
+async def test_a_peer_without_packets_is_reached_over_noise(without: str) -> None:
+    async with (
+        open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialled,
+        open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialling,
+    ):
+        for role, host in (("dialled", dialled), ("dialling", dialling)):
+            if without in (role, "both"):
+                security = host.host.get_network().upgrader.security_multistream
+                del security.transports[PACKETS]
+                security.multiselect.remove_handler(PACKETS)
+        dialled.handle(ECHO, echo)
+        await dialling.connect(dialled.peer_id, dialled.addresses())
+        (connection,) = dialling.host.get_network().connections[ID.from_base58(dialled.peer_id)]
+        used = connection.muxed_conn.secured_conn.negotiated_security_protocol
+        assert used == (PACKETS if without == "nobody" else "/noise")
+        stream = await dialling.open_stream(dialled.peer_id, ECHO)
+        data = bytes(range(256)) * (3 * MEGABYTE // 256 + 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, data)
+            received = bytearray()
+            while len(received) < len(data):
+                received += await stream.receive_some(MEGABYTE)
+        assert received == data
 
 
 @pytest.mark.parametrize(
@@ -406,38 +370,32 @@ def test_a_peer_without_packets_is_reached_over_noise(without: str) -> None:
     ],
     ids=["remote", "network", "bug", "group"],
 )
-def test_a_failing_handler_ends_its_stream_only(error: Exception, event: str) -> None:
-    @over_sockets
-    async def scenario() -> None:
-        log = Log()
+async def test_a_failing_handler_ends_its_stream_only(error: Exception, event: str) -> None:
+    log = Log()
 
-        async def fail(stream: Stream) -> None:
-            raise error
+    async def fail(stream: Stream) -> None:
+        raise error
 
-        async with pair(log) as (first, second):
-            first.handle("/test/fail/1", fail)
-            first.handle(ECHO, echo)
-            stream = await second.open_stream(first.peer_id, "/test/fail/1")
-            with pytest.raises(StreamClosed):
-                await receive_all(stream)
-            record = await log.wait(event)
-            assert (record["peer"], record["step"]) == (second.peer_id, "/test/fail/1")
-            assert record["reason"]
-            alive = await second.open_stream(first.peer_id, ECHO)
-            await alive.send_all(b"alive")
-            assert await alive.receive_some(100) == b"alive"
-
-    scenario()
+    async with pair(log) as (first, second):
+        first.handle("/test/fail/1", fail)
+        first.handle(ECHO, echo)
+        stream = await second.open_stream(first.peer_id, "/test/fail/1")
+        with pytest.raises(StreamClosed):
+            await receive_all(stream)
+        record = await log.wait(event)
+        assert (record["peer"], record["step"]) == (second.peer_id, "/test/fail/1")
+        assert record["reason"]
+        alive = await second.open_stream(first.peer_id, ECHO)
+        await alive.send_all(b"alive")
+        assert await alive.receive_some(100) == b"alive"
 
 
-@over_sockets
 async def test_an_unknown_protocol_is_refused() -> None:
     async with pair(Log()) as (first, second):
         with pytest.raises(StreamClosed, match="/test/unknown/1"):
             await second.open_stream(first.peer_id, "/test/unknown/1")
 
 
-@over_sockets
 async def test_accepted_connections_that_ended_make_room_for_others() -> None:
     async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
         limiter: Any = host.host.get_network()._inbound_limiter
@@ -448,14 +406,12 @@ async def test_accepted_connections_that_ended_make_room_for_others() -> None:
             await trio.lowlevel.checkpoint()
 
 
-@over_sockets
 async def test_an_error_of_the_body_comes_out_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
         async with pair(Log()):
             raise ZeroDivisionError
 
 
-@over_sockets
 async def test_cancellation_leaves_nothing_behind() -> None:
     async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
         with trio.CancelScope() as scope:

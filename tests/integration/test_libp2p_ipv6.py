@@ -1,7 +1,6 @@
 """IPv6 beside IPv4, over loopback sockets."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,47 +43,33 @@ class Resolver(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-def limited(main: Callable[[], Any]) -> None:
-    async def guarded() -> None:
-        with trio.fail_after(120):  # A safety net against a hang.
-            await main()
-
-    trio.run(guarded)
-
-
 @pytest.mark.usefixtures("ip6")
-def test_one_port_on_both_versions_of_ip() -> None:
-    async def main() -> None:
-        telemetry = Telemetry()
-        events: list[Event] = []
-        telemetry.subscribe(events.append)
-        async with (
-            open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as bootstrap,
-            open_host(Identity.generate(), EVERYWHERE, telemetry) as host,
-            open_host(Identity.generate(), EVERYWHERE, telemetry) as other,
-        ):
-            await host.bootstraps.enter(bootstrap.peer_id, f"/ip6/::1/tcp/{bootstrap.port}")
-            assert host.rung(bootstrap.peer_id) is Rung.LAN
-            # The dial left from the port that is listened on, and the dial back came to it.
-            while host.reachability.confirmed != (f"/ip6/::1/tcp/{host.port}",):
-                await trio.lowlevel.checkpoint()
-            assert await other.probe(host.peer_id, f"/ip4/127.0.0.1/tcp/{host.port}", 10) == ""
-        assert not [event for event in events if event["event"] in ("host.ipv4_only", "bootstrap.other_port")]
-
-    limited(main)
+async def test_one_port_on_both_versions_of_ip() -> None:
+    telemetry = Telemetry()
+    events: list[Event] = []
+    telemetry.subscribe(events.append)
+    async with (
+        open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as bootstrap,
+        open_host(Identity.generate(), EVERYWHERE, telemetry) as host,
+        open_host(Identity.generate(), EVERYWHERE, telemetry) as other,
+    ):
+        await host.bootstraps.enter(bootstrap.peer_id, f"/ip6/::1/tcp/{bootstrap.port}")
+        assert host.rung(bootstrap.peer_id) is Rung.LAN
+        # The dial left from the port that is listened on, and the dial back came to it.
+        while host.reachability.confirmed != (f"/ip6/::1/tcp/{host.port}",):
+            await trio.lowlevel.checkpoint()
+        assert await other.probe(host.peer_id, f"/ip4/127.0.0.1/tcp/{host.port}", 10) == ""
+    assert not [event for event in events if event["event"] in ("host.ipv4_only", "bootstrap.other_port")]
 
 
-def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
-    async def main() -> None:
-        trio.socket.set_custom_hostname_resolver(Resolver("100::1", "127.0.0.1"))  # The first is RFC 6666's black hole.
-        async with (
-            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as bootstrap,
-            open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
-        ):
-            await host.bootstraps.enter(bootstrap.peer_id, f"/dns/boot.example/tcp/{bootstrap.port}")
-            assert bootstrap.peer_id in host.connected()
-
-    limited(main)
+async def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
+    trio.socket.set_custom_hostname_resolver(Resolver("100::1", "127.0.0.1"))  # The first is RFC 6666's black hole.
+    async with (
+        open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as bootstrap,
+        open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
+    ):
+        await host.bootstraps.enter(bootstrap.peer_id, f"/dns/boot.example/tcp/{bootstrap.port}")
+        assert bootstrap.peer_id in host.connected()
 
 
 def test_of_each_network_one_address_is_told_and_public_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ class Pair:
         raise AssertionError(self.events)
 
 
-def with_pair(body: Callable[[Pair], Any]) -> None:
+def run_test(body: Callable[[Pair], Any]) -> None:
     clock = trio.testing.MockClock(rate=1.0)
 
     async def main() -> None:
@@ -122,47 +122,38 @@ def cut(connection: Any) -> None:
 
 
 @linux_only
-def test_crossing_dials_cost_no_connection_however_late_the_answers_come() -> None:
-    async def body(both: Pair) -> None:
-        (first,) = both.connections(both.there)
-        free = keep_busy(first)
-        await both.dial_again(both.there)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        await both.dial_again(both.here)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        free.set()
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        both.clock.jump(60)
-        await both.conclude("connection.alive")
-        assert not both.named("connection.dead")
-        assert len(both.connections(both.here)) == len(both.connections(both.there)) == 3
-
-    with_pair(body)
+async def test_crossing_dials_cost_no_connection_however_late_the_answers_come(both: Pair, /) -> None:
+    (first,) = both.connections(both.there)
+    free = keep_busy(first)
+    await both.dial_again(both.there)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    await both.dial_again(both.here)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    free.set()
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    both.clock.jump(60)
+    await both.conclude("connection.alive")
+    assert not both.named("connection.dead")
+    assert len(both.connections(both.here)) == len(both.connections(both.there)) == 3
 
 
-def test_a_second_doubt_joins_the_check_that_is_under_way() -> None:
-    async def body(both: Pair) -> None:
-        moves: Any = both.here._moves
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(moves._doubt, both.there.peer_id)
-        assert [event["peer"] for event in both.named("connection.alive")] == [both.there.peer_id]
-        await moves._doubt(both.there.peer_id)
-        assert len(both.named("connection.alive")) == 2
-
-    with_pair(body)
+async def test_a_second_doubt_joins_the_check_that_is_under_way(both: Pair, /) -> None:
+    moves: Any = both.here._moves
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(moves._doubt, both.there.peer_id)
+    assert [event["peer"] for event in both.named("connection.alive")] == [both.there.peer_id]
+    await moves._doubt(both.there.peer_id)
+    assert len(both.named("connection.alive")) == 2
 
 
 @linux_only
-def test_bytes_that_are_acknowledged_show_life_while_the_peer_is_too_busy_to_answer() -> None:
-    async def body(both: Pair) -> None:
-        keep_busy(*both.connections(both.there))
-        hidden: Any = both.here
-        hidden._spawn(hidden._moves._doubt, both.there.peer_id)
-        await both.conclude("connection.alive")
-        assert not both.named("connection.dead")
-
-    with_pair(body)
+async def test_bytes_that_are_acknowledged_show_life_while_the_peer_is_too_busy_to_answer(both: Pair, /) -> None:
+    keep_busy(*both.connections(both.there))
+    hidden: Any = both.here
+    hidden._spawn(hidden._moves._doubt, both.there.peer_id)
+    await both.conclude("connection.alive")
+    assert not both.named("connection.dead")
 
 
 def test_any_byte_that_comes_shows_life_where_the_system_tells_of_no_acknowledgements(
@@ -176,48 +167,42 @@ def test_any_byte_that_comes_shows_life_where_the_system_tells_of_no_acknowledge
         await both.conclude("connection.alive")
         assert not both.named("connection.dead")
 
-    with_pair(body)
+    run_test(body)
 
 
 @linux_only
-def test_a_connection_that_died_without_a_word_is_given_up_and_the_new_one_used() -> None:
-    async def body(both: Pair) -> None:
-        (old,) = both.connections(both.here)
-        filler = await both.here.open_stream(both.there.peer_id, ECHO)
-        cut(old)
-        cut(*both.connections(both.there))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill, filler)
-            await both.dial_again(both.there)
-            await both.conclude("connection.dead")
-            (dead,) = both.named("connection.dead")
-            assert (dead["peer"], dead["step"]) == (both.there.peer_id, "ping")
-            assert "none was acknowledged" in str(dead["reason"])
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert tcp_stream(old).stream.socket.fileno() == -1
-            stream = await both.here.open_stream(both.there.peer_id, ECHO)
-            await stream.send_all(b"alive")
-            assert await stream.receive_some(100) == b"alive"
-
-    with_pair(body)
+async def test_a_connection_that_died_without_a_word_is_given_up_and_the_new_one_used(both: Pair, /) -> None:
+    (old,) = both.connections(both.here)
+    filler = await both.here.open_stream(both.there.peer_id, ECHO)
+    cut(old)
+    cut(*both.connections(both.there))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill, filler)
+        await both.dial_again(both.there)
+        await both.conclude("connection.dead")
+        (dead,) = both.named("connection.dead")
+        assert (dead["peer"], dead["step"]) == (both.there.peer_id, "ping")
+        assert "none was acknowledged" in str(dead["reason"])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert tcp_stream(old).stream.socket.fileno() == -1
+        stream = await both.here.open_stream(both.there.peer_id, ECHO)
+        await stream.send_all(b"alive")
+        assert await stream.receive_some(100) == b"alive"
 
 
-def test_a_goodbye_does_not_wait_for_a_peer_that_reads_nothing() -> None:
+async def test_a_goodbye_does_not_wait_for_a_peer_that_reads_nothing(both: Pair, /) -> None:
     """A close that is cancelled in the middle leaves the socket open, and one place less for this peer for ever."""
 
-    async def body(both: Pair) -> None:
-        (connection,) = both.connections(both.here)
-        stream = await both.here.open_stream(both.there.peer_id, ECHO)
-        keep_busy(*both.connections(both.there))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill, stream)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            with trio.move_on_after(1.0):  # As a node does with a peer that has missed its beats.
-                await both.here.disconnect(both.there.peer_id)
-        assert tcp_stream(connection).stream.socket.fileno() == -1
-        assert connection not in both.here.host.get_network().get_connections()
-
-    with_pair(body)
+    (connection,) = both.connections(both.here)
+    stream = await both.here.open_stream(both.there.peer_id, ECHO)
+    keep_busy(*both.connections(both.there))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill, stream)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        with trio.move_on_after(1.0):  # As a node does with a peer that has missed its beats.
+            await both.here.disconnect(both.there.peer_id)
+    assert tcp_stream(connection).stream.socket.fileno() == -1
+    assert connection not in both.here.host.get_network().get_connections()
 
 
 async def fill(stream: Stream) -> None:

@@ -138,92 +138,72 @@ def peers_of(addresses: Sequence[str]) -> set[str]:
     return {split_p2p(address)[1] for address in addresses}
 
 
-def test_two_that_follow_the_run_outvote_one_that_names_a_fork(tmp_path: Path) -> None:
-    async def main() -> None:
-        with trio.fail_after(120):
-            async with honest([tmp_path / "a", tmp_path / "b"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
-                link = JoinLink(RUN, (*true, false))
-                async with member(link, tmp_path / "member") as directory:
-                    await until_named(directory, link, peers_of(true))
-                    anchor, events = await start_of(link, tmp_path / "newcomer")
-                    assert anchor == Head(HEAD.round, HEAD.hash, 0)
-                    (event,) = [event for event in events if event["event"] == "anchor.outvoted"]
-                    assert event["peer"] == split_p2p(false)[1]
-                    (chosen,) = [event for event in events if event["event"] == "anchor.chosen"]
-                    assert chosen["round"] == 30
-
-    trio.run(main)
+async def test_two_that_follow_the_run_outvote_one_that_names_a_fork(tmp_path: Path) -> None:
+    async with honest([tmp_path / "a", tmp_path / "b"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
+        link = JoinLink(RUN, (*true, false))
+        async with member(link, tmp_path / "member") as directory:
+            await until_named(directory, link, peers_of(true))
+            anchor, events = await start_of(link, tmp_path / "newcomer")
+            assert anchor == Head(HEAD.round, HEAD.hash, 0)
+            (event,) = [event for event in events if event["event"] == "anchor.outvoted"]
+            assert event["peer"] == split_p2p(false)[1]
+            (chosen,) = [event for event in events if event["event"] == "anchor.chosen"]
+            assert chosen["round"] == 30
 
 
-def test_a_newcomer_stops_where_two_bootstraps_disagree_unless_its_link_names_a_certificate(tmp_path: Path) -> None:
-    async def main() -> None:
-        with trio.fail_after(120):
-            async with honest([tmp_path / "a"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
-                link = JoinLink(RUN, (*true, false))
-                async with member(link, tmp_path / "member") as directory:
-                    await until_named(directory, link, peers_of(true))
-                    with pytest.raises(UsageError, match="disagree") as caught:
-                        await start_of(link, tmp_path / "newcomer")
-                    for head, peer in ((HEAD, split_p2p(true[0])[1]), (FORK.head, split_p2p(false)[1])):
-                        assert f"{head} by {peer}" in str(caught.value)
-                    assert "&at=" in caught.value.remedy
-                    home = ("--home", str(tmp_path / "process"), "--host", "127.0.0.1", "--port", "0", "--yes")
-                    ended = await trio.to_thread.run_sync(flockstep, "keep", str(link), *home)
-                    assert ended.returncode == 2
-                    (line,) = ended.stderr.splitlines()
-                    assert "disagree" in line
-                    assert (await start_of(link, with_a_chain(tmp_path / "known")))[0] is None  # It has a chain of its own.
-                    at = JoinLink(RUN, link.via, (HEAD.round, HEAD.hash))
-                    assert (await start_of(at, tmp_path / "other"))[0] == Head(HEAD.round, HEAD.hash, 0)
-
-    trio.run(main)
+async def test_a_newcomer_stops_where_two_bootstraps_disagree_unless_its_link_names_a_certificate(tmp_path: Path) -> None:
+    async with honest([tmp_path / "a"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
+        link = JoinLink(RUN, (*true, false))
+        async with member(link, tmp_path / "member") as directory:
+            await until_named(directory, link, peers_of(true))
+            with pytest.raises(UsageError, match="disagree") as caught:
+                await start_of(link, tmp_path / "newcomer")
+            for head, peer in ((HEAD, split_p2p(true[0])[1]), (FORK.head, split_p2p(false)[1])):
+                assert f"{head} by {peer}" in str(caught.value)
+            assert "&at=" in caught.value.remedy
+            home = ("--home", str(tmp_path / "process"), "--host", "127.0.0.1", "--port", "0", "--yes")
+            ended = await trio.to_thread.run_sync(flockstep, "keep", str(link), *home)
+            assert ended.returncode == 2
+            (line,) = ended.stderr.splitlines()
+            assert "disagree" in line
+            assert (await start_of(link, with_a_chain(tmp_path / "known")))[0] is None  # It has a chain of its own.
+            at = JoinLink(RUN, link.via, (HEAD.round, HEAD.hash))
+            assert (await start_of(at, tmp_path / "other"))[0] == Head(HEAD.round, HEAD.hash, 0)
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", bytes(70_000), encode(Marks("b" * 52, FORK.marks))], ids=len)
-def test_a_bootstrap_that_names_junk_does_not_count(tmp_path: Path, junk: bytes) -> None:
-    async def main() -> None:
-        with trio.fail_after(120):
-            async with honest([tmp_path / "a"]) as true, liar(tmp_path / "c", junk) as false:
-                link = JoinLink(RUN, (*true, false))
-                async with member(link, tmp_path / "member") as directory:
-                    await until_named(directory, link, peers_of(true))
-                    anchor, events = await start_of(link, tmp_path / "newcomer")
-                    assert anchor == Head(HEAD.round, HEAD.hash, 0)
-                    charged = [event["peer"] for event in events if event["event"] == "peer.charged"]
-                    assert charged == [split_p2p(false)[1]]
-
-    trio.run(main)
+async def test_a_bootstrap_that_names_junk_does_not_count(tmp_path: Path, junk: bytes) -> None:
+    async with honest([tmp_path / "a"]) as true, liar(tmp_path / "c", junk) as false:
+        link = JoinLink(RUN, (*true, false))
+        async with member(link, tmp_path / "member") as directory:
+            await until_named(directory, link, peers_of(true))
+            anchor, events = await start_of(link, tmp_path / "newcomer")
+            assert anchor == Head(HEAD.round, HEAD.hash, 0)
+            charged = [event["peer"] for event in events if event["event"] == "peer.charged"]
+            assert charged == [split_p2p(false)[1]]
 
 
-def test_nobody_can_publish_what_a_bootstrap_names(tmp_path: Path) -> None:
-    async def main() -> None:
-        with trio.fail_after(120):
-            async with honest([tmp_path / "a"]) as true:
-                link = JoinLink(RUN, tuple(true))
-                telemetry = Telemetry()
-                opened = open_bootstraps(Identity.generate(), link, settings(tmp_path), telemetry, lambda key, value: 1)
-                async with opened as (_host, directory):
-                    with pytest.raises((LocalError, NetworkError)):
-                        await directory.put(named_key(RUN), encode(FORK))
-                    assert await ask_named(directory, link, telemetry) == {split_p2p(true[0])[1]: None}
-
-    trio.run(main)
+async def test_nobody_can_publish_what_a_bootstrap_names(tmp_path: Path) -> None:
+    async with honest([tmp_path / "a"]) as true:
+        link = JoinLink(RUN, tuple(true))
+        telemetry = Telemetry()
+        opened = open_bootstraps(Identity.generate(), link, settings(tmp_path), telemetry, lambda key, value: 1)
+        async with opened as (_host, directory):
+            with pytest.raises((LocalError, NetworkError)):
+                await directory.put(named_key(RUN), encode(FORK))
+            assert await ask_named(directory, link, telemetry) == {split_p2p(true[0])[1]: None}
 
 
-def test_before_the_first_round_bootstraps_name_none_and_a_newcomer_chooses_among_members(tmp_path: Path) -> None:
-    async def main() -> None:
-        with trio.fail_after(120):
-            async with honest([tmp_path / "a", tmp_path / "b"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
-                link = JoinLink(RUN, (*true, false))
-                opened = open_bootstraps(KEEPERS[0], link, settings(tmp_path), Telemetry(), validate_run_value)
-                async with opened as (_host, directory):
-                    await directory.put(run_key(RUN), SIGNED.publishable)
-                    anchor, events = await start_of(link, tmp_path / "newcomer")
-                    assert anchor is None
-                    found = {event["event"]: event["reason"] for event in events if "anchor" in str(event["event"])}
-                    assert found.keys() == {"anchor.none", "anchor.outvoted"}
-
-    trio.run(main)
+async def test_before_the_first_round_bootstraps_name_none_and_a_newcomer_chooses_among_members(tmp_path: Path) -> None:
+    async with honest([tmp_path / "a", tmp_path / "b"]) as true, liar(tmp_path / "c", encode(FORK)) as false:
+        link = JoinLink(RUN, (*true, false))
+        opened = open_bootstraps(KEEPERS[0], link, settings(tmp_path), Telemetry(), validate_run_value)
+        async with opened as (_host, directory):
+            await directory.put(run_key(RUN), SIGNED.publishable)
+            anchor, events = await start_of(link, tmp_path / "newcomer")
+            assert anchor is None
+            found = {event["event"]: event["reason"] for event in events if "anchor" in str(event["event"])}
+            assert found.keys() == {"anchor.none", "anchor.outvoted"}
 
 
 

@@ -75,36 +75,33 @@ def test_a_page_is_there_before_its_run_and_fills_once_there_is_a_link(bootstrap
             assert seen(early.url, lambda picture: bool(picture.get("members")))["name"] == "tiny"
 
 
-def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bug(Exception):
         pass
 
-    async def main() -> None:
-        calls, again, ready = 0, trio.Event(), trio.Event()
+    calls, again, ready = 0, trio.Event(), trio.Event()
 
-        async def failing(*_: object) -> None:
-            nonlocal calls
-            calls += 1
-            if calls > 1:
-                again.set()
-            raise Bug
+    async def failing(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            again.set()
+        raise Bug
 
-        monkeypatch.setattr(runs, "serve_runs", failing)
-        monkeypatch.setattr(page, "RETRY_PERIOD", 0.0)
-        events: list[Event] = []
-        telemetry = Telemetry()
-        telemetry.subscribe(events.append)
-        config, options = PeerConfig(home=tmp_path, host="127.0.0.1", port=0), BootstrapOptions(page="127.0.0.1:0")
-        with trio.fail_after(SECONDS):
-            async with trio.open_nursery() as nursery:
-                start = partial(keep_bootstrap, config, options, telemetry=telemetry, ready=lambda _: ready.set())
-                nursery.start_soon(start)
-                await ready.wait()
-                await again.wait()
-                nursery.cancel_scope.cancel()
-        assert {event["reason"] for event in events if event["event"] == "page.failed"} == {"Bug()"}
-
-    trio.run(main)
+    monkeypatch.setattr(runs, "serve_runs", failing)
+    monkeypatch.setattr(page, "RETRY_PERIOD", 0.0)
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(events.append)
+    config, options = PeerConfig(home=tmp_path, host="127.0.0.1", port=0), BootstrapOptions(page="127.0.0.1:0")
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            start = partial(keep_bootstrap, config, options, telemetry=telemetry, ready=lambda _: ready.set())
+            nursery.start_soon(start)
+            await ready.wait()
+            await again.wait()
+            nursery.cancel_scope.cancel()
+    assert {event["reason"] for event in events if event["event"] == "page.failed"} == {"Bug()"}
 
 
 @pytest.mark.parametrize(

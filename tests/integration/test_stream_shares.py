@@ -1,6 +1,6 @@
 """Streams of strangers: no address, no network and no relay keeps a newcomer of another one out."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,6 @@ from libp2p.stream_muxer.exceptions import MuxedStreamReset
 HERE = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 NOT_EXEMPT = ("192.0.2.0/24",)
 ECHO = "/test/echo/1"
-
-
-def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
-    async def guarded() -> None:
-        with trio.fail_after(120):  # A safety net against a hang.
-            await test()
-
-    trio.run(guarded)
 
 
 async def echo(stream: Stream) -> None:
@@ -102,130 +94,111 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def test_of_all_open_streams_the_oldest_of_the_crowd_gives_way_to_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_all_open_streams_the_oldest_of_the_crowd_gives_way_to_a_newcomer(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     """80 connections with 128 streams each were all 10,000 that the library serves: nobody else had one."""
     monkeypatch.setattr("flockstep.peer.host.OPEN_STREAMS", 6)
 
-    async def main() -> None:
-        async with victim(GateLimits(exempt=NOT_EXEMPT)) as host, visitor(host, "127.0.3.1") as crowd:
-            await until(lambda: count_open(host) == 0)
-            streams = [await crowd.open_stream(host.peer_id, ECHO) for _ in range(6)]
-            await until(lambda: count_open(host) == 6)
-            async with visitor(host, "127.0.4.1") as newcomer:
-                assert await is_served(newcomer, host.peer_id)
-                with pytest.raises(StreamClosed):
-                    await streams[0].receive_some(1)
-                assert crowd.connected() == newcomer.connected() == {host.peer_id}
-
-    over_sockets(main)
+    async with victim(GateLimits(exempt=NOT_EXEMPT)) as host, visitor(host, "127.0.3.1") as crowd:
+        await until(lambda: count_open(host) == 0)
+        streams = [await crowd.open_stream(host.peer_id, ECHO) for _ in range(6)]
+        await until(lambda: count_open(host) == 6)
+        async with visitor(host, "127.0.4.1") as newcomer:
+            assert await is_served(newcomer, host.peer_id)
+            with pytest.raises(StreamClosed):
+                await streams[0].receive_some(1)
+            assert crowd.connected() == newcomer.connected() == {host.peer_id}
 
 
-def test_one_address_and_one_network_hold_few_streams_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_address_and_one_network_hold_few_streams_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """25 kB each, in 110 connections of one /48: 127 MB became 474."""
     monkeypatch.setattr("flockstep.peer.host.STREAMS_OF_A_CONNECTION", 3)
 
-    async def main() -> None:
-        limits = GateLimits(per_address=1, per_network=2, exempt=NOT_EXEMPT)
-        async with victim(limits) as host, AsyncExitStack() as stack:
-            first, second = [await stack.enter_async_context(visitor(host, f"127.0.3.{n}")) for n in (1, 2)]
-            await until(lambda: count_open(host) == 0)
-            streams = await silent_streams(first, host.peer_id, 4)
-            await gone(streams[3])
-            await silent_streams(second, host.peer_id, 3)
-            await until(lambda: count_open(host) == 6)
-            (late,) = await silent_streams(second, host.peer_id, 1)
-            await gone(late)
-            assert set(host._gate.refusals.counts) == {("stream", "too many are open of one address")}
-
-    over_sockets(main)
+    limits = GateLimits(per_address=1, per_network=2, exempt=NOT_EXEMPT)
+    async with victim(limits) as host, AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(visitor(host, f"127.0.3.{n}")) for n in (1, 2)]
+        await until(lambda: count_open(host) == 0)
+        streams = await silent_streams(first, host.peer_id, 4)
+        await gone(streams[3])
+        await silent_streams(second, host.peer_id, 3)
+        await until(lambda: count_open(host) == 6)
+        (late,) = await silent_streams(second, host.peer_id, 1)
+        await gone(late)
+        assert set(host._gate.refusals.counts) == {("stream", "too many are open of one address")}
 
 
-def test_the_streams_of_a_network_have_a_rate_and_a_newcomer_in_it_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_streams_of_a_network_have_a_rate_and_a_newcomer_in_it_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a free /48 each of 65,536 addresses had the rate of one: newcomers waited for 5 s."""
     monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 24_000.0)
 
-    async def main() -> None:
-        limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)  # 24 of an address, and of a network.
-        async with victim(limits) as host, AsyncExitStack() as stack:
-            first, second, newcomer = [await stack.enter_async_context(visitor(host, f"127.0.3.{n}")) for n in (1, 2, 3)]
-            for _ in range(20):
-                assert await is_served(first, host.peer_id)
-            assert await num_served(second, host.peer_id, 20) < 20
-            await until(lambda: second.peer_id not in host.connected())
-            assert await is_served(newcomer, host.peer_id)
-            assert ("stream", "too many a second from one network") in host._gate.refusals.counts
-
-    over_sockets(main)
+    limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)  # 24 of an address, and of a network.
+    async with victim(limits) as host, AsyncExitStack() as stack:
+        first, second, newcomer = [await stack.enter_async_context(visitor(host, f"127.0.3.{n}")) for n in (1, 2, 3)]
+        for _ in range(20):
+            assert await is_served(first, host.peer_id)
+        assert await num_served(second, host.peer_id, 20) < 20
+        await until(lambda: second.peer_id not in host.connected())
+        assert await is_served(newcomer, host.peer_id)
+        assert ("stream", "too many a second from one network") in host._gate.refusals.counts
 
 
-def test_those_behind_one_relay_have_equal_parts_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_behind_one_relay_have_equal_parts_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that opened eight streams a second had the connections closed of all others behind its relay."""
     monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 24_000.0)
 
-    async def main() -> None:
-        limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)
-        relay_host = open_host(Identity.generate(), HERE, Telemetry(), bootstrap=BootstrapLimits())
-        async with relay_host as relay, victim(limits) as host, AsyncExitStack() as stack:
-            await host.connect(relay.peer_id, relay.addresses())
-            await host._relays.reserve(relay.peer_id)
-            guests = []
-            for _ in range(2):
-                guest = await stack.enter_async_context(open_host(Identity.generate(), HERE, Telemetry()))
-                guest._aims = guest._puncher._aims = tuple  # type: ignore[method-assign]  # It stays behind the relay.
-                await guest.connect(host.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
-                guests.append(guest)
-            assert await num_served(guests[0], host.peer_id, 30) < 30
-            await until(lambda: guests[0].peer_id not in host.connected())
-            assert await is_served(guests[1], host.peer_id)
-
-    over_sockets(main)
+    limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)
+    relay_host = open_host(Identity.generate(), HERE, Telemetry(), bootstrap=BootstrapLimits())
+    async with relay_host as relay, victim(limits) as host, AsyncExitStack() as stack:
+        await host.connect(relay.peer_id, relay.addresses())
+        await host._relays.reserve(relay.peer_id)
+        guests = []
+        for _ in range(2):
+            guest = await stack.enter_async_context(open_host(Identity.generate(), HERE, Telemetry()))
+            guest._aims = guest._puncher._aims = tuple  # type: ignore[method-assign]  # It stays behind the relay.
+            await guest.connect(host.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
+            guests.append(guest)
+        assert await num_served(guests[0], host.peer_id, 30) < 30
+        await until(lambda: guests[0].peer_id not in host.connected())
+        assert await is_served(guests[1], host.peer_id)
 
 
-def test_silent_streams_of_one_address_leave_the_directory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_streams_of_one_address_leave_the_directory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 connections with eight streams each, renewed twice a minute, were all 256: nobody else found a run."""
     monkeypatch.setattr(directory_server, "MAX_SERVER_STREAMS", 8)
     monkeypatch.setattr(directory_server, "STREAM_SECONDS", 1e6)
 
-    async def main() -> None:
-        limits = BootstrapLimits(exempt=NOT_EXEMPT)
-        async with (
-            open_host(Identity.generate(), HERE, Telemetry(), bootstrap=limits) as host,
-            open_directory(host, server=True, telemetry=Telemetry(), validate=lambda key, value: 0) as directory,
-            visitor(host, "127.0.3.1") as crowd,
-            visitor(host, "127.0.4.1") as newcomer,
-        ):
-            streams = [await crowd.open_stream(host.peer_id, PROTOCOL_ID) for _ in range(8)]
-            await until(lambda: directory.server is not None and len(directory.server._streams) == 8)
-            stream = await newcomer.open_stream(host.peer_id, PROTOCOL_ID)
-            await send(stream, about(Message.PING, ""))
-            answer = await MessageReader(stream, 1 << 12).next()
-            assert answer is not None
-            assert answer.type == Message.PING
-            with pytest.raises(StreamClosed):
-                await streams[0].receive_some(1)
-
-    over_sockets(main)
+    limits = BootstrapLimits(exempt=NOT_EXEMPT)
+    async with (
+        open_host(Identity.generate(), HERE, Telemetry(), bootstrap=limits) as host,
+        open_directory(host, server=True, telemetry=Telemetry(), validate=lambda key, value: 0) as directory,
+        visitor(host, "127.0.3.1") as crowd,
+        visitor(host, "127.0.4.1") as newcomer,
+    ):
+        streams = [await crowd.open_stream(host.peer_id, PROTOCOL_ID) for _ in range(8)]
+        await until(lambda: directory.server is not None and len(directory.server._streams) == 8)
+        stream = await newcomer.open_stream(host.peer_id, PROTOCOL_ID)
+        await send(stream, about(Message.PING, ""))
+        answer = await MessageReader(stream, 1 << 12).next()
+        assert answer is not None
+        assert answer.type == Message.PING
+        with pytest.raises(StreamClosed):
+            await streams[0].receive_some(1)
 
 
-def test_nobody_takes_identify_messages_that_are_pushed() -> None:
-    async def main() -> None:
-        async with victim(GateLimits()) as host, visitor(host, "127.0.0.1") as guest:
-            with pytest.raises(StreamClosed):
-                await guest.open_stream(host.peer_id, ID_PUSH)
-
-    over_sockets(main)
+async def test_nobody_takes_identify_messages_that_are_pushed() -> None:
+    async with victim(GateLimits()) as host, visitor(host, "127.0.0.1") as guest:
+        with pytest.raises(StreamClosed):
+            await guest.open_stream(host.peer_id, ID_PUSH)
 
 
-def test_all_circuits_from_one_address_have_the_rate_of_one() -> None:
-    async def main() -> None:
-        limits = BootstrapLimits(exempt=("127.0.0.0/8",))
-        async with open_host(Identity.generate(), HERE, Telemetry(), bootstrap=limits) as host:
-            assert host.bootstrap_server is not None
-            relay, origins = host.bootstrap_server.relay, host._gate.origins
-            first, second, other, local = map(origins.of, ("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "127.0.0.1"))
-            held = relay._throttle_of(first)
-            assert relay._throttle_of(second) is held
-            assert relay._throttle_of(other) is not held
-            assert relay._throttle_of(local) is not relay._throttle_of(local)
-
-    over_sockets(main)
+async def test_all_circuits_from_one_address_have_the_rate_of_one() -> None:
+    limits = BootstrapLimits(exempt=("127.0.0.0/8",))
+    async with open_host(Identity.generate(), HERE, Telemetry(), bootstrap=limits) as host:
+        assert host.bootstrap_server is not None
+        relay, origins = host.bootstrap_server.relay, host._gate.origins
+        first, second, other, local = map(origins.of, ("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "127.0.0.1"))
+        held = relay._throttle_of(first)
+        assert relay._throttle_of(second) is held
+        assert relay._throttle_of(other) is not held
+        assert relay._throttle_of(local) is not relay._throttle_of(local)

@@ -1,7 +1,7 @@
 """WebSockets over loopback: TLS or plain, what is refused and why, and the way to a direct connection."""
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,14 +33,6 @@ from wsproto.events import Event as WebEvent
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"
 PIECE = bytes(range(256)) * 4096
-
-
-def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
-    async def guarded() -> None:
-        with trio.fail_after(120):  # A safety net against a hang.
-            await test()
-
-    trio.run(guarded)
 
 
 @dataclass
@@ -112,20 +104,17 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     return made
 
 
-def test_bytes_go_both_ways_over_tls_on_streams_of_either_end(authority: Authority) -> None:
-    async def main() -> None:
-        certificate = TlsCertificate(*authority.issue("127.0.0.1"))
-        async with bootstrap(certificate) as net, peer() as host:
-            assert net.address == f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
-            await host.connect(net.host.peer_id, [net.address])
-            await come_back(await host.open_stream(net.host.peer_id, ECHO))
-            await come_back(await net.host.open_stream(host.peer_id, ECHO))
-            assert host.traffic().sent > 8 * len(PIECE) < net.host.traffic().received
-            assert host.dialled(net.host.peer_id) == (net.address,)
-            assert net.host.bootstrap_server is not None
-            assert net.host.bootstrap_server.gate.tally.count == 1
-
-    over_sockets(main)
+async def test_bytes_go_both_ways_over_tls_on_streams_of_either_end(authority: Authority) -> None:
+    certificate = TlsCertificate(*authority.issue("127.0.0.1"))
+    async with bootstrap(certificate) as net, peer() as host:
+        assert net.address == f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+        await host.connect(net.host.peer_id, [net.address])
+        await come_back(await host.open_stream(net.host.peer_id, ECHO))
+        await come_back(await net.host.open_stream(host.peer_id, ECHO))
+        assert host.traffic().sent > 8 * len(PIECE) < net.host.traffic().received
+        assert host.dialled(net.host.peer_id) == (net.address,)
+        assert net.host.bootstrap_server is not None
+        assert net.host.bootstrap_server.gate.tally.count == 1
 
 
 def test_a_name_of_a_certificate_is_announced_and_a_wildcard_is_not(authority: Authority) -> None:
@@ -140,64 +129,55 @@ async def cause_of(host: Libp2pHost, wanted: str, address: str) -> str:
     return attempt.cause
 
 
-def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(
+async def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with bootstrap(TlsCertificate(*authority.issue("localhost"))) as net, peer() as host:
-            wanted, address = net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
-            assert (await cause_of(host, wanted, address)).startswith(f"{UNTRUSTED.cause}: 127.0.0.1: IP address mismatch")
-            monkeypatch.delenv("SSL_CERT_FILE")
-            named = address.replace("/ip4/127.0.0.1", "/dns/localhost")
-            assert (await cause_of(host, wanted, named)).startswith(f"{UNTRUSTED.cause}: localhost: unable to get local")
-            assert not host.connected()
-
-    over_sockets(main)
+    async with bootstrap(TlsCertificate(*authority.issue("localhost"))) as net, peer() as host:
+        wanted, address = net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+        assert (await cause_of(host, wanted, address)).startswith(f"{UNTRUSTED.cause}: 127.0.0.1: IP address mismatch")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        named = address.replace("/ip4/127.0.0.1", "/dns/localhost")
+        assert (await cause_of(host, wanted, named)).startswith(f"{UNTRUSTED.cause}: localhost: unable to get local")
+        assert not host.connected()
 
 
-def test_what_is_no_websocket_is_named_as_the_reason(authority: Authority) -> None:
-    async def main() -> None:
-        async with (
-            bootstrap(TlsCertificate(*authority.issue("127.0.0.1"))) as net,
-            peer() as host,
-            trio.open_nursery() as nursery,
-        ):
+async def test_what_is_no_websocket_is_named_as_the_reason(authority: Authority) -> None:
+    async with (
+        bootstrap(TlsCertificate(*authority.issue("127.0.0.1"))) as net,
+        peer() as host,
+        trio.open_nursery() as nursery,
+    ):
 
-            async def refuse(stream: trio.SocketStream) -> None:
-                await stream.receive_some(1 << 16)
-                await stream.send_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        async def refuse(stream: trio.SocketStream) -> None:
+            await stream.receive_some(1 << 16)
+            await stream.send_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
 
-            (server,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), refuse, 0)
-            wanted, at = net.host.peer_id, "/ip4/127.0.0.1/tcp"
-            proxy = server.socket.getsockname()[1]
-            assert await cause_of(host, wanted, f"{at}/{proxy}/ws") == f"{NO_WEBSOCKET.cause}: HTTP 502"
-            assert (await cause_of(host, wanted, f"{at}/{net.host.port}/tls/ws")).startswith(NO_TLS.cause)
-            assert (await cause_of(host, wanted, f"{at}/{net.host.port}/ws")).startswith(NO_WEBSOCKET.cause)
-            damaged = host.peer_id[:-1] + ("b" if host.peer_id.endswith("a") else "a")
-            assert (await cause_of(host, damaged, f"{at}/{net.port}/tls/ws")) != ""
-            other = Identity.generate().peer_id
-            assert (await cause_of(host, other, net.address)).startswith(WRONG_PEER.cause)
-            nursery.cancel_scope.cancel()
-
-    over_sockets(main)
+        (server,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), refuse, 0)
+        wanted, at = net.host.peer_id, "/ip4/127.0.0.1/tcp"
+        proxy = server.socket.getsockname()[1]
+        assert await cause_of(host, wanted, f"{at}/{proxy}/ws") == f"{NO_WEBSOCKET.cause}: HTTP 502"
+        assert (await cause_of(host, wanted, f"{at}/{net.host.port}/tls/ws")).startswith(NO_TLS.cause)
+        assert (await cause_of(host, wanted, f"{at}/{net.host.port}/ws")).startswith(NO_WEBSOCKET.cause)
+        damaged = host.peer_id[:-1] + ("b" if host.peer_id.endswith("a") else "a")
+        assert (await cause_of(host, damaged, f"{at}/{net.port}/tls/ws")) != ""
+        other = Identity.generate().peer_id
+        assert (await cause_of(host, other, net.address)).startswith(WRONG_PEER.cause)
+        nursery.cancel_scope.cancel()
 
 
-def test_a_renewed_certificate_is_served_and_one_that_cannot_be_read_is_not(authority: Authority) -> None:
-    async def main() -> None:
-        chain, key = authority.issue("localhost")
-        async with bootstrap(TlsCertificate(chain, key)) as net, peer() as host:
-            address = f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
-            assert (await cause_of(host, net.host.peer_id, address)).startswith(UNTRUSTED.cause)
-            authority.issue("127.0.0.1")
+async def test_a_renewed_certificate_is_served_and_one_that_cannot_be_read_is_not(authority: Authority) -> None:
+    chain, key = authority.issue("localhost")
+    async with bootstrap(TlsCertificate(chain, key)) as net, peer() as host:
+        address = f"/ip4/127.0.0.1/tcp/{net.port}/tls/ws"
+        assert (await cause_of(host, net.host.peer_id, address)).startswith(UNTRUSTED.cause)
+        authority.issue("127.0.0.1")
+        await host.connect(net.host.peer_id, [address])
+        await host.disconnect(net.host.peer_id)
+        chain.write_bytes(b"half a file")
+        for _ in range(2):
             await host.connect(net.host.peer_id, [address])
             await host.disconnect(net.host.peer_id)
-            chain.write_bytes(b"half a file")
-            for _ in range(2):
-                await host.connect(net.host.peer_id, [address])
-                await host.disconnect(net.host.peer_id)
-            assert [event["event"] for event in net.events if event["event"] == "tls.unread"] == ["tls.unread"]
-
-    over_sockets(main)
+        assert [event["event"] for event in net.events if event["event"] == "tls.unread"] == ["tls.unread"]
 
 
 def test_files_that_are_no_certificate_are_refused_in_one_line(authority: Authority, tmp_path: Path) -> None:
@@ -208,15 +188,12 @@ def test_files_that_are_no_certificate_are_refused_in_one_line(authority: Author
             TlsCertificate(*files)
 
 
-def test_a_port_that_is_taken_is_named() -> None:
-    async def main() -> None:
-        async with bootstrap() as net:
-            place = WebPlace("127.0.0.1", net.port)
-            with pytest.raises(LocalError, match=f"cannot listen for WebSockets on 127.0.0.1 port {net.port}"):
-                async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits(), web=(place,)):
-                    pass
-
-    over_sockets(main)
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with bootstrap() as net:
+        place = WebPlace("127.0.0.1", net.port)
+        with pytest.raises(LocalError, match=f"cannot listen for WebSockets on 127.0.0.1 port {net.port}"):
+            async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits(), web=(place,)):
+                pass
 
 
 def kinds(host: Libp2pHost, remote: str) -> list[ConnectionType]:
@@ -224,34 +201,28 @@ def kinds(host: Libp2pHost, remote: str) -> list[ConnectionType]:
     return [one.get_connection_type() for one in connections if not one.is_closed]
 
 
-def test_a_direct_connection_takes_the_place_of_a_websocket() -> None:
-    async def main() -> None:
-        async with bootstrap() as net, peer() as host:
-            wanted, climbed = net.host.peer_id, list[str]()
-            host.on_climb(climbed.append)
-            await host.connect(wanted, [f"/ip4/127.0.0.1/tcp/{net.port}/ws"])
-            stream = await host.open_stream(wanted, ECHO)
-            assert kinds(host, wanted) == [ConnectionType.UNKNOWN]
-            assert await host._dialler.plainly(wanted, f"/ip4/127.0.0.1/tcp/{net.host.port}") == ""
-            await until(lambda: climbed == [wanted])
-            await come_back(await host.open_stream(wanted, ECHO))
-            await come_back(stream)  # What is under way ends where it began.
-            await stream.aclose()
-            for one, other in ((host, net.host), (net.host, host)):
-                await until(lambda: kinds(one, other.peer_id) == [ConnectionType.DIRECT])  # noqa: B023  It is awaited here.
-
-    over_sockets(main)
+async def test_a_direct_connection_takes_the_place_of_a_websocket() -> None:
+    async with bootstrap() as net, peer() as host:
+        wanted, climbed = net.host.peer_id, list[str]()
+        host.on_climb(climbed.append)
+        await host.connect(wanted, [f"/ip4/127.0.0.1/tcp/{net.port}/ws"])
+        stream = await host.open_stream(wanted, ECHO)
+        assert kinds(host, wanted) == [ConnectionType.UNKNOWN]
+        assert await host._dialler.plainly(wanted, f"/ip4/127.0.0.1/tcp/{net.host.port}") == ""
+        await until(lambda: climbed == [wanted])
+        await come_back(await host.open_stream(wanted, ECHO))
+        await come_back(stream)  # What is under way ends where it began.
+        await stream.aclose()
+        for one, other in ((host, net.host), (net.host, host)):
+            await until(lambda: kinds(one, other.peer_id) == [ConnectionType.DIRECT])  # noqa: B023  It is awaited here.
 
 
-def test_the_ladder_prefers_any_other_address_of_a_rung() -> None:
-    async def main() -> None:
-        async with bootstrap() as net, peer() as host:
-            at = "/ip4/127.0.0.1/tcp"
-            await host.connect(net.host.peer_id, [f"{at}/{net.port}/ws", f"{at}/{net.host.port}"])
-            assert kinds(host, net.host.peer_id) == [ConnectionType.DIRECT]
-            assert host.rung(net.host.peer_id) is Rung.LAN
-
-    over_sockets(main)
+async def test_the_ladder_prefers_any_other_address_of_a_rung() -> None:
+    async with bootstrap() as net, peer() as host:
+        at = "/ip4/127.0.0.1/tcp"
+        await host.connect(net.host.peer_id, [f"{at}/{net.port}/ws", f"{at}/{net.host.port}"])
+        assert kinds(host, net.host.peer_id) == [ConnectionType.DIRECT]
+        assert host.rung(net.host.peer_id) is Rung.LAN
 
 
 class Client:
@@ -284,60 +255,48 @@ async def client(net: Bootstrap, *headers: tuple[bytes, bytes]) -> AsyncIterator
         yield made
 
 
-def test_pings_are_answered_and_a_text_ends_the_connection() -> None:
-    async def main() -> None:
-        async with bootstrap() as net, client(net) as stranger:
-            assert await stranger.next() == BytesMessage(b"\x13/multistream/1.0.0\n")
-            await stranger.send(Ping(b"number 1"))
-            assert await stranger.next() == Pong(b"number 1")
-            await stranger.send(TextMessage("hello"))
-            with suppress(trio.BrokenResourceError, StopAsyncIteration):
-                while True:
-                    await stranger.next()
-
-    over_sockets(main)
+async def test_pings_are_answered_and_a_text_ends_the_connection() -> None:
+    async with bootstrap() as net, client(net) as stranger:
+        assert await stranger.next() == BytesMessage(b"\x13/multistream/1.0.0\n")
+        await stranger.send(Ping(b"number 1"))
+        assert await stranger.next() == Pong(b"number 1")
+        await stranger.send(TextMessage("hello"))
+        with suppress(trio.BrokenResourceError, StopAsyncIteration):
+            while True:
+                await stranger.next()
 
 
-def test_a_close_frame_is_the_end_of_what_is_read() -> None:
-    async def main() -> None:
-        mine, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in socket.socketpair())
-        stranger, stream = Client(mine), WebStream(theirs, theirs, is_client=False)
-        await stranger.send(Request(host="localhost", target="/"))
-        await stream.answer()
-        assert isinstance(await stranger.next(), AcceptConnection)
-        await stranger.send(BytesMessage(b"the last"))
-        await stranger.send(CloseConnection(1000))
-        assert (await stream.read(3), await stream.read(), await stream.read()) == (b"the", b" last", b"")
-        await mine.aclose()
-        await theirs.aclose()
-
-    over_sockets(main)
+async def test_a_close_frame_is_the_end_of_what_is_read() -> None:
+    mine, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in socket.socketpair())
+    stranger, stream = Client(mine), WebStream(theirs, theirs, is_client=False)
+    await stranger.send(Request(host="localhost", target="/"))
+    await stream.answer()
+    assert isinstance(await stranger.next(), AcceptConnection)
+    await stranger.send(BytesMessage(b"the last"))
+    await stranger.send(CloseConnection(1000))
+    assert (await stream.read(3), await stream.read(), await stream.read()) == (b"the", b" last", b"")
+    await mine.aclose()
+    await theirs.aclose()
 
 
-def test_an_earlier_websocket_of_a_peer_that_comes_again_is_looked_at() -> None:
-    async def main() -> None:
-        async with bootstrap() as net, peer() as host:
-            for _ in range(2):
-                assert await host._dialler.plainly(net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/ws") == ""
-            await until(lambda: "connection.alive" in [event["event"] for event in net.events])
-
-    over_sockets(main)
+async def test_an_earlier_websocket_of_a_peer_that_comes_again_is_looked_at() -> None:
+    async with bootstrap() as net, peer() as host:
+        for _ in range(2):
+            assert await host._dialler.plainly(net.host.peer_id, f"/ip4/127.0.0.1/tcp/{net.port}/ws") == ""
+        await until(lambda: "connection.alive" in [event["event"] for event in net.events])
 
 
-def test_a_message_takes_no_memory_for_the_length_that_it_announces() -> None:
-    async def main() -> None:
-        async with bootstrap() as net, await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
-            machine = WSConnection(Role.CLIENT)
-            await raw.send_all(machine.send(Request(host="localhost", target="/")))
-            await raw.receive_some(1 << 12)
-            head = bytes((0x82, 0xFF)) + (1 << 62).to_bytes(8, "big") + bytes(4)  # Masked by zeros.
-            lines = b"\x13/multistream/1.0.0\n\x0b/nothing/1\n"
-            await raw.send_all(head + lines)  # The message goes on for ever, and what is there of it is read.
-            answer = b""
-            while b"na\n" not in answer:
-                answer += await raw.receive_some(1 << 12)
-
-    over_sockets(main)
+async def test_a_message_takes_no_memory_for_the_length_that_it_announces() -> None:
+    async with bootstrap() as net, await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+        machine = WSConnection(Role.CLIENT)
+        await raw.send_all(machine.send(Request(host="localhost", target="/")))
+        await raw.receive_some(1 << 12)
+        head = bytes((0x82, 0xFF)) + (1 << 62).to_bytes(8, "big") + bytes(4)  # Masked by zeros.
+        lines = b"\x13/multistream/1.0.0\n\x0b/nothing/1\n"
+        await raw.send_all(head + lines)  # The message goes on for ever, and what is there of it is read.
+        answer = b""
+        while b"na\n" not in answer:
+            answer += await raw.receive_some(1 << 12)
 
 
 async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStream, *, tls: bool = False) -> None:
@@ -368,71 +327,56 @@ async def reverse_proxy(port: int, forwarded: bytes, downstream: trio.SocketStre
         (b"nowhere", "/ip4/127.0.0.1/tcp/"),
     ],
 )
-def test_a_peer_behind_a_reverse_proxy_counts_for_the_address_that_it_names(forwarded: bytes, seen: str) -> None:
-    async def main() -> None:
-        async with bootstrap() as net, peer() as host, trio.open_nursery() as nursery:
-            pass_on = partial(reverse_proxy, net.port, forwarded)
-            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
-            await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
-            stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
-            assert (await ask(stream, 0)).address.startswith(seen)
-            await come_back(await host.open_stream(net.host.peer_id, ECHO))
-            nursery.cancel_scope.cancel()
-
-    over_sockets(main)
+async def test_a_peer_behind_a_reverse_proxy_counts_for_the_address_that_it_names(forwarded: bytes, seen: str) -> None:
+    async with bootstrap() as net, peer() as host, trio.open_nursery() as nursery:
+        pass_on = partial(reverse_proxy, net.port, forwarded)
+        (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
+        await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
+        stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
+        assert (await ask(stream, 0)).address.startswith(seen)
+        await come_back(await host.open_stream(net.host.peer_id, ECHO))
+        nursery.cancel_scope.cancel()
 
 
-def test_a_client_of_tls_is_not_believed_to_be_a_reverse_proxy(authority: Authority) -> None:
-    async def main() -> None:
-        certificate = TlsCertificate(*authority.issue("127.0.0.1"))
-        async with bootstrap(certificate) as net, peer() as host, trio.open_nursery() as nursery:
-            pass_on = partial(reverse_proxy, net.port, b"203.0.113.9", tls=True)
-            (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
-            await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
-            stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
-            assert (await ask(stream, 0)).address.startswith("/ip4/127.0.0.1/tcp/")
-            nursery.cancel_scope.cancel()
-
-    over_sockets(main)
+async def test_a_client_of_tls_is_not_believed_to_be_a_reverse_proxy(authority: Authority) -> None:
+    certificate = TlsCertificate(*authority.issue("127.0.0.1"))
+    async with bootstrap(certificate) as net, peer() as host, trio.open_nursery() as nursery:
+        pass_on = partial(reverse_proxy, net.port, b"203.0.113.9", tls=True)
+        (proxy,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), pass_on, 0)
+        await host.connect(net.host.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.socket.getsockname()[1]}/ws"])
+        stream = await host.open_stream(net.host.peer_id, DIALBACK_PROTOCOL)
+        assert (await ask(stream, 0)).address.startswith("/ip4/127.0.0.1/tcp/")
+        nursery.cancel_scope.cancel()
 
 
-def test_a_client_that_is_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_is_silent_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "GREETING_TIMEOUT", 0.01)
 
-    async def main() -> None:
-        async with bootstrap() as net:
-            async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
-                assert await raw.receive_some(1) == b""
-            assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
-
-    over_sockets(main)
+    async with bootstrap() as net:
+        async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+            assert await raw.receive_some(1) == b""
+        assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
 
 
-def test_connections_of_a_client_of_the_reverse_proxy_have_its_rate() -> None:
+async def test_connections_of_a_client_of_the_reverse_proxy_have_its_rate() -> None:
     """Those of the proxy itself come from loopback, which is exempt."""
 
-    async def main() -> None:
-        async with bootstrap() as net:
-            reasons: set[object] = set()
-            while "too many a second from one address" not in reasons:
-                with suppress(StopAsyncIteration, trio.BrokenResourceError):
-                    async with client(net, (b"X-Forwarded-For", b"203.0.113.9")) as one:
-                        await one.next()
-                reasons = {event.get("reason") for event in net.events}
-
-    over_sockets(main)
+    async with bootstrap() as net:
+        reasons: set[object] = set()
+        while "too many a second from one address" not in reasons:
+            with suppress(StopAsyncIteration, trio.BrokenResourceError):
+                async with client(net, (b"X-Forwarded-For", b"203.0.113.9")) as one:
+                    await one.next()
+            reasons = {event.get("reason") for event in net.events}
 
 
 @pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x13/multistream/1.0.0\n\r\n\r\n"])
-def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes) -> None:
-    async def main() -> None:
-        async with bootstrap() as net:
-            async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
-                await raw.send_all(request_)
-                answer = b""
-                while data := await raw.receive_some(1 << 12):
-                    answer += data
-            assert answer.startswith(b"HTTP/1.1 400" if request_.startswith(b"GET") else b"")
-            assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
-
-    over_sockets(main)
+async def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes) -> None:
+    async with bootstrap() as net:
+        async with await trio.open_tcp_stream("127.0.0.1", net.port) as raw:
+            await raw.send_all(request_)
+            answer = b""
+            while data := await raw.receive_some(1 << 12):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 400" if request_.startswith(b"GET") else b"")
+        assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]

@@ -46,7 +46,7 @@ class Party:
         return [str(event["reason"]) for event in mine]
 
 
-def virtually(body: Callable[[Party], Awaitable[None]]) -> None:
+def run_test(body: Callable[[Party], Awaitable[None]]) -> None:
     async def main() -> None:
         network, events = MemoryNetwork(latency=0.01), list[Event]()
         log = Telemetry(clock=trio.current_time)
@@ -67,45 +67,36 @@ async def is_open(stream: Stream) -> bool:
         return False
 
 
-def test_a_peer_that_asks_and_does_not_read_loses_its_stream() -> None:
-    async def body(party: Party) -> None:
-        stream = await party.stream(party.reader)
-        for _ in range(40):
-            await stream.send_all(QUESTION)
-        await trio.sleep(5)
-        assert party.lost(party.reader) == [f"{READER.peer_id} leaves more than {node.MAX_UNREAD_ANSWERS} bytes unread"]
-        assert party.server._answers.total == 0
-        assert not await is_open(stream)
-
-    virtually(body)
+async def test_a_peer_that_asks_and_does_not_read_loses_its_stream(party: Party, /) -> None:
+    stream = await party.stream(party.reader)
+    for _ in range(40):
+        await stream.send_all(QUESTION)
+    await trio.sleep(5)
+    assert party.lost(party.reader) == [f"{READER.peer_id} leaves more than {node.MAX_UNREAD_ANSWERS} bytes unread"]
+    assert party.server._answers.total == 0
+    assert not await is_open(stream)
 
 
-def test_the_unread_answers_of_all_streams_of_a_peer_count_together() -> None:
-    async def body(party: Party) -> None:
-        streams = [await party.stream(party.reader) for _ in range(4)]
-        for stream in streams:
-            await stream.send_all(QUESTION * 2)
-        await trio.sleep(5)
-        assert len(party.lost(party.reader)) >= 1
-        assert party.server._answers.total <= node.MAX_UNREAD_ANSWERS
-
-    virtually(body)
+async def test_the_unread_answers_of_all_streams_of_a_peer_count_together(party: Party, /) -> None:
+    streams = [await party.stream(party.reader) for _ in range(4)]
+    for stream in streams:
+        await stream.send_all(QUESTION * 2)
+    await trio.sleep(5)
+    assert len(party.lost(party.reader)) >= 1
+    assert party.server._answers.total <= node.MAX_UNREAD_ANSWERS
 
 
-def test_an_answer_keeps_its_slot_until_it_is_read() -> None:
-    async def body(party: Party) -> None:
-        party.page = wire.LedgerPage((bytes(50_000),) * 2)
-        stream = await party.stream(party.reader)
-        await stream.send_all(QUESTION * 40)
-        await trio.sleep(1)
-        in_window = STREAM_WINDOW // 100_000
-        assert len(party.asked) <= in_window + MAX_OPEN_ASKS
-        read = 0
-        while read < 40 * 100_000:
-            read += len(await stream.receive_some(1 << 16))
-        assert len(party.asked) == 40
-
-    virtually(body)
+async def test_an_answer_keeps_its_slot_until_it_is_read(party: Party, /) -> None:
+    party.page = wire.LedgerPage((bytes(50_000),) * 2)
+    stream = await party.stream(party.reader)
+    await stream.send_all(QUESTION * 40)
+    await trio.sleep(1)
+    in_window = STREAM_WINDOW // 100_000
+    assert len(party.asked) <= in_window + MAX_OPEN_ASKS
+    read = 0
+    while read < 40 * 100_000:
+        read += len(await stream.receive_some(1 << 16))
+    assert len(party.asked) == 40
 
 
 def test_beyond_what_is_there_for_all_a_stranger_is_cut_off_before_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,26 +114,23 @@ def test_beyond_what_is_there_for_all_a_stranger_is_cut_off_before_a_member(monk
         assert await is_open(member)
         assert not await is_open(stranger)
 
-    virtually(body)
+    run_test(body)
 
 
 @pytest.mark.parametrize(("protocol", "limit"), [(SESSION_PROTOCOL, 4), (BULK_PROTOCOL, 8)])
-def test_of_too_many_streams_the_oldest_is_reset(protocol: str, limit: int) -> None:
+async def test_of_too_many_streams_the_oldest_is_reset(party: Party, /, protocol: str, limit: int) -> None:
     assert limit == {SESSION_PROTOCOL: node.MAX_CONTROL_STREAMS, BULK_PROTOCOL: bulk.MAX_SERVED_STREAMS}[protocol]
 
-    async def body(party: Party) -> None:
-        key = bytes(32)
-        party.server.blobs.put(key, bytes(3 << 20))
-        question = QUESTION if protocol == SESSION_PROTOCOL else frame(wire.pack(wire.Fetch(key, 0)))
-        streams = [await party.stream(party.reader, protocol) for _ in range(limit + 1)]
-        await trio.sleep(1)
-        assert party.lost(party.reader) == [f"{READER.peer_id} has opened more than {limit} such streams"]
-        assert not await is_open(streams[0])
-        for stream in streams[1:]:
-            await stream.send_all(question)
-            assert await is_open(stream)
-
-    virtually(body)
+    key = bytes(32)
+    party.server.blobs.put(key, bytes(3 << 20))
+    question = QUESTION if protocol == SESSION_PROTOCOL else frame(wire.pack(wire.Fetch(key, 0)))
+    streams = [await party.stream(party.reader, protocol) for _ in range(limit + 1)]
+    await trio.sleep(1)
+    assert party.lost(party.reader) == [f"{READER.peer_id} has opened more than {limit} such streams"]
+    assert not await is_open(streams[0])
+    for stream in streams[1:]:
+        await stream.send_all(question)
+        assert await is_open(stream)
 
 
 def test_bulk_bytes_that_nobody_reads_are_counted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +147,4 @@ def test_bulk_bytes_that_nobody_reads_are_counted_and_given_up(monkeypatch: pyte
         assert len(party.lost(party.reader) + party.lost(party.other)) == 2  # Both streams of one of them.
         assert party.server._bulk._backlog.total <= 3 << 20
 
-    virtually(body)
+    run_test(body)

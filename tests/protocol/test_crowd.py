@@ -18,6 +18,8 @@ from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 
+run_test = run_virtual
+
 RUN = "a" * 52
 CROWD = 24
 
@@ -59,91 +61,78 @@ async def gather(party: Party, nursery: trio.Nursery, count: int) -> None:
     await trio.sleep(30)
 
 
-def test_everybody_knows_everybody_through_a_few_neighbours(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        party = Party()
-        async with party.network.open(), trio.open_nursery() as nursery:
-            await gather(party, nursery, CROWD)
-            assert [len(member.presence.others()) for member in party.members] == [CROWD - 1] * CROWD
-            told: list[int] = []
-            send = Node.send
+async def test_everybody_knows_everybody_through_a_few_neighbours(
+    small_mesh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, CROWD)
+        assert [len(member.presence.others()) for member in party.members] == [CROWD - 1] * CROWD
+        told: list[int] = []
+        send = Node.send
 
-            def count(node: Node, peers: str | Iterable[str], message: object) -> None:
-                if isinstance(message, wire.Members):
-                    told.append(1 if isinstance(peers, str) else len(list(peers)))
-                send(node, peers, message)
+        def count(node: Node, peers: str | Iterable[str], message: object) -> None:
+            if isinstance(message, wire.Members):
+                told.append(1 if isinstance(peers, str) else len(list(peers)))
+            send(node, peers, message)
 
-            monkeypatch.setattr(Node, "send", count)
-            first = party.nodes[0]
-            party.members[0].announce(body(first.transport.addresses(), round_=7))
-            await trio.sleep(5)
-            rounds = [{m.peer: m.body.round for m in member.presence.active()}[first.peer_id] for member in party.members]
-            assert rounds == [7] * CROWD
-            assert max(told) == NEIGHBOURS
-            nursery.cancel_scope.cancel()
-
-    run_virtual(main)
-
-
-def test_a_newcomer_gets_one_word_of_each_member_at_once() -> None:
-    async def main() -> None:
-        party, words = Party(), list[tuple[str, wire.Met]]()
-        async with party.network.open(), trio.open_nursery() as nursery:
-            await gather(party, nursery, 12)  # One more is less than `MET_GROWTH`: no word to all is due because of it.
-            nursery.start_soon(party.join, 12)
-            while len(party.nodes) == 12:
-                await trio.lowlevel.checkpoint()
-            party.nodes[-1].on_message(wire.Met, lambda peer, word: words.append((peer, word)))
-            await trio.sleep(3.0)
-            assert sorted(peer for peer, _ in words) == sorted(node.peer_id for node in party.nodes[:-1])
-            assert all(len(word.peers) == 12 * wire.TAG_BYTES for _, word in words)
-            nursery.cancel_scope.cancel()
-
-    run_virtual(main)
+        monkeypatch.setattr(Node, "send", count)
+        first = party.nodes[0]
+        party.members[0].announce(body(first.transport.addresses(), round_=7))
+        await trio.sleep(5)
+        rounds = [{m.peer: m.body.round for m in member.presence.active()}[first.peer_id] for member in party.members]
+        assert rounds == [7] * CROWD
+        assert max(told) == NEIGHBOURS
+        nursery.cancel_scope.cancel()
 
 
-def test_heartbeats_go_to_those_with_whom_i_share_a_round(small_mesh: None) -> None:
-    async def main() -> None:
-        party = Party()
-        async with party.network.open(), trio.open_nursery() as nursery:
-            await gather(party, nursery, CROWD)
-            partners = [node.peer_id for node in party.nodes[1:4]]
-            party.members[0].presence.attend(partners)
-            lost: list[str] = []
-            party.nodes[0].on_lost(lambda peer, reason: lost.append(peer))
-            for node in (party.nodes[2], party.nodes[9]):
-                party.network.stall(node.peer_id)
-            await trio.sleep(30)
-            assert lost == [party.nodes[2].peer_id]
-            nursery.cancel_scope.cancel()
+async def test_a_newcomer_gets_one_word_of_each_member_at_once() -> None:
+    party, words = Party(), list[tuple[str, wire.Met]]()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, 12)  # One more is less than `MET_GROWTH`: no word to all is due because of it.
+        nursery.start_soon(party.join, 12)
+        while len(party.nodes) == 12:
+            await trio.lowlevel.checkpoint()
+        party.nodes[-1].on_message(wire.Met, lambda peer, word: words.append((peer, word)))
+        await trio.sleep(3.0)
+        assert sorted(peer for peer, _ in words) == sorted(node.peer_id for node in party.nodes[:-1])
+        assert all(len(word.peers) == 12 * wire.TAG_BYTES for _, word in words)
+        nursery.cancel_scope.cancel()
 
-    run_virtual(main)
+
+async def test_heartbeats_go_to_those_with_whom_i_share_a_round(small_mesh: None) -> None:
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, CROWD)
+        partners = [node.peer_id for node in party.nodes[1:4]]
+        party.members[0].presence.attend(partners)
+        lost: list[str] = []
+        party.nodes[0].on_lost(lambda peer, reason: lost.append(peer))
+        for node in (party.nodes[2], party.nodes[9]):
+            party.network.stall(node.peer_id)
+        await trio.sleep(30)
+        assert lost == [party.nodes[2].peer_id]
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("count", [3, 12])  # Less than the mesh of eight, and more.
-def test_who_has_no_news_is_still_a_member_after_the_life_of_a_record(small_mesh: None, count: int) -> None:
-    async def main() -> None:
-        party = Party()
-        async with party.network.open(), trio.open_nursery() as nursery:
-            await gather(party, nursery, count)
-            await trio.sleep(3 * LIFETIME)
-            assert [len(member.presence.others()) for member in party.members] == [count - 1] * count
-            nursery.cancel_scope.cancel()
-
-    run_virtual(main)
+async def test_who_has_no_news_is_still_a_member_after_the_life_of_a_record(small_mesh: None, count: int) -> None:
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, count)
+        await trio.sleep(3 * LIFETIME)
+        assert [len(member.presence.others()) for member in party.members] == [count - 1] * count
+        nursery.cancel_scope.cancel()
 
 
-def test_a_newcomer_takes_a_table_of_several_pages(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_newcomer_takes_a_table_of_several_pages(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gossip_module, "PAGE", 4)
     monkeypatch.setattr("flockstep.dht.members.table.PAGE", 4)
 
-    async def main() -> None:
-        party = Party()
-        async with party.network.open(), trio.open_nursery() as nursery:
-            await gather(party, nursery, CROWD)
-            nursery.start_soon(party.join, CROWD)
-            await trio.sleep(5)
-            assert len(party.members[-1].presence.others()) == CROWD
-            nursery.cancel_scope.cancel()
-
-    run_virtual(main)
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, CROWD)
+        nursery.start_soon(party.join, CROWD)
+        await trio.sleep(5)
+        assert len(party.members[-1].presence.others()) == CROWD
+        nursery.cancel_scope.cancel()

@@ -32,47 +32,38 @@ class Pair:
         self.joined = JoinedDirectories(mine[0], mine[1], telemetry)
 
 
-def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
+def run_test(body: Callable[[Pair], Awaitable[None]]) -> None:
     run_virtual(lambda: body(Pair()))
 
 
-def test_both_receive_what_is_published() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.joined.put("key", b"1")
-        await pair.joined.provide("run")
-        assert all(board.values == {"key": b"1"} and "me" in board.providers["run"] for board in pair.boards)
-
-    with_pair(body)
+async def test_both_receive_what_is_published(pair: Pair, /) -> None:
+    await pair.joined.put("key", b"1")
+    await pair.joined.provide("run")
+    assert all(board.values == {"key": b"1"} and "me" in board.providers["run"] for board in pair.boards)
 
 
-def test_what_the_first_does_not_know_the_second_may() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.second.put("key", b"2")
-        await pair.second.provide("run")
-        assert await pair.joined.get("key") == b"2"
-        assert await pair.joined.find("run") == ("other",)
-        assert pair.joined.addresses("other") == HERE
-        await pair.first.put("key", b"1")
-        assert await pair.joined.get("key") == b"1"
-        assert await pair.joined.get("nothing") is None
-
-    with_pair(body)
+async def test_what_the_first_does_not_know_the_second_may(pair: Pair, /) -> None:
+    await pair.second.put("key", b"2")
+    await pair.second.provide("run")
+    assert await pair.joined.get("key") == b"2"
+    assert await pair.joined.find("run") == ("other",)
+    assert pair.joined.addresses("other") == HERE
+    await pair.first.put("key", b"1")
+    assert await pair.joined.get("key") == b"1"
+    assert await pair.joined.get("nothing") is None
 
 
 @pytest.mark.parametrize("down", [0, 1])
-def test_one_of_them_may_be_down_and_that_is_told(down: int) -> None:
-    async def body(pair: Pair) -> None:
-        pair.boards[down].up = False
-        await pair.joined.put("key", b"3")
-        assert await pair.joined.get("key") == b"3"
-        assert {event["event"] for event in pair.events} == {"directory.failed"}
-        pair.boards[1 - down].up = False
-        with pytest.raises(NetworkError):
-            await pair.joined.get("key")
-        with pytest.raises(NetworkError):
-            await pair.joined.put("key", b"4")
-
-    with_pair(body)
+async def test_one_of_them_may_be_down_and_that_is_told(pair: Pair, /, down: int) -> None:
+    pair.boards[down].up = False
+    await pair.joined.put("key", b"3")
+    assert await pair.joined.get("key") == b"3"
+    assert {event["event"] for event in pair.events} == {"directory.failed"}
+    pair.boards[1 - down].up = False
+    with pytest.raises(NetworkError):
+        await pair.joined.get("key")
+    with pytest.raises(NetworkError):
+        await pair.joined.put("key", b"4")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hivemind") is not None, reason="flockstep[hivemind] is installed")

@@ -45,7 +45,7 @@ class Member:
         return other.peer_id in self.gossip.presence.others()
 
 
-def virtually(body: Callable[[MemoryNetwork, MemoryBoard, trio.Nursery], Awaitable[None]]) -> None:
+def run_test(body: Callable[[MemoryNetwork, MemoryBoard, trio.Nursery], Awaitable[None]]) -> None:
     async def main() -> None:
         network, board = MemoryNetwork(latency=0.01), MemoryBoard()
         async with network.open(), trio.open_nursery() as nursery:
@@ -55,124 +55,118 @@ def virtually(body: Callable[[MemoryNetwork, MemoryBoard, trio.Nursery], Awaitab
     run_virtual(main)
 
 
-def test_who_was_lost_and_speaks_again_counts_again_within_a_second(tmp_path: Path) -> None:
+async def test_who_was_lost_and_speaks_again_counts_again_within_a_second(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(5.0)
-        assert anna.knows(BERT)
-        anna.node._broken(BERT.peer_id, "its session broke")
-        assert not anna.knows(BERT)
-        await trio.sleep(1.0)
-        assert anna.knows(BERT)
-        assert BERT.peer_id in anna.node._watched
-        assert [event["peer"] for event in anna.events if event["event"] == "member.back"] == [BERT.peer_id]
-
-    virtually(body)
+    for member in (anna, bert):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(5.0)
+    assert anna.knows(BERT)
+    anna.node._broken(BERT.peer_id, "its session broke")
+    assert not anna.knows(BERT)
+    await trio.sleep(1.0)
+    assert anna.knows(BERT)
+    assert BERT.peer_id in anna.node._watched
+    assert [event["peer"] for event in anna.events if event["event"] == "member.back"] == [BERT.peer_id]
 
 
-def test_whom_i_have_banned_does_not_come_back_by_an_answer_that_was_under_way(tmp_path: Path) -> None:
+async def test_whom_i_have_banned_does_not_come_back_by_an_answer_that_was_under_way(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(5.0)
-        disconnect = anna.node.transport.disconnect
+    for member in (anna, bert):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(5.0)
+    disconnect = anna.node.transport.disconnect
 
-        async def linger(peer: str) -> None:  # As real connections do.
-            await trio.sleep(0.5)
-            await disconnect(peer)
+    async def linger(peer: str) -> None:  # As real connections do.
+        await trio.sleep(0.5)
+        await disconnect(peer)
 
-        anna.node.transport.disconnect = linger  # type: ignore[method-assign]
-        nursery.start_soon(anna.gossip._ask, BERT.peer_id)
-        await trio.sleep(0.01)
-        anna.node.ban(BERT.peer_id, "it lied")
-        await trio.sleep(0.2)
-        assert not anna.knows(BERT)
-
-    virtually(body)
+    anna.node.transport.disconnect = linger  # type: ignore[method-assign]
+    nursery.start_soon(anna.gossip._ask, BERT.peer_id)
+    await trio.sleep(0.01)
+    anna.node.ban(BERT.peer_id, "it lied")
+    await trio.sleep(0.2)
+    assert not anna.knows(BERT)
 
 
-def test_who_asks_is_there_even_if_it_was_lost(tmp_path: Path) -> None:
+async def test_who_asks_is_there_even_if_it_was_lost(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(5.0)
-        anna.node._broken(BERT.peer_id, "its session broke")
-        await bert.gossip._ask(ANNA.peer_id)
-        assert anna.knows(BERT)
-
-    virtually(body)
+    for member in (anna, bert):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(5.0)
+    anna.node._broken(BERT.peer_id, "its session broke")
+    await bert.gossip._ask(ANNA.peer_id)
+    assert anna.knows(BERT)
 
 
-def test_without_a_directory_the_remembered_members_are_asked(tmp_path: Path) -> None:
+async def test_without_a_directory_the_remembered_members_are_asked(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(10.0)
-        board.up = False
-        again = Member(CARL, tmp_path / "anna")  # What Anna has kept serves whoever reads it.
-        nursery.start_soon(again.live, network, board)
-        with trio.fail_after(10.0):
-            await trio.sleep(0.1)
-            await again.gossip.looked.wait()
-        assert again.knows(BERT)
-        stranger = Member(DORA, tmp_path / "stranger")
-        nursery.start_soon(stranger.live, network, board)
-        await trio.sleep(10.0)
-        assert not stranger.gossip.looked.is_set()
-
-    virtually(body)
+    for member in (anna, bert):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(10.0)
+    board.up = False
+    again = Member(CARL, tmp_path / "anna")  # What Anna has kept serves whoever reads it.
+    nursery.start_soon(again.live, network, board)
+    with trio.fail_after(10.0):
+        await trio.sleep(0.1)
+        await again.gossip.looked.wait()
+    assert again.knows(BERT)
+    stranger = Member(DORA, tmp_path / "stranger")
+    nursery.start_soon(stranger.live, network, board)
+    await trio.sleep(10.0)
+    assert not stranger.gossip.looked.is_set()
 
 
-def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(tmp_path: Path) -> None:
+async def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     anna, bert, carl = (Member(who, tmp_path / who.peer_id) for who in (ANNA, BERT, CARL))
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert, carl):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(5.0)
-        anna.node.ban(BERT.peer_id, "for the test")
-        assert not anna.knows(BERT)
-        for _ in range(4):
-            bert.gossip.announce(MemberBody(state=MemberState.TRAINING))
-            await trio.sleep(10.0)  # Carl hears it, and is asked what he knows.
-        assert carl.knows(BERT)
-        assert not anna.knows(BERT)
-        assert anna.knows(CARL)
-
-    virtually(body)
+    for member in (anna, bert, carl):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(5.0)
+    anna.node.ban(BERT.peer_id, "for the test")
+    assert not anna.knows(BERT)
+    for _ in range(4):
+        bert.gossip.announce(MemberBody(state=MemberState.TRAINING))
+        await trio.sleep(10.0)  # Carl hears it, and is asked what he knows.
+    assert carl.knows(BERT)
+    assert not anna.knows(BERT)
+    assert anna.knows(CARL)
 
 
-def test_who_answers_with_ever_newer_records_keeps_nobody_from_renewing_its_own(tmp_path: Path) -> None:
+async def test_who_answers_with_ever_newer_records_keeps_nobody_from_renewing_its_own(
+    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+) -> None:
     """Every page of its answers is full and new, and comes just in time: without a limit the exchange never ends."""
     anna, bert, carl = (Member(each, tmp_path / name) for each, name in ((ANNA, "a"), (BERT, "b"), (CARL, "c")))
     keys = [Identity.from_seed(bytes([100 + n]) * 32) for n in range(PAGE)]
 
-    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
-        for member in (anna, bert, carl):
-            nursery.start_soon(member.live, network, board)
-        await trio.sleep(5)
-        pages = 0
+    for member in (anna, bert, carl):
+        nursery.start_soon(member.live, network, board)
+    await trio.sleep(5)
+    pages = 0
 
-        async def endless(peer: str, question: wire.MembersAsk) -> wire.Members:
-            nonlocal pages
-            pages += 1
-            await trio.sleep(4.0)
-            tables = [MemberTable(RUN, key.peer_id, sequence=pages) for key in keys]
-            news = [table.update_own(key, MemberBody(state="training"), 0.0) for table, key in zip(tables, keys, strict=True)]
-            return wire.Members(tuple(record.encode() for record in news))
+    async def endless(peer: str, question: wire.MembersAsk) -> wire.Members:
+        nonlocal pages
+        pages += 1
+        await trio.sleep(4.0)
+        tables = [MemberTable(RUN, key.peer_id, sequence=pages) for key in keys]
+        news = [table.update_own(key, MemberBody(state="training"), 0.0) for table, key in zip(tables, keys, strict=True)]
+        return wire.Members(tuple(record.encode() for record in news))
 
-        bert.node.on_ask(wire.MembersAsk, endless)
-        await trio.sleep(LIFETIME + 60.0)
-        assert carl.knows(ANNA)
-        assert any("the rest comes with the next exchange" in str(event.get("reason")) for event in anna.events)
-
-    virtually(body)
+    bert.node.on_ask(wire.MembersAsk, endless)
+    await trio.sleep(LIFETIME + 60.0)
+    assert carl.knows(ANNA)
+    assert any("the rest comes with the next exchange" in str(event.get("reason")) for event in anna.events)

@@ -42,62 +42,50 @@ def virtual(test: Callable[[], Awaitable[None]]) -> None:
     trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_silent_address_does_not_hold_up_the_next_and_the_best_rung_comes_first() -> None:
-    async def main() -> None:
-        world = World({LAN: SILENT, DIRECT: SILENT, RELAYED: (0.1, "")})
-        climb = world.climb(RELAYED, DIRECT, LAN)
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(climb.run)
-            await climb.settled.wait()
-            waited = trio.current_time() - began
-        assert list(world.started) == [LAN, DIRECT, RELAYED]
-        assert round(waited, 6) == 2 * STAGGER + 0.1
-        assert [(event["step"], event["peer"]) for event in world.events] == [("lan", "peer"), ("direct", "peer")]
-
-    virtual(main)
+run_test = virtual
 
 
-def test_an_address_that_fails_at_once_is_followed_at_once() -> None:
-    async def main() -> None:
-        world = World({LAN: (0.0, "refused"), DIRECT: (0.0, "")})
-        climb = world.climb(LAN, DIRECT)
-        await climb.run()
-        assert world.started[DIRECT] == world.started[LAN]
-        assert [attempt.cause for attempt in climb.attempts] == ["refused"]
-
-    virtual(main)
-
-
-def test_a_better_rung_goes_on_behind_the_callers_back_and_a_worse_one_ends() -> None:
-    async def main() -> None:
-        other = DIRECT.replace("44.0.1.1", "44.0.1.2")
-        world = World({LAN: (2.0, ""), DIRECT: (0.6, ""), other: SILENT, RELAYED: SILENT})
-        climb = world.climb(LAN, DIRECT, other, RELAYED)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(climb.run)
-            await climb.settled.wait()
-            assert world.ended == [DIRECT]
-        assert world.ended == [DIRECT, LAN]
-
-    virtual(main)
+async def test_a_silent_address_does_not_hold_up_the_next_and_the_best_rung_comes_first() -> None:
+    world = World({LAN: SILENT, DIRECT: SILENT, RELAYED: (0.1, "")})
+    climb = world.climb(RELAYED, DIRECT, LAN)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(climb.run)
+        await climb.settled.wait()
+        waited = trio.current_time() - began
+    assert list(world.started) == [LAN, DIRECT, RELAYED]
+    assert round(waited, 6) == 2 * STAGGER + 0.1
+    assert [(event["step"], event["peer"]) for event in world.events] == [("lan", "peer"), ("direct", "peer")]
 
 
-def test_once_a_rung_is_reached_no_worse_one_is_tried() -> None:
-    async def main() -> None:
-        world = World({DIRECT: (0.1, ""), RELAYED: (0.0, "")})
-        await world.climb(DIRECT, RELAYED).run()
-        assert list(world.started) == [DIRECT]
+async def test_an_address_that_fails_at_once_is_followed_at_once() -> None:
+    world = World({LAN: (0.0, "refused"), DIRECT: (0.0, "")})
+    climb = world.climb(LAN, DIRECT)
+    await climb.run()
+    assert world.started[DIRECT] == world.started[LAN]
+    assert [attempt.cause for attempt in climb.attempts] == ["refused"]
 
-    virtual(main)
+
+async def test_a_better_rung_goes_on_behind_the_callers_back_and_a_worse_one_ends() -> None:
+    other = DIRECT.replace("44.0.1.1", "44.0.1.2")
+    world = World({LAN: (2.0, ""), DIRECT: (0.6, ""), other: SILENT, RELAYED: SILENT})
+    climb = world.climb(LAN, DIRECT, other, RELAYED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(climb.run)
+        await climb.settled.wait()
+        assert world.ended == [DIRECT]
+    assert world.ended == [DIRECT, LAN]
 
 
-def test_all_failures_are_named_in_the_order_that_was_asked_for() -> None:
-    async def main() -> None:
-        world = World({RELAYED: (0.0, "full"), LAN: (0.0, "refused")})
-        climb = world.climb(RELAYED, "nonsense", LAN)
-        await climb.run()
-        assert climb.settled.is_set()
-        assert [attempt.cause for attempt in climb.attempts] == ["full", "not an address that can be dialled", "refused"]
+async def test_once_a_rung_is_reached_no_worse_one_is_tried() -> None:
+    world = World({DIRECT: (0.1, ""), RELAYED: (0.0, "")})
+    await world.climb(DIRECT, RELAYED).run()
+    assert list(world.started) == [DIRECT]
 
-    virtual(main)
+
+async def test_all_failures_are_named_in_the_order_that_was_asked_for() -> None:
+    world = World({RELAYED: (0.0, "full"), LAN: (0.0, "refused")})
+    climb = world.climb(RELAYED, "nonsense", LAN)
+    await climb.run()
+    assert climb.settled.is_set()
+    assert [attempt.cause for attempt in climb.attempts] == ["full", "not an address that can be dialled", "refused"]

@@ -95,7 +95,7 @@ class World:
         await publish_pages(directory, statements, NONE)
 
 
-def in_world(body: Callable[[World], Awaitable[None]]) -> None:
+def run_test(body: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = World(nursery)
@@ -106,89 +106,77 @@ def in_world(body: Callable[[World], Awaitable[None]]) -> None:
     run_virtual(main)
 
 
-def test_an_owners_peer_that_has_lost_its_disk_gives_no_number_twice(tmp_path: Path) -> None:
+async def test_an_owners_peer_that_has_lost_its_disk_gives_no_number_twice(world: World, /, tmp_path: Path) -> None:
     owner, anna = Member(OWNER, tmp_path), Member(ANNA, tmp_path)
 
-    async def body(world: World) -> None:
-        world.start(owner)
-        world.start(anna)
-        await trio.sleep(1)
-        await world.publish(ONE)  # By an earlier process, which held it on a disk that is gone.
-        await owner.log.state([OwnerStatement("vouch", ANNA.peer_id), OwnerStatement("vouch", BERT.peer_id)])
-        assert [(made.verb, made.peer) for made in owner.log.statements.statements] == [
-            ("ban", CARL.peer_id),
-            ("vouch", ANNA.peer_id),
-            ("vouch", BERT.peer_id),
-        ]
-        await trio.sleep(10)
-        assert anna.log.statements == owner.log.statements
-        with pytest.raises(LocalError, match="only the owner"):
-            await anna.log.state([OwnerStatement("vouch", BERT.peer_id)])
-
-    in_world(body)
+    world.start(owner)
+    world.start(anna)
+    await trio.sleep(1)
+    await world.publish(ONE)  # By an earlier process, which held it on a disk that is gone.
+    await owner.log.state([OwnerStatement("vouch", ANNA.peer_id), OwnerStatement("vouch", BERT.peer_id)])
+    assert [(made.verb, made.peer) for made in owner.log.statements.statements] == [
+        ("ban", CARL.peer_id),
+        ("vouch", ANNA.peer_id),
+        ("vouch", BERT.peer_id),
+    ]
+    await trio.sleep(10)
+    assert anna.log.statements == owner.log.statements
+    with pytest.raises(LocalError, match="only the owner"):
+        await anna.log.state([OwnerStatement("vouch", BERT.peer_id)])
 
 
-def test_a_statement_reaches_members_by_the_directory_and_by_each_other(tmp_path: Path) -> None:
+async def test_a_statement_reaches_members_by_the_directory_and_by_each_other(world: World, /, tmp_path: Path) -> None:
     anna, bert = Member(ANNA, tmp_path), Member(BERT, tmp_path)
 
-    async def body(world: World) -> None:
-        world.start(anna)
-        world.start(bert, MemoryBoard())  # A directory from which the statement is withheld.
-        await trio.sleep(5)
-        await world.publish(ONE)
-        await trio.sleep(OWNER_PERIOD + 5)
-        assert anna.log.statements == bert.log.statements == ONE
-        for member in (anna, bert):
-            (event,) = member.named("owner.stated")
-            assert (event["peer"], event["step"]) == (CARL.peer_id, "ban")
-            assert not member.named("peer.charged")
-
-    in_world(body)
+    world.start(anna)
+    world.start(bert, MemoryBoard())  # A directory from which the statement is withheld.
+    await trio.sleep(5)
+    await world.publish(ONE)
+    await trio.sleep(OWNER_PERIOD + 5)
+    assert anna.log.statements == bert.log.statements == ONE
+    for member in (anna, bert):
+        (event,) = member.named("owner.stated")
+        assert (event["peer"], event["step"]) == (CARL.peer_id, "ban")
+        assert not member.named("peer.charged")
 
 
-def test_a_newcomer_and_a_restarted_member_know_all_statements(tmp_path: Path) -> None:
+async def test_a_newcomer_and_a_restarted_member_know_all_statements(world: World, /, tmp_path: Path) -> None:
     long = stated(*[("ban", BERT.peer_id)] * (2 * STATEMENTS_PER_PAGE + 3))
 
-    async def body(world: World) -> None:
-        await world.publish(long)
-        anna = Member(ANNA, tmp_path)
-        world.start(anna)
-        await trio.sleep(1)
-        assert anna.log.statements == long
-        world.network.kill(ANNA.peer_id)
-        await trio.sleep(1)
-        again, nowhere = Member(ANNA, tmp_path), MemoryBoard()
-        world.start(again, nowhere)
-        await trio.sleep(1)
-        assert again.log.statements == long
-        directory = MemoryDirectory(nowhere, OWNER.peer_id, (), validate_published)
-        assert await read_pages(directory, NONE) == long  # And publishes them where they are unknown.
-        bert = Member(BERT, tmp_path)
-        world.start(bert, MemoryBoard())
-        await trio.sleep(5)
-        assert bert.log.statements == long  # And serves them to members.
-
-    in_world(body)
+    await world.publish(long)
+    anna = Member(ANNA, tmp_path)
+    world.start(anna)
+    await trio.sleep(1)
+    assert anna.log.statements == long
+    world.network.kill(ANNA.peer_id)
+    await trio.sleep(1)
+    again, nowhere = Member(ANNA, tmp_path), MemoryBoard()
+    world.start(again, nowhere)
+    await trio.sleep(1)
+    assert again.log.statements == long
+    directory = MemoryDirectory(nowhere, OWNER.peer_id, (), validate_published)
+    assert await read_pages(directory, NONE) == long  # And publishes them where they are unknown.
+    bert = Member(BERT, tmp_path)
+    world.start(bert, MemoryBoard())
+    await trio.sleep(5)
+    assert bert.log.statements == long  # And serves them to members.
 
 
-def test_an_old_copy_rolls_nothing_back(tmp_path: Path) -> None:
+async def test_an_old_copy_rolls_nothing_back(world: World, /, tmp_path: Path) -> None:
     newer = stated(("pardon", CARL.peer_id), log=ONE)
 
-    async def body(world: World) -> None:
-        await world.publish(newer)
-        anna, bert, old = Member(ANNA, tmp_path), Member(BERT, tmp_path), MemoryBoard()
-        Remembered(bert.folder, RUN, Telemetry()).keep_statements(ONE)
-        old.values[statements_key(RUN, OWNER.peer_id, 0)] = dict(ONE.pages())[0]
-        world.start(anna)
-        await trio.sleep(2)
-        world.start(bert, old)
-        await trio.sleep(OWNER_PERIOD + 5)
-        assert anna.log.statements == bert.log.statements == newer
-        assert [event["step"] for event in bert.named("owner.stated")] == ["pardon"]
-        assert not anna.named("peer.charged") + bert.named("peer.charged")
-        assert old.values[statements_key(RUN, OWNER.peer_id, 0)] == dict(newer.pages())[0]
-
-    in_world(body)
+    await world.publish(newer)
+    anna, bert, old = Member(ANNA, tmp_path), Member(BERT, tmp_path), MemoryBoard()
+    Remembered(bert.folder, RUN, Telemetry()).keep_statements(ONE)
+    old.values[statements_key(RUN, OWNER.peer_id, 0)] = dict(ONE.pages())[0]
+    world.start(anna)
+    await trio.sleep(2)
+    world.start(bert, old)
+    await trio.sleep(OWNER_PERIOD + 5)
+    assert anna.log.statements == bert.log.statements == newer
+    assert [event["step"] for event in bert.named("owner.stated")] == ["pardon"]
+    assert not anna.named("peer.charged") + bert.named("peer.charged")
+    assert old.values[statements_key(RUN, OWNER.peer_id, 0)] == dict(newer.pages())[0]
 
 
 def test_the_command_and_the_owners_peer_share_one_file(tmp_path: Path) -> None:
@@ -213,42 +201,38 @@ CHANGED = ONE.packed[:-1] + bytes([ONE.packed[-1] ^ 1])
 
 
 @pytest.mark.parametrize("lie", [FORGED.packed, CHANGED, b"junk"], ids=["forged", "changed", "junk"])
-def test_who_serves_what_the_owner_never_stated_is_charged_once_in_a_period(tmp_path: Path, lie: bytes) -> None:
+async def test_who_serves_what_the_owner_never_stated_is_charged_once_in_a_period(
+    world: World, /, tmp_path: Path, lie: bytes
+) -> None:
     anna, bert = Member(ANNA, tmp_path), Member(BERT, tmp_path)
 
-    async def body(world: World) -> None:
-        world.start(anna)
-        world.start(bert, MemoryBoard())
+    world.start(anna)
+    world.start(bert, MemoryBoard())
+    await trio.sleep(1)
+    for number in range(20):
+        bert.node.blobs.put(digest(lie), lie)
+        bert.body = replace(bert.body, statements=digest(lie), statements_bytes=len(lie), step=number)
+        bert.gossip.announce(bert.body)
         await trio.sleep(1)
-        for number in range(20):
-            bert.node.blobs.put(digest(lie), lie)
-            bert.body = replace(bert.body, statements=digest(lie), statements_bytes=len(lie), step=number)
-            bert.gossip.announce(bert.body)
-            await trio.sleep(1)
-        assert anna.log.statements == NONE
-        (charged,) = anna.named("peer.charged")
-        assert charged["peer"] == BERT.peer_id
-        await world.publish(ONE)
-        await trio.sleep(OWNER_PERIOD)
-        assert anna.log.statements == ONE  # The directory is not asked in vain meanwhile.
-
-    in_world(body)
+    assert anna.log.statements == NONE
+    (charged,) = anna.named("peer.charged")
+    assert charged["peer"] == BERT.peer_id
+    await world.publish(ONE)
+    await trio.sleep(OWNER_PERIOD)
+    assert anna.log.statements == ONE  # The directory is not asked in vain meanwhile.
 
 
-def test_who_names_statements_that_it_does_not_serve_is_passed_over(tmp_path: Path) -> None:
+async def test_who_names_statements_that_it_does_not_serve_is_passed_over(world: World, /, tmp_path: Path) -> None:
     anna, bert = Member(ANNA, tmp_path), Member(BERT, tmp_path)
 
-    async def body(world: World) -> None:
-        world.start(anna)
-        world.start(bert, MemoryBoard())
-        await trio.sleep(1)
-        bert.gossip.announce(replace(bert.body, statements=bytes(range(32)), statements_bytes=1_000_000))
-        await trio.sleep(10)
-        (event,) = anna.named("owner.unheard")
-        assert event["peer"] == BERT.peer_id
-        assert not anna.named("peer.charged")
-
-    in_world(body)
+    world.start(anna)
+    world.start(bert, MemoryBoard())
+    await trio.sleep(1)
+    bert.gossip.announce(replace(bert.body, statements=bytes(range(32)), statements_bytes=1_000_000))
+    await trio.sleep(10)
+    (event,) = anna.named("owner.unheard")
+    assert event["peer"] == BERT.peer_id
+    assert not anna.named("peer.charged")
 
 
 def invited(identity: Identity, count: int = 0) -> tuple[Ticket, bytes]:
@@ -259,7 +243,9 @@ def invited(identity: Identity, count: int = 0) -> tuple[Ticket, bytes]:
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["the peer", "its invitation"])
-def test_a_closed_run_drops_whom_its_owner_revokes_and_gives_it_nothing(tmp_path: Path, by_key: bool) -> None:
+async def test_a_closed_run_drops_whom_its_owner_revokes_and_gives_it_nothing(
+    world: World, /, tmp_path: Path, by_key: bool
+) -> None:
     ticket, credential = invited(BERT, count=2)
     subject = ticket.invitation.key if by_key else BERT.peer_id
     anna = Member(ANNA, tmp_path, INVITING, invited(ANNA)[1])
@@ -268,29 +254,26 @@ def test_a_closed_run_drops_whom_its_owner_revokes_and_gives_it_nothing(tmp_path
         Member(CARL, tmp_path, INVITING, ticket.credential(CARL.peer_id)),
     )
 
-    async def body(world: World) -> None:
-        for member in (anna, bert, carl):
-            world.start(member)
-        await trio.sleep(5)
-        assert set(anna.gossip.presence.others()) == {BERT.peer_id, CARL.peer_id}
-        revoked = stated(("revoke", subject))
-        await world.publish(revoked)
-        await trio.sleep(OWNER_PERIOD + 5)
-        assert set(anna.gossip.presence.others()) == (set() if by_key else {CARL.peer_id})
-        assert BERT.peer_id not in anna.node.watched
-        assert any(
-            event["peer"] == BERT.peer_id and "the run's owner has withdrawn" in str(event["reason"])
-            for event in anna.named("peer.lost")
-        )  # A round that waits for it goes on.
-        assert anna.table.get(BERT.peer_id) is None
-        with pytest.raises(
-            NetworkError,
-            match=r"this run is for its members only: (the run.s owner has withdrawn|it shows no invitation)",
-        ):
-            await bert.node.ask(ANNA.peer_id, wire.StateAsk(RUN))
-        assert not anna.named("peer.charged")
-        await world.publish(stated(("vouch", subject), log=revoked))
-        await trio.sleep(3 * OWNER_PERIOD)
-        assert BERT.peer_id in anna.gossip.presence.others()
-
-    in_world(body)
+    for member in (anna, bert, carl):
+        world.start(member)
+    await trio.sleep(5)
+    assert set(anna.gossip.presence.others()) == {BERT.peer_id, CARL.peer_id}
+    revoked = stated(("revoke", subject))
+    await world.publish(revoked)
+    await trio.sleep(OWNER_PERIOD + 5)
+    assert set(anna.gossip.presence.others()) == (set() if by_key else {CARL.peer_id})
+    assert BERT.peer_id not in anna.node.watched
+    assert any(
+        event["peer"] == BERT.peer_id and "the run's owner has withdrawn" in str(event["reason"])
+        for event in anna.named("peer.lost")
+    )  # A round that waits for it goes on.
+    assert anna.table.get(BERT.peer_id) is None
+    with pytest.raises(
+        NetworkError,
+        match=r"this run is for its members only: (the run.s owner has withdrawn|it shows no invitation)",
+    ):
+        await bert.node.ask(ANNA.peer_id, wire.StateAsk(RUN))
+    assert not anna.named("peer.charged")
+    await world.publish(stated(("vouch", subject), log=revoked))
+    await trio.sleep(3 * OWNER_PERIOD)
+    assert BERT.peer_id in anna.gossip.presence.others()

@@ -27,6 +27,8 @@ from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 from support.packed import packed, train_tokenizer
 
+run_test = run_virtual
+
 OWNER, ANNA, BEN, EVE = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
 
 
@@ -258,20 +260,17 @@ def test_a_pack_that_has_changed_is_not_provided_and_said(tmp_path: Path) -> Non
     run(tmp_path, body)
 
 
-def test_a_tokenizer_alone_goes_from_member_to_member(tmp_path: Path) -> None:
+async def test_a_tokenizer_alone_goes_from_member_to_member(tmp_path: Path) -> None:
     content = train_tokenizer(tmp_path / "tokenizer.json")
     key, index = digest(content), packed(tmp_path / "p", tokenizer=content)
     data = Data(source="text:{stdlib}", tokenizer="x.json", tokenizer_hash=hash_of(content, provided=True))
     signed = SignedManifest.sign(Manifest(owner=OWNER.peer_id, name="x", data=data), OWNER)
     write_whole(files_folder(tmp_path / OWNER.peer_id) / key.hex(), content)
 
-    async def main() -> None:
-        async with world_of(World(tmp_path, signed, index)) as world, trio.open_nursery() as nursery:
-            for identity in (ANNA, BEN):  # As a keeper, or a peer that trains.
-                nursery.start_soon(world[identity].seeds.run)
-                await trio.sleep(2 * SCAN_SECONDS)
-                assert (files_folder(world[identity].home) / key.hex()).read_bytes() == content
-                world[OWNER].node.blobs.drop([key])  # The second one has it from the first.
-            nursery.cancel_scope.cancel()
-
-    run_virtual(main)
+    async with world_of(World(tmp_path, signed, index)) as world, trio.open_nursery() as nursery:
+        for identity in (ANNA, BEN):  # As a keeper, or a peer that trains.
+            nursery.start_soon(world[identity].seeds.run)
+            await trio.sleep(2 * SCAN_SECONDS)
+            assert (files_folder(world[identity].home) / key.hex()).read_bytes() == content
+            world[OWNER].node.blobs.drop([key])  # The second one has it from the first.
+        nursery.cancel_scope.cancel()

@@ -171,160 +171,136 @@ def played(body: Callable[[Scene], Awaitable[None]]) -> None:
     virtually(MemoryNetwork(), main)
 
 
-def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
-    async def body(scene: Scene) -> None:
-        for number, loss in enumerate((2.0, 3.0, 7.0)):
-            await scene.member(number, CHAIN, loss=loss, device=HOSTILE)
-        picture = await scene.look()
-        assert [row.round for row in picture.rounds] == list(range(1, 61))
-        assert picture.verified == "every certificate from the first round on"
-        assert (picture.progress.round, picture.progress.tokens) == (60, value_of(CHAIN[-1]).tokens)
-        assert picture.recent[0].voters == CHAIN[-1].voters
-        assert [member.peer for member in picture.members] == sorted(key(number).peer_id for number in range(3))
-        assert all(member.trust is not None and member.votes == 1 and member.here for member in picture.members)
-        assert all(member.device.isprintable() and member.name.isprintable() for member in picture.members)
-        assert all(one.name.isprintable() for one in picture.credit)
-        assert [bool(one.name) for one in picture.credit].count(True) == 3  # Who has left has no name.
-        assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
-        assert picture.progress.state is RunState.TRAINING
-        assert (picture.model, picture.joining) == ("a model of its members", str(NEEDS_PROGRAM))
-
-    played(body)
+run_test = played
 
 
-def test_who_comes_late_sees_the_losses_that_members_have_seen() -> None:
-    async def body(scene: Scene) -> None:
-        seen = {1: 5.0, 3: -1.0, 4: 1e9} | dict.fromkeys(range(6, 31), 2.0)
-        await scene.member(0, CHAIN[:30], seen=seen)
-        picture = await scene.look()
-        assert [row.loss for row in picture.rounds] == [5.0, None, None, None, None] + [2.0] * 25
-
-    played(body)
-
-
-def test_a_killed_member_is_missing_and_trains_no_more() -> None:
-    async def body(scene: Scene) -> None:
-        killed = key(9)
-        FakeMember(killed, scene, CHAIN[:10], MemberTable(SIGNED.run_id, killed.peer_id)).state()
-        for number in range(3):
-            await scene.member(number, CHAIN[:10])
-        picture = await scene.look()
-        (gone,) = [member for member in picture.members if member.here is not True]
-        assert (gone.peer, gone.here, member_story(gone).state) == (killed.peer_id, False, "missing")
-        assert (len(picture.members), state_words(picture)) == (4, "3 peers train.")
-        assert picture.progress.tokens_per_s == 300.0
-
-    played(body)
+async def test_a_look_shows_the_whole_chain_and_what_members_claim(scene: Scene, /) -> None:
+    for number, loss in enumerate((2.0, 3.0, 7.0)):
+        await scene.member(number, CHAIN, loss=loss, device=HOSTILE)
+    picture = await scene.look()
+    assert [row.round for row in picture.rounds] == list(range(1, 61))
+    assert picture.verified == "every certificate from the first round on"
+    assert (picture.progress.round, picture.progress.tokens) == (60, value_of(CHAIN[-1]).tokens)
+    assert picture.recent[0].voters == CHAIN[-1].voters
+    assert [member.peer for member in picture.members] == sorted(key(number).peer_id for number in range(3))
+    assert all(member.trust is not None and member.votes == 1 and member.here for member in picture.members)
+    assert all(member.device.isprintable() and member.name.isprintable() for member in picture.members)
+    assert all(one.name.isprintable() for one in picture.credit)
+    assert [bool(one.name) for one in picture.credit].count(True) == 3  # Who has left has no name.
+    assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
+    assert picture.progress.state is RunState.TRAINING
+    assert (picture.model, picture.joining) == ("a model of its members", str(NEEDS_PROGRAM))
 
 
-def test_new_rounds_arrive_within_seconds_with_their_time_and_loss() -> None:
-    async def body(scene: Scene) -> None:
-        member = await scene.member(0, CHAIN[:10])
-        watcher = await scene.watcher()
-        scene.nursery.start_soon(watcher.run)
-        await trio.sleep(10)
-        assert watcher.picture().progress.round == 10
-        for certificate in CHAIN[10:14]:
-            member.chain.append(certificate)
-            await trio.sleep(3)
-            assert watcher.picture().progress.round == certificate.slot.round
-        assert [row.time is None for row in watcher.picture().rounds] == [True] * 10 + [False] * 4
-        assert watcher.picture().rounds[-1].loss == 2.5
+async def test_who_comes_late_sees_the_losses_that_members_have_seen(scene: Scene, /) -> None:
+    seen = {1: 5.0, 3: -1.0, 4: 1e9} | dict.fromkeys(range(6, 31), 2.0)
+    await scene.member(0, CHAIN[:30], seen=seen)
+    picture = await scene.look()
+    assert [row.loss for row in picture.rounds] == [5.0, None, None, None, None] + [2.0] * 25
 
-    played(body)
+
+async def test_a_killed_member_is_missing_and_trains_no_more(scene: Scene, /) -> None:
+    killed = key(9)
+    FakeMember(killed, scene, CHAIN[:10], MemberTable(SIGNED.run_id, killed.peer_id)).state()
+    for number in range(3):
+        await scene.member(number, CHAIN[:10])
+    picture = await scene.look()
+    (gone,) = [member for member in picture.members if member.here is not True]
+    assert (gone.peer, gone.here, member_story(gone).state) == (killed.peer_id, False, "missing")
+    assert (len(picture.members), state_words(picture)) == (4, "3 peers train.")
+    assert picture.progress.tokens_per_s == 300.0
+
+
+async def test_new_rounds_arrive_within_seconds_with_their_time_and_loss(scene: Scene, /) -> None:
+    member = await scene.member(0, CHAIN[:10])
+    watcher = await scene.watcher()
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(10)
+    assert watcher.picture().progress.round == 10
+    for certificate in CHAIN[10:14]:
+        member.chain.append(certificate)
+        await trio.sleep(3)
+        assert watcher.picture().progress.round == certificate.slot.round
+    assert [row.time is None for row in watcher.picture().rounds] == [True] * 10 + [False] * 4
+    assert watcher.picture().rounds[-1].loss == 2.5
 
 
 @pytest.mark.parametrize("liar", ["another chain", "another page", "silence"])
-def test_one_honest_member_is_enough_to_go_on(liar: str) -> None:
-    async def body(scene: Scene) -> None:
-        honest = await scene.member(0, CHAIN[:30])
-        false = await scene.member(60, FORGED if liar == "another chain" else CHAIN[:30])
-        false.answers = liar != "silence"
-        if liar == "another page":
-            false.chain = CHAIN[:29] + FORGED[28:30]
-        watcher = await scene.watcher(at=CHAIN[4])
-        scene.nursery.start_soon(watcher.run)
-        await trio.sleep(120)
-        honest.chain = list(CHAIN[:40])
+async def test_one_honest_member_is_enough_to_go_on(scene: Scene, /, liar: str) -> None:
+    honest = await scene.member(0, CHAIN[:30])
+    false = await scene.member(60, FORGED if liar == "another chain" else CHAIN[:30])
+    false.answers = liar != "silence"
+    if liar == "another page":
+        false.chain = CHAIN[:29] + FORGED[28:30]
+    watcher = await scene.watcher(at=CHAIN[4])
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(120)
+    honest.chain = list(CHAIN[:40])
+    honest.state()
+    await trio.sleep(60)
+    picture = watcher.picture()
+    assert (picture.progress.round, picture.rounds[0].round) == (40, 1)
+    assert picture.recent[0].hash == certificate_hash(CHAIN[39]).hex()
+    if liar == "another chain":
+        assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.LIAR} == {key(60).peer_id}
+
+
+async def test_a_crowd_of_free_keys_that_states_one_head_does_not_move_whoever_has_an_anchor(scene: Scene, /) -> None:
+    await scene.member(0, CHAIN[:30])
+    for number in range(60, 70):
+        await scene.member(number, FORGED)
+    picture = await scene.look(at=CHAIN[20])
+    assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
+    assert {member.peer for member in picture.members if member.votes} == {key(0).peer_id}
+
+
+async def test_many_free_keys_that_claim_to_be_ahead_delay_nothing(scene: Scene, /) -> None:
+    honest = await scene.member(0, CHAIN[:10])
+    watcher = await scene.watcher(at=CHAIN[4])
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(5)
+    for number in range(60, 100):
+        (await scene.member(number, FORGED, answers=number % 2 == 0)).state(FORGED[-1])
+    await trio.sleep(30)
+    for certificate in CHAIN[10:14]:
+        honest.chain.append(certificate)
         honest.state()
-        await trio.sleep(60)
-        picture = watcher.picture()
-        assert (picture.progress.round, picture.rounds[0].round) == (40, 1)
-        assert picture.recent[0].hash == certificate_hash(CHAIN[39]).hex()
-        if liar == "another chain":
-            assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.LIAR} == {key(60).peer_id}
-
-    played(body)
+        await trio.sleep(15)
+        assert watcher.picture().progress.round == certificate.slot.round
 
 
-def test_a_crowd_of_free_keys_that_states_one_head_does_not_move_whoever_has_an_anchor() -> None:
-    async def body(scene: Scene) -> None:
-        await scene.member(0, CHAIN[:30])
-        for number in range(60, 70):
-            await scene.member(number, FORGED)
-        picture = await scene.look(at=CHAIN[20])
-        assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
-        assert {member.peer for member in picture.members if member.votes} == {key(0).peer_id}
-
-    played(body)
-
-
-def test_many_free_keys_that_claim_to_be_ahead_delay_nothing() -> None:
-    async def body(scene: Scene) -> None:
-        honest = await scene.member(0, CHAIN[:10])
-        watcher = await scene.watcher(at=CHAIN[4])
-        scene.nursery.start_soon(watcher.run)
-        await trio.sleep(5)
-        for number in range(60, 100):
-            (await scene.member(number, FORGED, answers=number % 2 == 0)).state(FORGED[-1])
-        await trio.sleep(30)
-        for certificate in CHAIN[10:14]:
-            honest.chain.append(certificate)
-            honest.state()
-            await trio.sleep(15)
-            assert watcher.picture().progress.round == certificate.slot.round
-
-    played(body)
-
-
-def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -> None:
+async def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out(scene: Scene, /) -> None:
     listed, stranger = key(0).peer_id, key(5).peer_id
     admission = Admission(kind="allow", allow=listed, voters="members", stall="present")
     closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
 
-    async def body(scene: Scene) -> None:
-        scene.signed = closed
-        await scene.member(0, [])
-        await scene.member(5, [])
-        assert stranger in scene.board.providers[closed.run_id]
-        picture = await scene.look()
-        assert [member.peer for member in picture.members] == [listed]
-        assert picture.verified.startswith("nothing: this run is closed")
-        assert scene.named("message.refused")[0]["peer"] == stranger
-
-    played(body)
+    scene.signed = closed
+    await scene.member(0, [])
+    await scene.member(5, [])
+    assert stranger in scene.board.providers[closed.run_id]
+    picture = await scene.look()
+    assert [member.peer for member in picture.members] == [listed]
+    assert picture.verified.startswith("nothing: this run is closed")
+    assert scene.named("message.refused")[0]["peer"] == stranger
 
 
-def test_a_contributor_is_thanked_by_name_after_it_has_left() -> None:
+async def test_a_contributor_is_thanked_by_name_after_it_has_left(scene: Scene, /) -> None:
     ada, stays = key(0).peer_id, key(1).peer_id
 
-    async def body(scene: Scene) -> None:
-        await scene.member(0, CHAIN, device="ada", answers=False)
-        other = await scene.member(1, CHAIN)
-        watcher = await scene.watcher()
-        scene.nursery.start_soon(watcher.run)
+    await scene.member(0, CHAIN, device="ada", answers=False)
+    other = await scene.member(1, CHAIN)
+    watcher = await scene.watcher()
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(60)
+    assert {one.peer: one.name for one in watcher.picture().credit}[ada] == "ada"
+    scene.records.pop(ada)
+    scene.board.values.pop(member_key(scene.signed.run_id, ada))
+    for _ in range(5):
+        other.state()
         await trio.sleep(60)
-        assert {one.peer: one.name for one in watcher.picture().credit}[ada] == "ada"
-        scene.records.pop(ada)
-        scene.board.values.pop(member_key(scene.signed.run_id, ada))
-        for _ in range(5):
-            other.state()
-            await trio.sleep(60)
-        picture = watcher.picture()
-        assert [one.peer for one in picture.members] == [stays]
-        assert {one.peer: one.name for one in picture.credit}[ada] == "ada"
-
-    played(body)
+    picture = watcher.picture()
+    assert [one.peer for one in picture.members] == [stays]
+    assert {one.peer: one.name for one in picture.credit}[ada] == "ada"
 
 
 def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_its_peer_holds(tmp_path: Path) -> None:
@@ -359,24 +335,21 @@ def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_
     played(body)
 
 
-def test_the_branch_of_voters_who_sign_twice_is_shown_as_a_fork() -> None:
-    async def body(scene: Scene) -> None:
-        await scene.member(0, CHAIN[:30])
-        await scene.member(1, CHAIN[:30])
-        watcher = await scene.watcher()
-        scene.nursery.start_soon(watcher.run)
-        await trio.sleep(5)
-        await scene.member(2, [*CHAIN[:25], *chain_of(5, CHAIN[24], mark=b"twice")])
-        await trio.sleep(60)
-        picture = watcher.picture()
-        (fork,) = [trouble for trouble in picture.troubles if trouble.kind is TroubleKind.FORK]
-        assert "signed twice" in fork.reason
-        assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
-
-    played(body)
+async def test_the_branch_of_voters_who_sign_twice_is_shown_as_a_fork(scene: Scene, /) -> None:
+    await scene.member(0, CHAIN[:30])
+    await scene.member(1, CHAIN[:30])
+    watcher = await scene.watcher()
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(5)
+    await scene.member(2, [*CHAIN[:25], *chain_of(5, CHAIN[24], mark=b"twice")])
+    await trio.sleep(60)
+    picture = watcher.picture()
+    (fork,) = [trouble for trouble in picture.troubles if trouble.kind is TroubleKind.FORK]
+    assert "signed twice" in fork.reason
+    assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
 
 
-def test_evaluations_of_drawn_members_are_read_and_of_nobody_else() -> None:
+async def test_evaluations_of_drawn_members_are_read_and_of_nobody_else(scene: Scene, /) -> None:
     settings = EvalSettings(every=20, prompts=("The ",))
     signed = SignedManifest.sign(replace(SIGNED.manifest, data=Data(source="text:corpus"), eval=settings), key(0))
     chain = chain_of(45, signed=signed)
@@ -386,56 +359,49 @@ def test_evaluations_of_drawn_members_are_read_and_of_nobody_else() -> None:
     drawn = [identity for identity in KEEPERS if identity.peer_id in due.evaluators]
     (spared,) = [identity for identity in KEEPERS if identity not in drawn]
 
-    async def body(scene: Scene) -> None:
-        scene.signed = signed
-        await scene.member(0, chain)
-        for identity, loss in zip((*drawn, spared), (2.0, 9.0, 3.0, 0.0), strict=True):
-            stated = EvaluationBody(40, hash_, loss, 100, (HOSTILE,))
-            record = Record.sign(
-                identity, run=signed.run_id, kind="eval", sequence=40, lifetime=60.0, body=encode(stated)
-            )
-            scene.board.values[evaluation_key(signed.run_id, identity.peer_id)] = record.encode()
-        picture = await scene.look()
-        (evaluation,) = picture.evaluations
-        assert (evaluation.round, evaluation.loss) == (40, 3.0)
-        assert set(evaluation.by) == {identity.peer_id for identity in drawn}
-        assert evaluation.samples[0].prompt == "The "
-        assert evaluation.samples[0].text.isprintable()
-        assert {one.peer: one.rounds for one in picture.credit} == dict.fromkeys((it.peer_id for it in KEEPERS), 45)
-
-    played(body)
+    scene.signed = signed
+    await scene.member(0, chain)
+    for identity, loss in zip((*drawn, spared), (2.0, 9.0, 3.0, 0.0), strict=True):
+        stated = EvaluationBody(40, hash_, loss, 100, (HOSTILE,))
+        record = Record.sign(
+            identity, run=signed.run_id, kind="eval", sequence=40, lifetime=60.0, body=encode(stated)
+        )
+        scene.board.values[evaluation_key(signed.run_id, identity.peer_id)] = record.encode()
+    picture = await scene.look()
+    (evaluation,) = picture.evaluations
+    assert (evaluation.round, evaluation.loss) == (40, 3.0)
+    assert set(evaluation.by) == {identity.peer_id for identity in drawn}
+    assert evaluation.samples[0].prompt == "The "
+    assert evaluation.samples[0].text.isprintable()
+    assert {one.peer: one.rounds for one in picture.credit} == dict.fromkeys((it.peer_id for it in KEEPERS), 45)
 
 
-def test_history_that_nobody_has_is_said_and_the_rest_is_shown() -> None:
-    async def body(scene: Scene) -> None:
-        await scene.member(0, CHAIN[40:])
-        picture = await scene.look(at=CHAIN[50])
-        assert picture.rounds[0].round == 41
-        assert picture.verified == "every certificate from round 41 on, after that of round 51, which the link names"
-        assert scene.named("watch.partial")[0]["round"] == 41
-
-    played(body)
+async def test_history_that_nobody_has_is_said_and_the_rest_is_shown(scene: Scene, /) -> None:
+    await scene.member(0, CHAIN[40:])
+    picture = await scene.look(at=CHAIN[50])
+    assert picture.rounds[0].round == 41
+    assert picture.verified == "every certificate from round 41 on, after that of round 51, which the link names"
+    assert scene.named("watch.partial")[0]["round"] == 41
 
 
-def test_a_run_without_members_is_shown_as_that_and_fills_once_somebody_comes() -> None:
-    async def body(scene: Scene) -> None:
-        watcher = await scene.watcher()
-        scene.nursery.start_soon(watcher.run)
-        await trio.sleep(10)
-        assert watcher.picture().progress.state is RunState.EMPTY
-        await scene.member(0, CHAIN[:10])
-        await trio.sleep(30)
-        assert watcher.picture().progress.round == 10
-        scene.network.kill(key(0).peer_id)
-        await trio.sleep(300)
-        picture = watcher.picture()
-        assert (picture.progress.state, picture.progress.round) == (RunState.EMPTY, 10)
-
-    played(body)
+async def test_a_run_without_members_is_shown_as_that_and_fills_once_somebody_comes(scene: Scene, /) -> None:
+    watcher = await scene.watcher()
+    scene.nursery.start_soon(watcher.run)
+    await trio.sleep(10)
+    assert watcher.picture().progress.state is RunState.EMPTY
+    await scene.member(0, CHAIN[:10])
+    await trio.sleep(30)
+    assert watcher.picture().progress.round == 10
+    scene.network.kill(key(0).peer_id)
+    await trio.sleep(300)
+    picture = watcher.picture()
+    assert (picture.progress.state, picture.progress.round) == (RunState.EMPTY, 10)
 
 
 @pytest.mark.parametrize("rounds", [100, 260])
-def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_however_long_it_is(rounds: int) -> None:
+async def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_however_long_it_is(
+    scene: Scene, /, rounds: int
+) -> None:
     """Anybody can sign a chain of any length where every member votes."""
     admission = Admission(voters="members", stall="wait")
     signed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
@@ -443,15 +409,12 @@ def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_howeve
     chain = chain_of(5, signed=signed, keepers=founder)
     forged = chain_of(rounds, chain[0], signed=signed, keepers=liars, mark=b"forged")
 
-    async def body(scene: Scene) -> None:
-        scene.signed = signed
-        await scene.member(0, chain)
-        for number in range(60, 63):
-            await scene.member(number, [chain[0], *forged])
-        picture = await scene.look(at=chain[3])
-        assert picture.recent[0].hash == certificate_hash(chain[-1]).hex()
-        assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.FORK} <= {
-            key(60 + number).peer_id for number in range(3)
-        }
-
-    played(body)
+    scene.signed = signed
+    await scene.member(0, chain)
+    for number in range(60, 63):
+        await scene.member(number, [chain[0], *forged])
+    picture = await scene.look(at=chain[3])
+    assert picture.recent[0].hash == certificate_hash(chain[-1]).hex()
+    assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.FORK} <= {
+        key(60 + number).peer_id for number in range(3)
+    }

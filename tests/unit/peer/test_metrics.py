@@ -80,22 +80,19 @@ def test_who_holds_many_connections_open_keeps_no_reader_out_and_is_closed() -> 
     assert notices == [f"more than {MAX_READERS} connections at once: the oldest was closed"]
 
 
-def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
-    async def main() -> None:
-        telemetry, events = Telemetry(), list[Event]()
-        telemetry.subscribe(events.append)
+async def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
+    telemetry, events = Telemetry(), list[Event]()
+    telemetry.subscribe(events.append)
 
-        def figures() -> Iterator[Figure]:
-            yield Figure("swarm_time", "Known in the loop alone.", trio.current_time() * 0 + 7)
+    def figures() -> Iterator[Figure]:
+        yield Figure("swarm_time", "Known in the loop alone.", trio.current_time() * 0 + 7)
 
-        async with trio.open_nursery() as nursery:
-            await nursery.start(show_in_loop, "127.0.0.1:0", figures, telemetry)
-            assert events[0]["event"] == "metrics.ready"
-            page = await trio.to_thread.run_sync(fetched, int(str(events[0]["port"])))
-            assert "swarm_time 7.0" in page
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(show_in_loop, "127.0.0.1:0", figures, telemetry)
+        assert events[0]["event"] == "metrics.ready"
+        page = await trio.to_thread.run_sync(fetched, int(str(events[0]["port"])))
+        assert "swarm_time 7.0" in page
+        nursery.cancel_scope.cancel()
 
 
 def test_a_port_that_is_taken_is_one_clear_error() -> None:

@@ -17,6 +17,8 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry
 from support.certificates import LONE, RUN, certify, decided, grow
 
+run_test = run_virtual
+
 
 def test_of_two_heads_the_later_round_is_stored_whatever_tokens_the_other_claims() -> None:
     rich, later = certify(None, 10**9), grow(certify(None, 1), 1)[0]
@@ -49,40 +51,37 @@ def test_nothing_but_a_valid_certificate_of_the_run_may_be_its_head() -> None:
             validate_run_value(key, pack_certificate(good))
 
 
-def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -> None:
+async def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -> None:
     board, events = MemoryBoard(), list[Event]()
     chain = grow(None, 5)
 
-    async def main() -> None:
-        telemetry = Telemetry(clock=trio.current_time)
-        telemetry.subscribe(events.append)
-        heads = Heads(MemoryDirectory(board, "me", (), validate_run_value), RUN, OPEN, telemetry)
-        await heads.look(NOTHING)
+    telemetry = Telemetry(clock=trio.current_time)
+    telemetry.subscribe(events.append)
+    heads = Heads(MemoryDirectory(board, "me", (), validate_run_value), RUN, OPEN, telemetry)
+    await heads.look(NOTHING)
+    assert not events
+    await heads.publish(chain[1])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heads.publish, chain[2])
+        await trio.sleep(HEAD_PERIOD / 2)
+        await heads.publish(chain[3])
+        assert board.values[head_key(RUN)] == pack_certificate(chain[1])
+        await heads.look(ChainLink.of(chain[1]).head)
         assert not events
-        await heads.publish(chain[1])
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(heads.publish, chain[2])
-            await trio.sleep(HEAD_PERIOD / 2)
-            await heads.publish(chain[3])
-            assert board.values[head_key(RUN)] == pack_certificate(chain[1])
-            await heads.look(ChainLink.of(chain[1]).head)
-            assert not events
-            await heads.look(NOTHING)
-            assert [(event["event"], event["round"]) for event in events] == [("head.ahead", 2)]
-            assert heads.ahead == ChainLink.of(chain[1]).head
-        assert trio.current_time() == HEAD_PERIOD
-        assert board.values[head_key(RUN)] == pack_certificate(chain[3])
-        await heads.publish(chain[4], is_last=True)
-        assert trio.current_time() == HEAD_PERIOD
-        assert board.values[head_key(RUN)] == pack_certificate(chain[4])
-        board.up = False
-        await heads.publish(chain[2])
-        await heads.look(Head(9, bytes(32), 900))
-        assert [event["event"] for event in events[1:]] == ["head.unpublished", "directory.failed"]
-        with pytest.raises(NetworkError):
-            await MemoryDirectory(board, "me", (), validate_run_value).get(head_key(RUN))
-
-    run_virtual(main)
+        await heads.look(NOTHING)
+        assert [(event["event"], event["round"]) for event in events] == [("head.ahead", 2)]
+        assert heads.ahead == ChainLink.of(chain[1]).head
+    assert trio.current_time() == HEAD_PERIOD
+    assert board.values[head_key(RUN)] == pack_certificate(chain[3])
+    await heads.publish(chain[4], is_last=True)
+    assert trio.current_time() == HEAD_PERIOD
+    assert board.values[head_key(RUN)] == pack_certificate(chain[4])
+    board.up = False
+    await heads.publish(chain[2])
+    await heads.look(Head(9, bytes(32), 900))
+    assert [event["event"] for event in events[1:]] == ["head.unpublished", "directory.failed"]
+    with pytest.raises(NetworkError):
+        await MemoryDirectory(board, "me", (), validate_run_value).get(head_key(RUN))
 
 
 @pytest.mark.parametrize(
@@ -95,20 +94,17 @@ def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -
         (Charter(authority="somebody else"), False),
     ],
 )
-def test_a_head_by_keys_that_may_not_vote_keeps_no_run_from_starting(charter: Charter, is_believed: bool) -> None:
+async def test_a_head_by_keys_that_may_not_vote_keeps_no_run_from_starting(charter: Charter, is_believed: bool) -> None:
     """The directory takes any certificate that is valid in itself, which one free key can make."""
     board, events = MemoryBoard(), list[Event]()
     false = certify(None, 1)
 
-    async def main() -> None:
-        telemetry = Telemetry(clock=trio.current_time)
-        telemetry.subscribe(events.append)
-        directory = MemoryDirectory(board, "me", (), validate_run_value)
-        await directory.put(head_key(RUN), pack_certificate(false))
-        heads = Heads(directory, RUN, charter, telemetry)
-        await heads.look(NOTHING)
-        assert (heads.ahead is not None) is is_believed
-        assert [event["event"] for event in events] == ["head.ahead" if is_believed else "head.refused"]
-        assert heads.looked.is_set()
-
-    run_virtual(main)
+    telemetry = Telemetry(clock=trio.current_time)
+    telemetry.subscribe(events.append)
+    directory = MemoryDirectory(board, "me", (), validate_run_value)
+    await directory.put(head_key(RUN), pack_certificate(false))
+    heads = Heads(directory, RUN, charter, telemetry)
+    await heads.look(NOTHING)
+    assert (heads.ahead is not None) is is_believed
+    assert [event["event"] for event in events] == ["head.ahead" if is_believed else "head.refused"]
+    assert heads.looked.is_set()

@@ -10,13 +10,10 @@ from flockstep.peer.telemetry import Telemetry
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hivemind") is not None, reason="hivemind is installed")
-def test_its_process_starts_and_reports_that_hivemind_is_missing() -> None:
-    async def main() -> None:
-        directory = HivemindDirectory(Telemetry(), lambda key, value: 0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(directory.run, [])
-            with pytest.raises(NetworkError, match="No module named 'hivemind'"):
-                await directory.get("/flockstep/run")
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_its_process_starts_and_reports_that_hivemind_is_missing() -> None:
+    directory = HivemindDirectory(Telemetry(), lambda key, value: 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(directory.run, [])
+        with pytest.raises(NetworkError, match="No module named 'hivemind'"):
+            await directory.get("/flockstep/run")
+        nursery.cancel_scope.cancel()

@@ -297,56 +297,44 @@ async def shake_hands(
     return sessions["dialling"], sessions["accepting"]
 
 
-def test_the_handshake_proves_both_peers_and_gives_fresh_keys_for_each_direction() -> None:
-    async def main() -> None:
-        sent: list[bytes] = []
-        for _ in range(2):
-            async with raw_pair() as ends:
-                anna, bert = await shake_hands(*ends, BERT)
-                assert (str(anna.get_remote_peer()), str(bert.get_remote_peer())) == (BERT.peer_id, ANNA.peer_id)
-                for one, other in ((anna, bert), (bert, anna)):
-                    await one.write(b"hello")
-                    assert await other.conn.read_msg() == b"hello"
-                sent += [bytes(end.conn.sealed([b"same"])) for end in (anna, bert)]
-        assert len(set(sent)) == 4
-
-    trio.run(main)
-
-
-def test_a_peer_that_is_not_the_one_that_was_dialled_is_refused() -> None:
-    async def main() -> None:
+async def test_the_handshake_proves_both_peers_and_gives_fresh_keys_for_each_direction() -> None:
+    sent: list[bytes] = []
+    for _ in range(2):
         async with raw_pair() as ends:
-            with pytest.RaisesGroup(PeerIDMismatchesPubkey):
-                await shake_hands(*ends, ANNA)
+            anna, bert = await shake_hands(*ends, BERT)
+            assert (str(anna.get_remote_peer()), str(bert.get_remote_peer())) == (BERT.peer_id, ANNA.peer_id)
+            for one, other in ((anna, bert), (bert, anna)):
+                await one.write(b"hello")
+                assert await other.conn.read_msg() == b"hello"
+            sent += [bytes(end.conn.sealed([b"same"])) for end in (anna, bert)]
+    assert len(set(sent)) == 4
 
-    trio.run(main)
+
+async def test_a_peer_that_is_not_the_one_that_was_dialled_is_refused() -> None:
+    async with raw_pair() as ends:
+        with pytest.RaisesGroup(PeerIDMismatchesPubkey):
+            await shake_hands(*ends, ANNA)
 
 
-def test_a_handshake_for_libp2ps_noise_is_none_for_packets() -> None:
-    async def main() -> None:
-        async with raw_pair() as ends:
-            with pytest.RaisesGroup(InvalidTag):
-                await shake_hands(*ends, BERT, NoiseTransport)
-
-    trio.run(main)
+async def test_a_handshake_for_libp2ps_noise_is_none_for_packets() -> None:
+    async with raw_pair() as ends:
+        with pytest.RaisesGroup(InvalidTag):
+            await shake_hands(*ends, BERT, NoiseTransport)
 
 
 @pytest.mark.parametrize("closing", ["remote", "local"])
-def test_the_end_of_a_socket_ends_the_reader(closing: str) -> None:
-    async def main() -> None:
-        async with raw_pair() as ends:
-            anna, bert = await shake_hands(*ends, BERT)
-            async with trio.open_nursery() as nursery:
+async def test_the_end_of_a_socket_ends_the_reader(closing: str) -> None:
+    async with raw_pair() as ends:
+        anna, bert = await shake_hands(*ends, BERT)
+        async with trio.open_nursery() as nursery:
 
-                async def read() -> None:
-                    with pytest.raises(IncompleteReadError):
-                        await bert.conn.read_msg()
+            async def read() -> None:
+                with pytest.raises(IncompleteReadError):
+                    await bert.conn.read_msg()
 
-                nursery.start_soon(read)
-                await trio.testing.wait_all_tasks_blocked()
-                await (anna if closing == "remote" else bert).close()
-
-    trio.run(main)
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            await (anna if closing == "remote" else bert).close()
 
 
 class Reversing:
@@ -368,18 +356,15 @@ def message(plain: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
-def test_messages_of_noise_arrive_whole_however_they_were_cut(piece: int) -> None:
-    async def main() -> None:
-        channel = noise_channel(Wire(message(b"one") + message(b"") + message(b"three"), piece))
-        assert [await channel.read_msg() for _ in range(3)] == [b"one", b"", b"three"]
-        with pytest.raises(IncompleteReadError) as raised:
-            await channel.read_msg()
-        assert raised.value.is_clean_close
-        with pytest.raises(IncompleteReadError) as raised:
-            await noise_channel(Wire(message(b"whole")[:-1])).read_msg()
-        assert not raised.value.is_clean_close
-
-    trio.run(main)
+async def test_messages_of_noise_arrive_whole_however_they_were_cut(piece: int) -> None:
+    channel = noise_channel(Wire(message(b"one") + message(b"") + message(b"three"), piece))
+    assert [await channel.read_msg() for _ in range(3)] == [b"one", b"", b"three"]
+    with pytest.raises(IncompleteReadError) as raised:
+        await channel.read_msg()
+    assert raised.value.is_clean_close
+    with pytest.raises(IncompleteReadError) as raised:
+        await noise_channel(Wire(message(b"whole")[:-1])).read_msg()
+    assert not raised.value.is_clean_close
 
 
 def test_pieces_share_messages_of_noise_as_long_as_they_may_be() -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import trio
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.nat import dialback, speed
 from flockstep.peer.nat.dialback import Dialback
@@ -30,32 +29,26 @@ async def _fails(peer: str, address: str, seconds: float) -> str:
     return "nobody is there"
 
 
-def test_the_addresses_of_one_64_share_questions_and_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_addresses_of_one_64_share_questions_and_dials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new connection of a home could come from a new address, with questions and dials of its own."""
     monkeypatch.setattr(dialback, "QUESTIONS_PER_PERIOD", 3)
     monkeypatch.setattr(dialback, "DIALS_PER_PERIOD", 2)
 
-    async def main() -> None:
-        server = Dialback(_fails)
-        streams: list[Any] = [_From(number) for number in range(4)]
-        answers = [await server._answer(stream, 4001) for stream in streams[:3]]
-        assert [answer.dialled for answer in answers] == [True, True, False]
-        with pytest.raises(NetworkError, match="too many questions from one address"):
-            await server._answer(streams[3], 0)
-
-    trio.run(main)
+    server = Dialback(_fails)
+    streams: list[Any] = [_From(number) for number in range(4)]
+    answers = [await server._answer(stream, 4001) for stream in streams[:3]]
+    assert [answer.dialled for answer in answers] == [True, True, False]
+    with pytest.raises(NetworkError, match="too many questions from one address"):
+        await server._answer(streams[3], 0)
 
 
-def test_the_addresses_of_one_64_share_the_bytes_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_addresses_of_one_64_share_the_bytes_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "ALLOWANCE_BYTES", 2 * speed.LEAST_COST)
 
-    async def main() -> None:
-        server = RateServer()
-        streams: list[Any] = [_From(number) for number in range(3)]
-        origins = [server._origins.of(stream.remote_socket()[0]) for stream in streams]
-        granted = [
-            await server._flow(stream, origin, Piece(False, 1)) for stream, origin in zip(streams, origins, strict=True)
-        ]
-        assert granted == [True, True, False]
-
-    trio.run(main)
+    server = RateServer()
+    streams: list[Any] = [_From(number) for number in range(3)]
+    origins = [server._origins.of(stream.remote_socket()[0]) for stream in streams]
+    granted = [
+        await server._flow(stream, origin, Piece(False, 1)) for stream, origin in zip(streams, origins, strict=True)
+    ]
+    assert granted == [True, True, False]

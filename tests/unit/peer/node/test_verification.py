@@ -18,7 +18,7 @@ MEMBER, STRANGER = "member", "stranger"
 MANY = FEW_SIGNATURES + 1
 
 
-def with_node(body: Callable[[Node, list[Event]], Awaitable[None]]) -> None:
+def run_test(body: Callable[[Node, list[Event]], Awaitable[None]]) -> None:
     async def main() -> None:
         events: list[Event] = []
         telemetry, identity, network = Telemetry(), Identity.generate(), MemoryNetwork()
@@ -34,48 +34,39 @@ def with_node(body: Callable[[Node, list[Event]], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-def test_the_event_loop_goes_on_while_something_is_verified() -> None:
-    async def body(node: Node, events: list[Event]) -> None:
-        open_, done, results = threading.Event(), trio.Event(), list[bool]()
+async def test_the_event_loop_goes_on_while_something_is_verified(node: Node, events: list[Event], /) -> None:
+    open_, done, results = threading.Event(), trio.Event(), list[bool]()
 
-        def then(result: bool) -> None:
-            results.append(result)
-            done.set()
+    def then(result: bool) -> None:
+        results.append(result)
+        done.set()
 
-        node.verify(MEMBER, "test", MANY, partial(open_.wait, 10), then)
-        open_.set()  # If the work were done in the event loop, this line would come too late.
-        await done.wait()
-        assert results == [True]
-
-    with_node(body)
+    node.verify(MEMBER, "test", MANY, partial(open_.wait, 10), then)
+    open_.set()  # If the work were done in the event loop, this line would come too late.
+    await done.wait()
+    assert results == [True]
 
 
-def test_members_come_first() -> None:
-    async def body(node: Node, events: list[Event]) -> None:
-        order: list[str] = []
-        done = trio.Event()
-        node.verify(STRANGER, "test", MANY, lambda: None, lambda _: order.append("stranger"))
-        node.verify(STRANGER, "test", MANY, lambda: None, lambda _: done.set())
-        node.verify(MEMBER, "test", MANY, lambda: None, lambda _: order.append("member"))
-        await done.wait()
-        assert order == ["member", "stranger"]
-
-    with_node(body)
+async def test_members_come_first(node: Node, events: list[Event], /) -> None:
+    order: list[str] = []
+    done = trio.Event()
+    node.verify(STRANGER, "test", MANY, lambda: None, lambda _: order.append("stranger"))
+    node.verify(STRANGER, "test", MANY, lambda: None, lambda _: done.set())
+    node.verify(MEMBER, "test", MANY, lambda: None, lambda _: order.append("member"))
+    await done.wait()
+    assert order == ["member", "stranger"]
 
 
-def test_what_breaks_a_rule_is_charged_and_the_next_is_verified() -> None:
-    async def body(node: Node, events: list[Event]) -> None:
-        def wrong() -> None:
-            raise BadSignature("it is wrong")
+async def test_what_breaks_a_rule_is_charged_and_the_next_is_verified(node: Node, events: list[Event], /) -> None:
+    def wrong() -> None:
+        raise BadSignature("it is wrong")
 
-        done = trio.Event()
-        node.verify(MEMBER, "test", MANY, wrong, lambda _: None)
-        node.verify(MEMBER, "test", MANY, lambda: None, lambda _: done.set())
-        await done.wait()
-        charged = [event for event in events if event["event"] == "peer.charged"]
-        assert [(event["peer"], event["step"], event["reason"]) for event in charged] == [(MEMBER, "test", "it is wrong")]
-
-    with_node(body)
+    done = trio.Event()
+    node.verify(MEMBER, "test", MANY, wrong, lambda _: None)
+    node.verify(MEMBER, "test", MANY, lambda: None, lambda _: done.set())
+    await done.wait()
+    charged = [event for event in events if event["event"] == "peer.charged"]
+    assert [(event["peer"], event["step"], event["reason"]) for event in charged] == [(MEMBER, "test", "it is wrong")]
 
 
 @pytest.mark.parametrize("limit", ["MAX_CHECKS", "CHECKS_PER_PEER"])
@@ -96,4 +87,4 @@ def test_beyond_the_queue_things_are_dropped_with_an_event(limit: str, monkeypat
         assert count == [0, 1]
         assert [event["peer"] for event in events if event["event"] == "message.refused"] == [MEMBER]
 
-    with_node(body)
+    run_test(body)

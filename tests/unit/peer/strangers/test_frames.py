@@ -46,23 +46,20 @@ async def seconds_for(packets: list[bytes], spend: Any = None) -> float:
     return trio.current_time() - began
 
 
-def test_others_have_a_turn_between_frames_of_one_packet() -> None:
-    async def main() -> None:
-        turns = 0
-        async with trio.open_nursery() as nursery:
+async def test_others_have_a_turn_between_frames_of_one_packet() -> None:
+    turns = 0
+    async with trio.open_nursery() as nursery:
 
-            async def count() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await trio.lowlevel.checkpoint()
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
 
-            nursery.start_soon(count)
-            await seconds_for([100 * TURN * FOR_NO_STREAM], lambda peer, frames: 0.0)
-            nursery.cancel_scope.cancel()
-        assert turns >= 99
-
-    trio.run(main)
+        nursery.start_soon(count)
+        await seconds_for([100 * TURN * FOR_NO_STREAM], lambda peer, frames: 0.0)
+        nursery.cancel_scope.cancel()
+    assert turns >= 99
 
 
 def test_frames_that_no_bytes_pay_for_come_at_a_rate() -> None:
@@ -91,16 +88,13 @@ def test_connections_of_one_address_share_a_budget() -> None:
     assert rates.spend(HERE, 100.0, 20) == 0
 
 
-def test_a_connection_inside_of_a_circuit_has_the_budgets_of_the_circuit() -> None:
-    async def main() -> None:
-        spend, another = own_budget(trio.current_time), own_budget(trio.current_time)
-        outer = yamux(Secured(below=SimpleNamespace(spend_frames=another)))
-        inner = yamux(Secured(below=SimpleNamespace(muxed_conn=outer, spend_frames=spend)))
-        innermost = yamux(Secured(below=SimpleNamespace(muxed_conn=inner, spend_frames=another)))
-        assert (outer.spend_frames, inner.spend_frames, innermost.spend_frames) == (another, spend, spend)
-        assert innermost.inner_windows is inner.inner_windows is outer.inner_windows
-
-    trio.run(main)
+async def test_a_connection_inside_of_a_circuit_has_the_budgets_of_the_circuit() -> None:
+    spend, another = own_budget(trio.current_time), own_budget(trio.current_time)
+    outer = yamux(Secured(below=SimpleNamespace(spend_frames=another)))
+    inner = yamux(Secured(below=SimpleNamespace(muxed_conn=outer, spend_frames=spend)))
+    innermost = yamux(Secured(below=SimpleNamespace(muxed_conn=inner, spend_frames=another)))
+    assert (outer.spend_frames, inner.spend_frames, innermost.spend_frames) == (another, spend, spend)
+    assert innermost.inner_windows is inner.inner_windows is outer.inner_windows
 
 
 def grown(budget: WindowBudget, stream: Stream) -> int:
@@ -125,17 +119,14 @@ def grow(end: Yamux, number: int) -> int:
     return before
 
 
-def test_circuits_in_one_connection_have_together_the_windows_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_circuits_in_one_connection_have_together_the_windows_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muxer, "ALL_WINDOWS", WindowBudget(WINDOWS_IN_ALL))
 
-    async def main() -> None:
-        outer = yamux(Secured())
-        inside = [yamux(Secured(below=SimpleNamespace(muxed_conn=outer))) for _ in range(9)]
-        assert sum(grow(end, 1) - FIRST_WINDOW for end in inside) == WINDOWS_OF_ONE
-        elsewhere = yamux(Secured(below=SimpleNamespace(muxed_conn=yamux(Secured()))))
-        assert grow(elsewhere, 1) == grow(outer, 1) == MAX_WINDOW
-
-    trio.run(main)
+    outer = yamux(Secured())
+    inside = [yamux(Secured(below=SimpleNamespace(muxed_conn=outer))) for _ in range(9)]
+    assert sum(grow(end, 1) - FIRST_WINDOW for end in inside) == WINDOWS_OF_ONE
+    elsewhere = yamux(Secured(below=SimpleNamespace(muxed_conn=yamux(Secured()))))
+    assert grow(elsewhere, 1) == grow(outer, 1) == MAX_WINDOW
 
 
 def test_windows_grow_within_the_limits_of_one_connection_and_of_all() -> None:
