@@ -53,7 +53,7 @@ def test_too_little_memory_and_disk(
     code, told, error = said(capsys, "join", link, "--home", str(tmp_path / "home"))
     assert code == 1
     for name, words, output in (
-        ("memory", "too little memory: the run's model of 51,539.6 G parameters needs 1.3 PB", error),
+        ("memory", "too little memory: the run's model of 51.5 T parameters needs 1.3 PB", error),
         ("disk", "free, the checkpoint and results of the run need 713.5 TB", told),
     ):
         (line,) = [line for line in output.splitlines() if words in line]
