@@ -209,7 +209,7 @@ class RosterRound:
     def has_most(self) -> bool:
         """True if two thirds of what my next word is about are here, and some of the others let me wait in vain lately.
 
-        These have half as long again.
+        These have as long again.
         """
         if not self._unawaited or self._stage is None or self._stage.has_spoken or self._stage.is_hurrying:
             return False

@@ -603,7 +603,7 @@ class Round:
             steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
             self._due = max(left, now) + steps
         if self._hurries_at == math.inf and exchange.has_most:
-            self._hurries_at = now + (now - self._stepped) / 2
+            self._hurries_at = 2 * now - self._stepped
         if self._asks_at is None and exchange.lacks_few(self._active):
             self._asks_at = 2 * now - self._stepped  # The others have as long again as most took.
         if exchange.silent(self._active):
