@@ -350,13 +350,21 @@ class CheckPhase:
         return [index for index in others if index != contributor]
 
     def _givers(self, pair: Pair) -> list[int]:
-        """Return who answers: the others of its three, its holder last, before it who is late; then all, if these are."""
-        part, awaits = pair[0], self._setup.awaits_sketch
-        holder, members, three = self._standing.holders[part], self._table.members, self._table.seating.three(part)
+        """Return who answers: others of its three, its holder last, before it who is late; of what that adds all voters.
+
+        These only where none of the three has at the deadline, or did lately.
+        """
+        part, contributor = pair
+        awaits, named, members = self._setup.awaits_sketch, self.named, self._table.members
+        holder, three = self._standing.holders[part], self._table.seating.three(part)
         givers = self._all_givers(pair)
-        order = sorted(givers, key=lambda it: (it not in three, it == holder, it in three and not awaits(members[it])))
-        is_alone = self.is_late or not any(it in three and awaits(members[it]) for it in givers)
-        return [index for index in order if is_alone or index in three]
+        others = [index for index in givers if index in three]
+        order = sorted(others, key=lambda index: (index == holder, not awaits(members[index])))
+        if named is None or contributor in named.silent:
+            return order
+        said = self._seconds.get((self._exchanges[named.outputs].seed, pair), {})
+        is_answered = any(index in said if self.is_late else awaits(members[index]) for index in others)
+        return order if is_answered else [*order, *(index for index in givers if index not in three)]
 
     def _due(self, pair: Pair, active: Collection[PeerId]) -> int | None:
         """Return whose answer I wait for; None if nobody that may give it is here."""
