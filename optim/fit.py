@@ -28,7 +28,7 @@ FITS = 0.75
 MOST_STEPS = 500
 """The longest H of which a loss is published: 9.4 % above data parallel, 2.8 at 25 (51M parameters, two replicas, AdamW)."""
 LEAST_BITS = "lloyd2"
-"""The codec of the fewest bits; it costs 0.3 to 0.7 % of the loss (docs/bench.md)."""
+"""The codec of the fewest bits; it costs 0.3 to 1.1 % of the loss (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
