@@ -28,7 +28,7 @@ from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.troubles import NEEDS_PROGRAM
 from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
-from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
+from ..records import MAX_BODY_BYTES, MAX_LIFETIME, MAX_RECORD_BYTES, Record
 from .layout import LayoutPin
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
@@ -498,7 +498,8 @@ class SignedManifest:
 def load_manifest(path: Path) -> SignedManifest:
     """Read a `.flockstep` file. Raises `UsageError`."""
     try:
-        return SignedManifest.decode(path.read_bytes())
+        with path.open("rb") as file:
+            return SignedManifest.decode(file.read(MAX_RECORD_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
     except OtherVersion as error:

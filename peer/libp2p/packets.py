@@ -148,8 +148,8 @@ class PacketChannel(NoiseChannel):
         keys = noise.noise_protocol
         self._sending, self._receiving = PacketKey(keys.cipher_state_encrypt.k), PacketKey(keys.cipher_state_decrypt.k)
         self._raw: Any = conn
-        """Room for what arrives in `_arrived`; from `_start` to `_end` are bytes that were not decrypted yet."""
         self._start = self._end = 0
+        """Between them are the bytes of `_arrived` that were not decrypted yet; behind them is room."""
         self._due = math.inf
         """When the packet that has begun must be whole."""
         self._was_filled = True

@@ -364,6 +364,9 @@ def test_a_manifest_file_is_whole_or_refused(tmp_path: Path) -> None:
     path.write_bytes(SIGNED.publishable[:-1])
     with pytest.raises(UsageError, match="is not a manifest"):
         load_manifest(path)
+    os.truncate(path, 1 << 42)  # More than any memory: it takes no disk.
+    with pytest.raises(UsageError, match="is not a manifest"):
+        load_manifest(path)
 
 
 @given(st.binary(min_size=32, max_size=32), st.lists(st.sampled_from([VIA, RELAYED]), min_size=1, unique=True))
