@@ -81,8 +81,10 @@ class Throttle:
 
 @dataclass(slots=True)
 class _Place:
-    """A reservation: the origin that it counts for, and its expiry on trio's clock."""
+    """A reservation: whose, the origin that it counts for, and its expiry on trio's clock."""
 
+    holder: ID
+    """The library's form: each question looks at all places, and 512 ids in base58 take 3 ms."""
     origin: Origin
     expires: float
 
@@ -151,7 +153,7 @@ class RelayServer:
             await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
             return
         self._reserved.add(origin)
-        self._places[peer] = _Place(origin, trio.current_time() + RESERVATION_SECONDS)
+        self._places[peer] = _Place(stream.muxed_conn.peer_id, origin, trio.current_time() + RESERVATION_SECONDS)
         me = Multiaddr(f"/p2p/{self._host.get_id()}")
         addresses = [Multiaddr(str(address).partition("/p2p/")[0]) for address in self._host.get_addrs()]
         reservation = Reservation(
@@ -250,7 +252,7 @@ class RelayServer:
     def _drop_expired(self) -> None:
         now, connected = trio.current_time(), self._host.get_network().connections
         for peer, place in list(self._places.items()):
-            if now >= place.expires or ID.from_base58(peer) not in connected:
+            if now >= place.expires or place.holder not in connected:
                 self._reserved.remove(place.origin)
                 del self._places[peer]
 

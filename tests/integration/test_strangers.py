@@ -213,6 +213,31 @@ async def test_a_relay_writes_out_no_peer_id_before_its_length_is_known(monkeypa
         assert max(lengths, default=0) < 64
 
 
+async def test_a_question_to_a_full_relay_reads_no_id_of_those_that_hold_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 of them took 3 ms of each question."""
+    read: list[str] = []
+    decode = base58.b58decode
+
+    def noted(text: str) -> bytes:
+        read.append(text)
+        return bytes(decode(text))
+
+    async def ask(host: Libp2pHost, guest: Libp2pHost, question: HopMessage) -> None:
+        stream = await guest.open_stream(host.peer_id, HOP)
+        await stream.send_all(encode_varint_prefixed(question.SerializeToString()))
+        while await stream.receive_some(1000):
+            pass
+
+    async with victim(bootstrap=True) as host, stranger_of(host) as holder, stranger_of(host) as stranger:
+        await ask(host, holder, HopMessage(type=HopMessage.RESERVE))
+        assert host.bootstrap_server is not None
+        assert host.bootstrap_server.relay.num_reservations == 1
+        nobody = CircuitPeer(id=base58.b58decode(Identity.generate().peer_id))
+        monkeypatch.setattr(base58, "b58decode", noted)
+        await ask(host, stranger, HopMessage(type=HopMessage.CONNECT, peer=nobody))
+        assert holder.peer_id not in read
+
+
 async def test_nothing_is_kept_of_an_identify_message_that_is_read_after_its_peer_has_gone() -> None:
     async with victim() as host:
         async with stranger_of(host) as stranger:
