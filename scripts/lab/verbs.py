@@ -99,6 +99,7 @@ def outer(
     momentum: Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Of inner Muon.  [default: 0.8]")] = None,
     rate: Annotated[list[str] | None, typer.Option(help="Multiples of the inner rates, such as 1,2,4.  [default: 1]")] = None,
     results: Annotated[Path | None, typer.Option(help="Trainings that have ended: go on with this file's.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the gap over rounds into this SVG file.")] = None,
     baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
@@ -128,6 +129,7 @@ def outer(
     }
     options = OuterOptions(
         results=results,
+        picture=picture,
         fragments=fragments,
         size=size,
         optimizer=optimizer,

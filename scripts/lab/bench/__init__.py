@@ -2,6 +2,7 @@
 
     adversary        `flockstep bench adversary`: the worst that a few members can put into a round.
     allreduce        `flockstep bench allreduce`: speed, cost and error of an average, beside other systems.
+    gap_picture      A picture of gaps over rounds: one line for each case, as SVG. Pure.
     gloo             Bench baseline: `torch.distributed` all-reduce over gloo, plaintext, not fault-tolerant.
     group            The bench's workers as processes: start, command, measure from outside, signal, and always end.
     hivemind         Bench baseline: hivemind's `DecentralizedAverager`, a DHT and a daemon for each peer.

@@ -20,11 +20,12 @@ from rich.table import Table
 
 from ....collectives.codec import CELL, codec_named
 from ....optim.outer import OuterSettings
-from ....peer.errors import UsageError
+from ....peer.errors import LocalError, UsageError
 from ..training.learner import TrainingSize
 from ..training.outer import OUTER_MODES, OUTER_SIZES, OuterResult, OuterTraining, train_outer
 from ..training.pool import each_trained
 from .allreduce import listed
+from .gap_picture import Gap, gap_picture
 from .robust import seeds_of
 
 OFFERED = OUTER_MODES[:2]
@@ -65,6 +66,8 @@ class OuterOptions:
     jobs: int | None = None
     results: Path | None = None
     """A file with a line for each training that has ended: one that is in it is not made again."""
+    picture: Path | None = None
+    """A file for a picture of the gap to data parallel over rounds."""
     as_json: bool = False
 
     def trainings(self) -> list[OuterTraining]:
@@ -125,6 +128,8 @@ def baseline_of(training: OuterTraining) -> OuterTraining:
 def run_outer(options: OuterOptions, write_line: Callable[[str], None]) -> None:
     """Train all cases; write a JSON object as each ends, or a table at the end."""
     trainings = options.trainings()
+    if options.picture is not None and not options.baseline:
+        raise UsageError("without a baseline there is no gap to draw", remedy="leave out --no-baseline")
     results = {} if options.results is None else _ended(options.results, trainings)
     jobs = options.jobs or (os.cpu_count() or 1 if options.device == "cpu" else 1)
     left = [training for training in trainings if training not in results]
@@ -140,6 +145,12 @@ def run_outer(options: OuterOptions, write_line: Callable[[str], None]) -> None:
         console.print(outer_table(results))
         if options.baseline:
             console.print(gap_table(results))
+    if options.picture is not None:
+        try:
+            drawn = gap_picture("Held-out loss above data parallel", gaps_of(results))
+            options.picture.write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise LocalError(f"cannot write {options.picture}: {error.strerror}", remedy="name another file") from error
 
 
 def _ended(path: Path, trainings: Sequence[OuterTraining]) -> dict[OuterTraining, OuterResult]:
@@ -227,14 +238,25 @@ def outer_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
 def gap_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
     """Return a table of how far each case is above data parallel after so many rounds, each at its best rate of the end."""
     rounds = [round_ for round_, _ in next(iter(results.values())).curve]
-    table = Table("peers", "case", *map(str, rounds), title="Above data parallel after so many rounds, %", **COMPACT)
+    table = Table("case", *map(str, rounds), title="Above data parallel after so many rounds, %", **COMPACT)
+    for name, gap in gaps_of(results).items():
+        table.add_row(name, *(f"{percent:+.1f}" for _, percent in gap))
+    return table
+
+
+def gaps_of(results: Mapping[OuterTraining, OuterResult]) -> dict[str, Gap]:
+    """Return how far each case is above data parallel in percent, over its rounds, each at its best rate of the end."""
+    found: dict[str, Gap] = {}
     best = _best(results)
+    are_many = len({case.outer for case in best if case.mode != "parallel"}) > 1
     for case, group in best.items():
         if case.mode != "parallel" and (parallel := best.get(baseline_of(case))):
-            points = range(len(rounds))
-            gaps = [_mean(results, group, point) / _mean(results, parallel, point) for point in points]
-            table.add_row(str(case.peers), _named(case), *(f"{100 * (gap - 1):+.1f}" for gap in gaps))
-    return table
+            rounds = [round_ for round_, _ in results[group[0]].curve]
+            above = [_mean(results, group, at) / _mean(results, parallel, at) - 1 for at in range(len(rounds))]
+            outer = f", {case.outer.lr:g}/{case.outer.momentum:g}/{case.outer.warmup}" if are_many else ""
+            gap = [(at, 100 * it) for at, it in zip(rounds, above, strict=True)]
+            found[f"{case.peers} peers, {_named(case)}{outer}"] = gap
+    return found
 
 
 def _best(results: Mapping[OuterTraining, OuterResult]) -> dict[OuterTraining, Group]:

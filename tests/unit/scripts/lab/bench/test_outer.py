@@ -4,9 +4,10 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.errors import LocalError, UsageError
 from flockstep.scripts.lab.bench import outer
 from flockstep.scripts.lab.bench.outer import OuterOptions, baseline_of, run_outer
 from flockstep.scripts.lab.training.outer import OuterResult, OuterTraining
@@ -103,7 +104,7 @@ def test_the_table_compares_with_blocking_and_with_data_parallel(
     assert "8 blocking, fp32 0.9/0.8/10 1 64 2.2000 +10.00 %" in rows
     assert "8 streaming 4 1, lloyd2 0.9/0.8/10 1 4.125 2.2610 +2.77 % +13.05 %" in rows
     assert any("int8" in row and "diverged" in row for row in rows)
-    assert "8 blocking, fp32 +9.1 +10.0" in rows
+    assert "8 peers, blocking, fp32 +9.1 +10.0" in rows
 
 
 def test_a_training_in_the_results_is_not_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,3 +133,35 @@ def test_the_baseline_is_that_of_the_same_batches() -> None:
     baseline = baseline_of(case)
     assert (baseline.mode, baseline.seed, baseline.peers, baseline.size) == ("parallel", 5, 3, case.size)
     assert baseline.tokens == case.tokens
+
+
+def test_a_picture_has_a_line_for_each_case_and_its_gap_at_each_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(outer, "train_outer", pretended)
+    picture = tmp_path / "gap.svg"
+    chosen = options(codecs=["fp32,int8"], outer=["0.8/0.5,0.9/0.8"], modes=["blocking"], picture=picture)
+    run_outer(chosen, lambda line: None)
+    drawn = ElementTree.parse(picture).getroot()
+    lines = [it.attrib["points"].split() for it in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(line) for line in lines] == [2, 0, 2, 0]  # What diverged is named alone.
+    heights = [float(point.split(",")[1]) for point in lines[0]]
+    assert heights[0] > heights[1]  # The gap of the later round is greater: higher up.
+    names = [text for it in drawn.iter() if (text := str(it.text)).startswith("8 peers")]
+    assert names == [f"8 peers, blocking, {codec}, {it}/0" for it in ("0.8/0.5", "0.9/0.8") for codec in ("fp32", "int8")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"baseline": False}, "no gap"),
+        ({"codecs": ["int8"]}, "no gap"),
+        ({"picture": Path("/nowhere/gap.svg")}, "cannot write"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    monkeypatch.setattr(outer, "train_outer", pretended)
+    with pytest.raises((UsageError, LocalError), match=match):
+        run_outer(options(**({"picture": tmp_path / "gap.svg"} | changes)), lambda line: None)
