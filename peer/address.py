@@ -18,9 +18,9 @@ from .transport import Address, PeerId, Rung
 MAX_ADDRESS_BYTES = 256
 """Of one in multiaddr's binary form: that of a circuit has some 60."""
 
-_LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
+_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
-"""A host name (RFC 1123), with the underscores that are found in practice."""
+"""A host name (RFC 1123): with underscores no multiaddr can be made of it."""
 
 _WEB = (["ws"], ["wss"], ["tls", "ws"])
 """What an address of a WebSocket has behind its port; `wss` is the older form of the last one (libp2p's specification)."""

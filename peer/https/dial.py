@@ -47,6 +47,7 @@ class WebDialler:
     async def _upgrade(self, below: trio.SocketStream, address: Address) -> RawConnection:
         _, _, name, _, port, *_ = address.split("/")
         try:
+            places = [Multiaddr(address)]
             carrier = await _tls(below, name) if is_secure(address) else below
             stream = WebStream(below, carrier, is_client=True)
             stream.count_into(self._meter)
@@ -56,9 +57,11 @@ class WebDialler:
             await trio.aclose_forcefully(below)
             if isinstance(error, ConnectionClosedError):
                 raise NetworkError(NO_WEBSOCKET.with_details(str(error)).cause) from error
+            if isinstance(error, ValueError):  # Of multiaddr, which knows names by IDNA.
+                raise NetworkError(f"{name!r} is no name of a host") from error
             raise
         stream.patience = FIRST_BYTE
-        return RawConnection(stream, True, stream.kind, [Multiaddr(address)])
+        return RawConnection(stream, True, stream.kind, places)
 
 
 async def _tls(below: trio.SocketStream, name: str) -> trio.SSLStream:

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed, LocalError, UsageError
+from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, UsageError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https import serve
 from flockstep.peer.https.certificate import TlsCertificate
+from flockstep.peer.https.dial import WebDialler
 from flockstep.peer.https.serve import NO_REQUEST, WebPlace
 from flockstep.peer.https.websocket import READ_BYTES, WebStream
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.tcp import TrafficMeter
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, ask
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
@@ -380,3 +382,12 @@ async def test_who_asks_for_no_websocket_is_told_so_and_counted(request_: bytes)
                 answer += data
         assert answer.startswith(b"HTTP/1.1 400" if request_.startswith(b"GET") else b"")
         assert [event["reason"] for event in net.events if event["event"] == "bootstrap.refused"] == [NO_REQUEST]
+
+
+async def test_a_name_that_libp2p_knows_as_none_is_a_dial_that_fails() -> None:
+    """A member may state any: our own check of names knows no IDNA."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        port = listener.socket.getsockname()[1]
+        with pytest.raises(NetworkError, match=r"'ab--c\.example' is no name of a host"):
+            await WebDialler(TrafficMeter()).open(f"/dns/ab--c.example/tcp/{port}/ws", f"/ip4/127.0.0.1/tcp/{port}/ws")

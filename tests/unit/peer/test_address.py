@@ -21,6 +21,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
 from hypothesis import given
 from hypothesis import strategies as st
+from multiaddr import Multiaddr
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -35,7 +36,7 @@ PEER = Identity.from_seed(bytes(32)).peer_id
         ("/ip6/2a00::1/tcp/4001", Rung.DIRECT),
         ("/ip6/fd00::1/tcp/4001", Rung.LAN),
         ("/dns/boot.example/tcp/4001", Rung.DIRECT),
-        ("/dns4/under_score.example./tcp/4001", Rung.DIRECT),
+        ("/dns4/a-host.example./tcp/4001", Rung.DIRECT),
         (f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit", Rung.RELAYED),
         ("/ip4/192.168.1.2/tcp/8080/ws", Rung.LAN),
         ("/dns/boot.example/tcp/443/tls/ws", Rung.DIRECT),
@@ -103,6 +104,7 @@ def test_an_address_tells_whether_it_is_a_websockets(text: str, web: bool, secur
         "/ip6/fe80::1/tcp/4001",
         "/ip6/::ffff:8.8.8.8/tcp/4001",
         "/dns/a b/tcp/4001",
+        "/dns/under_score.example/tcp/4001",
         "/dns/" + "a" * 64 + "/tcp/4001",
         "/dns/" + "a." * 127 + "/tcp/4001",
         f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}",
@@ -111,6 +113,13 @@ def test_an_address_tells_whether_it_is_a_websockets(text: str, web: bool, secur
 )
 def test_anything_else_is_no_address(text: str) -> None:
     assert not valid_address(text)
+
+
+@given(st.from_regex(r"[a-zA-Z0-9_.-]{1,70}", fullmatch=True))
+def test_each_name_in_an_address_is_one_in_a_multiaddr(name: str) -> None:
+    address = f"/dns/{name}/tcp/4001"
+    if valid_address(address):
+        assert Multiaddr(address).to_bytes()
 
 
 FOUR, SIX = "/ip4/8.8.8.8/tcp/{}", "/ip6/2a00::1/tcp/{}"
