@@ -158,11 +158,11 @@ class CollectPhase:
         """Take over what others can no longer hold, or deny to hold."""
         table = self._table
         for part in table.deputized - self.duties:
-            first, *others = table.living(part, active)
-            if first == table.me or self.stage.is_denied(part, table.commits()):
+            living = table.living(part, active)
+            if living[:1] == [table.me] or self.stage.is_denied(part, table.commits()):
                 self.duties.add(part)
-            elif table.me in others[: table.seating.witnesses] and first in table.training:
-                self._pairs.add((part, first))
+            elif table.me in living[1 : 1 + table.seating.witnesses] and living[0] in table.training:
+                self._pairs.add((part, living[0]))
 
     def _fetch(self) -> list[Action]:
         table, found = self._table, self.stage.standing
