@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ..collectives.codec import CELL, MAX_CONTRIBUTED, FlatVector
 from ..collectives.state.checkpoint_file import TensorAt
@@ -58,9 +59,14 @@ class FlatLayout:
     def of(cls, model: nn.Module, *, of_values: bool = True) -> "FlatLayout":
         """Return the layout of the trainable parameters; tied ones occur once, under the first of their sorted names.
 
-        Buffers and frozen parameters are not averaged. Raises `UsageError` if nothing can be trained, and for parameters on
-        meta, which have no values, unless `of_values` is False.
+        Buffers and frozen parameters are not averaged. Raises `UsageError` if nothing can be trained, for a scripted model,
+        and for parameters without values: lazy ones, and those on meta unless `of_values` is False.
         """
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UsageError("a scripted model hides its parameters", remedy="train the module that it was scripted from")
+        for name, parameter in unwrapped(model).named_parameters():
+            if is_lazy(parameter):
+                raise UsageError(f"parameter {name} has no values yet", remedy="run the model once before it joins")
         tensors: list[Tensor] = []
         cells = 0
         for name, parameter in _once(model):

@@ -218,9 +218,17 @@ def test_an_expanded_parameter_is_refused() -> None:
     assert refused.value.remedy
 
 
-def test_values_that_are_not_there_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="weight has no values yet"):
-        FlatLayout.of(nn.Linear(2, 2, bias=False, device="meta"))
+@pytest.mark.parametrize("model", [nn.Linear(2, 2, bias=False, device="meta"), nn.LazyLinear(2, bias=False)])
+def test_values_that_are_not_there_yet_are_refused(model: nn.Module) -> None:
+    with pytest.raises(UsageError, match="weight has no values yet") as refused:
+        FlatLayout.of(model)
+    assert refused.value.remedy
+
+
+def test_a_scripted_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="a scripted model") as refused:
+        FlatLayout.of(torch.jit.script(nn.Linear(2, 2)))
+    assert refused.value.remedy
 
 
 @pytest.mark.parametrize("span", [slice(0, 2 * CELL), slice(CELL, 5 * CELL), slice(2 * CELL, 6 * CELL), slice(0, 6 * CELL)])
