@@ -364,7 +364,7 @@ class Outcome:
     slow: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output came in time, and long after those of most."""
     withheld: tuple[PeerId, ...] = ()
-    """Holders of a void attempt's parts of which there was no output at the deadline."""
+    """Who left parts of a void attempt without an output or a sketch by others at the deadline."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     idle: tuple[PeerId, ...] = ()

@@ -63,7 +63,7 @@ class CheckPhase:
         """By outputs, the parts whose output seems false."""
         self._doubtful: frozenset[int] = frozenset()
         self._covered: set[int] = set()
-        """Contributors whose two sketches differ or are missing, and who vouches for them: others were shown no bytes."""
+        """Contributors whose two sketches differ, and the holders that alone vouch for both: others were shown no bytes."""
         self._tried: dict[int, set[bytes]] = {}
         """By part, the outputs that I, the proposer, have named."""
         self._read = 0
@@ -155,20 +155,18 @@ class CheckPhase:
         second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
         return [Send(self._table.members, second)]
 
-    def blame_mute(self) -> None:
-        """Blame those that left a part of a contribution without a sketch, at the end of an attempt that fails of it.
+    def unanswered(self) -> set[int]:
+        """Return who leaves a part of a contribution without a sketch by others.
 
         They are who says in its word that it holds it, and its author, if that is silent: to others neither shows the bytes.
         """
-        named, words = self.named, self._judge_phase.stage.words
+        found, named, words = set[int](), self.named, self._judge_phase.stage.words
         exchange = self._exchanges.get(named.outputs) if named is not None else None
-        if named is None or exchange is None:
-            return
-        for part, index in self._required():
-            if self._seconds.get((exchange.seed, (part, index))):
-                continue
-            self._covered |= {by for by, word in words.items() if by != index and index in word.get(part, ())}
-            self._covered |= {index} & {*named.silent}
+        for part, index in self._required() if exchange is not None else ():
+            if exchange is not None and named is not None and not self._seconds.get((exchange.seed, (part, index))):
+                found |= {by for by, word in words.items() if by != index and index in word.get(part, ())}
+                found |= {index} & {*named.silent}
+        return found
 
     def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
         """Return True if these outputs are named, and need no check or have passed it."""

@@ -183,8 +183,11 @@ class RosterRound:
 
     @property
     def withheld(self) -> tuple[PeerId, ...]:
-        """The holders whose part nobody has made an output of, as far as I know."""
-        found = self._outputs[0].idle_holders() if self._outputs is not None else ()
+        """Who leaves parts without an output, as far as I know, or contributions to them without a sketch by others."""
+        if self._outputs is None:
+            return ()
+        reduced, checked = self._outputs
+        found = checked.unanswered() if reduced.is_whole else reduced.idle_holders()
         return tuple(self.table.members[index] for index in sorted(found))
 
     @property
@@ -288,11 +291,6 @@ class RosterRound:
             if phase is Phase.CHECK:
                 checked.close(active)
         return True
-
-    def blame_mute(self) -> None:
-        """Remember who has left the outputs unchecked, at the end of an attempt that fails of it."""
-        if self._outputs is not None and self.phase is Phase.CHECK:
-            self._outputs[1].blame_mute()
 
     def has_named(self, signed: wire.Signed) -> bool:
         """Return True if a cut that is here names this word."""

@@ -254,7 +254,6 @@ class Round:
             self._due = now + self._control()
             return [*actions, *self._advance(now)]
         living = self._active & set(self._exchange.members)
-        self._exchange.blame_mute()
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
 
     def _ask(self, exchange: RosterRound, now: float) -> list[Action]:
@@ -701,7 +700,9 @@ class Round:
         if (exchange := self._exchange) is not None:
             outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
             here = self._active  # Who was lost is no liar.
-            withheld = exchange.withheld if overdue is Phase.REDUCE else ()
+            # Whoever gave it up, its proposer mostly: I have waited to the deadline, too.
+            is_late = kind is OutcomeKind.VOID and self._is_overdue and exchange.phase in (Phase.REDUCE, Phase.CHECK)
+            withheld = exchange.withheld if is_late else ()
             outcome = replace(outcome, masked=tuple(pair for pair in exchange.masked if here.issuperset(pair)))
             outcome = replace(outcome, withheld=tuple(peer for peer in withheld if peer in here))
         if exchange is not None and certificate is not None:

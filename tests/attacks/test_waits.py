@@ -321,3 +321,44 @@ def test_the_turns_of_as_many_proposers_as_may_lie_lengthen_nobodys_deadlines(mo
 
     run_virtual(partial(with_swarm, 4, body, cells=28, charter=founded(4), rule="gramguard"))
     assert set(lengthened) == {1}
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["no output", "no sketch"])
+def test_an_owner_and_a_key_that_alone_hold_bytes_stop_nobody_for_longer_than_a_round(is_made: bool) -> None:
+    """The key serves its contribution to that part to the owner alone, which makes no output, or does not answer for it."""
+    voided: list[int] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, owner, key = [*swarm.sims[VOTERS:-1], *in_turn(swarm.sims[:VOTERS]), swarm.sims[-1]]
+        serve, send = key.node._bulk._send_memory, owner.node._bulk._send_memory
+
+        async def to_the_owner(stream: Any, blob: Any, request: wire.Fetch) -> None:
+            attempt, table = key.averager._attempt, roster_of(key)
+            mine = attempt.work.mine if attempt is not None else []
+            is_read = table is not None and mine and owner.peer in table.places and stream.remote != owner.peer
+            if is_read and table is not None and blob is mine[table.places[owner.peer]]:
+                await trio.sleep_forever()
+            await serve(stream, blob, request)
+
+        async def of_itself(stream: Any, blob: Any, request: wire.Fetch) -> None:
+            work = owner.averager._attempt.work if owner.averager._attempt is not None else None
+            if work is not None and not any(blob is it for it in (*work.mine, *(work.outputs.values() if is_made else ()))):
+                await trio.sleep_forever()
+            await send(stream, blob, request)
+
+        key.node._bulk._send_memory = to_the_owner  # type: ignore[method-assign]
+        owner.node._bulk._send_memory = of_itself  # type: ignore[method-assign]
+        lies(owner, lambda _, it: None if isinstance(it, wire.Second) or (is_result(it) and not is_made) else it)
+        lies(key, lambda _, it: None if is_second(it) else it)
+        for round_ in range(1, 7):
+            await until_done(others, round_, owner, key)
+            certificate = others[0].averager.certificate
+            assert certificate is not None
+            if certificate.slot.attempt and round_ % VOTERS:  # In its own turn it may do what it likes.
+                voided.append(round_)
+            for liar in (owner, key):
+                catch_up(liar, others[0])
+
+    charter = founded(VOTERS, keepers=frozenset(it.peer_id for it in identities(VOTERS)), earned=True)
+    run_virtual(partial(with_swarm, VOTERS + FREE, body, cells=28, charter=charter, rule="gramguard"))
+    assert voided == [1]
