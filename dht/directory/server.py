@@ -145,11 +145,12 @@ class DirectoryServer:
             evicted.cancel()
         self._streams_of[peer] += 1
         try:
-            self._consider(peer, ip, self._nursery)
             with scope:
                 reader = MessageReader(stream, MAX_QUESTION_BYTES)
                 while question := await reader.next():
                     stream.hold_at_most(MAX_QUESTION_BYTES)
+                    if self._nursery is not None:  # With each: what it announces may come after the first one.
+                        self._consider(peer, ip, self._nursery)
                     if (answer := self._answer(question, peer, origin, ip)) is None:
                         await stream.reset()
                         return
