@@ -371,6 +371,7 @@ class Averager:
             lost_at=self._relays.lost_at,
             woke=lambda: node.running.woke,
             awaits=self._conduct.awaits,
+            awaits_ready=self._conduct.awaits_ready,
             awaits_sketch=self._conduct.awaits_sketch,
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,

@@ -164,7 +164,8 @@ class Conduct:
         contributors, holders = self._faults.add(pairs, known, round_, owners)
         mine = {contributor for contributor, holder in pairs if holder == me}
         mine = mine if 3 * len(mine & {*known}) <= known_trainers else set()  # Else it is my line.
-        self._parts.fail(map(self._author, {*idle, *contributors, *mine}), round_)
+        failed = {*idle, *contributors, *mine}
+        self._parts.fail({*failed, *map(self._author, failed)}, round_)
         self._relieve(holders, SILENT_ROUNDS)
 
     def lapsed(
@@ -183,8 +184,12 @@ class Conduct:
         self._relieve(self._withheld.add(withheld, proposer, round_, voters), TRUST_WINDOW)
 
     def awaits(self, peer: PeerId) -> bool:
-        """Return True if I wait until a member is Ready that has no vote, and to a deadline for what it contributes."""
+        """Return True if I wait to a deadline for what a member contributes."""
         return self._parts.awaits(self._author(peer), self._slot.round)
+
+    def awaits_ready(self, peer: PeerId) -> bool:
+        """Return True if I wait until a member without a vote is Ready: by its own memory, for who is not is not in."""
+        return self._parts.awaits(peer, self._slot.round)
 
     def awaits_sketch(self, peer: PeerId) -> bool:
         """Return True if I wait for a contributor to sketch after the outputs; if not, others do it for it at once."""

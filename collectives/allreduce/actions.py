@@ -83,7 +83,9 @@ class Setup:
     woke: Callable[[], float] = lambda: -math.inf
     """Returns when my process last went on after a stop in which the others may have lost me."""
     awaits: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait until a member without a vote is Ready, and for its contribution: others have to be in time."""
+    """Returns True if I wait to a deadline for a member's contribution: others have to be in time."""
+    awaits_ready: Callable[[PeerId], bool] = lambda peer: True
+    """Returns True if I wait until a member without a vote is Ready."""
     awaits_sketch: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if I wait for a member's sketches after the outputs: else the holders of its parts answer."""
     rule: Rule = MEAN

@@ -393,7 +393,7 @@ class Round:
     def _unready(self) -> set[PeerId]:
         """Return the members that I wait for until they are Ready: voters, and the others that were in the last rounds."""
         missing = self._active - self._gone_on - self.vote.reached
-        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits(peer)}
+        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits_ready(peer)}
 
     def _ask_for_readys(self) -> list[Action]:
         """As a voter, ask others once for the Readys that I lack: who is Ready to some only makes the others wait."""

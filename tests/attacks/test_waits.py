@@ -203,7 +203,7 @@ def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
 ) -> None:
     """Each of them contributes to the other rounds as it should. Without a memory that they share each had a first time.
 
-    An honest key whose commit takes a third longer than those of most is in all rounds.
+    An honest key that is Ready later, and whose commit takes a third longer than those of most, is in all rounds.
     """
     keys, seconds = 6, list[float]()
 
@@ -216,6 +216,7 @@ def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
             lies(liar, partial(keeps_in_turn, place))
         async with trio.open_nursery() as nursery:
             sends_late(lambda it: isinstance(it, wire.Commit), 0.02)(honest, nursery)
+            sends_late(lambda it: isinstance(it, wire.Ready), 0.2)(honest, nursery)
             for round_ in range(1, ROUNDS + 1):
                 began = trio.current_time()
                 await until_done([*voters, honest], round_, *liars)
