@@ -362,8 +362,7 @@ class Attempt:
             self._done(lambda exchange: exchange.collect_phase.not_fetched(action.part, action.contributor, data))
         else:
             self.work.parts[action.part, action.contributor] = data
-            if self.machine.exchange.collect_phase.fetched(action.part, action.contributor):
-                self._done()
+            self._done(lambda exchange: exchange.collect_phase.fetched(action.part, action.contributor))
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
         self._take_output(action, await self._obtain(action, self._output_codec))
@@ -374,8 +373,7 @@ class Attempt:
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For members that its owner withholds it from.
-            if self.machine.exchange.output_fetched(action.part, action.hash):
-                self._done()
+            self._done(lambda exchange: exchange.output_fetched(action.part, action.hash))
 
     async def _obtain(self, action: actions.FetchBytes, codec: Codec) -> Blob | str:
         """Fetch bytes and check their encoding; returns the bytes, or the reason why they are not available.
@@ -528,9 +526,9 @@ class Attempt:
         await self._keep(action.outputs)
         self._done(lambda exchange: exchange.finalized(action.outputs, root))
 
-    def _done(self, report: Callable[[RosterRound], Sequence[Action] | None] = lambda exchange: None) -> None:
+    def _done(self, report: Callable[[RosterRound], Sequence[Action] | None]) -> None:
         """Report finished work to the machine, and execute what follows."""
-        self.act(self.machine.done(report, self._now()))
+        self.act(self.machine.done(report))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # I fetch my own part like any other, so that an owner has one way to get parts.

@@ -491,7 +491,8 @@ class Averager:
         if why_not := why_not_next(certificate, self._slot.decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
         elif (attempt := self._last_attempt) is not None:
-            attempt.act(attempt.machine.certified(certificate, self._now()))
+            attempt.machine.certified(certificate)
+            attempt.act([])
         else:
             self.behind = True
 

@@ -18,7 +18,6 @@ from .actions import Action, FetchPart, HashParts, Send, Setup
 from .facts import MessageLog
 from .roster import RosterView
 from .stage import Stage
-from .words import is_enough
 
 
 class CollectPhase:
@@ -53,12 +52,10 @@ class CollectPhase:
         commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
         return [Send(table.members, commit)]
 
-    def fetched(self, part: int, contributor: int) -> bool:
-        """Record a well-formed part of a contribution. Return False if too little is here for anything to follow."""
+    def fetched(self, part: int, contributor: int) -> None:
+        """Record a well-formed part of a contribution."""
         self._held.setdefault(part, set()).add(contributor)
         self._changes += 1
-        is_first = part in self.duties and not self.is_closed and not self._failed
-        return not is_first or is_enough(self._table.seating, self._held[part])
 
     def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
         """Record a failed fetch of a part."""
@@ -142,8 +139,6 @@ class CollectPhase:
         """Return all actions that the messages allow."""
         table, is_cut, hurries = self._table, self.stage.standing is not None, self.stage.is_hurrying
         num_commits, num_words = len(table.commits()), self._facts.num_ever(wire.Have)
-        if not self._changed("advance", num_commits, num_words, len(active), is_cut, hurries, self._changes):
-            return []
         if self._changed("duties", num_words, num_commits, len(active), is_cut):
             self._extend(active)
         actions = (

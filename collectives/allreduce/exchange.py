@@ -58,6 +58,8 @@ class RosterRound:
         self._outputs: tuple[ReducePhase, CheckPhase] | None = None
         self._roots: dict[tuple[bytes, ...], bytes | None] = {}
         """By outputs, the state root that they lead to; None while it is computed."""
+        self._valued: tuple[bytes, ...] = ()
+        """The outputs that the value has."""
         self._reducing: set[int] = set()
         self._closed: set[Phase] = set()
         self._unawaited = frozenset(index for index in table.training if not setup.awaits(table.members[index]))
@@ -236,9 +238,10 @@ class RosterRound:
         """Publish a part's output for a cut: it is encoded and served under this hash."""
         return [Send(self.table.members, wire.Result(self.table.slot, cut, part, output))]
 
-    def output_fetched(self, part: int, hash_: bytes) -> bool:
-        """Record a well-formed output. Return True if anything follows from it."""
-        return self._outputs is not None and self._outputs[0].fetched(part, hash_)
+    def output_fetched(self, part: int, hash_: bytes) -> None:
+        """Record a well-formed output."""
+        if self._outputs is not None:
+            self._outputs[0].fetched(part, hash_)
 
     def output_not_fetched(self, part: int, source: PeerId, hash_: bytes, reason: str) -> list[Action]:
         """Record a failed fetch of an output."""
@@ -481,16 +484,6 @@ class RosterRound:
         silent = sorted({table.members[index] for each in late for index in each})
         return f"Have from {', '.join(silent)}" if silent else "the proposer's cut"
 
-    def may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
-        """Return True if a new message can change anything now; if not, it counts with the next one that can."""
-        match message:
-            case wire.Have(cut=cut):
-                is_open = self.table.me == 0 or (not cut and not self.is_cut)
-                return is_open or self._awaits_word(cut) or self._is_unsketched(cut)
-            case wire.Prevote():
-                return self._outputs is not None and bool(self._outputs[0].withheld)
-        return isinstance(message, (wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Second))
-
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow now."""
         actions = self.collect_phase.advance(active)
@@ -564,15 +557,6 @@ class RosterRound:
             found[index] = [table.members[by] for by in sorted(has)]
         named = self._stage.missing() if self._stage is not None else []
         return {index: by for index, by in found.items() if by or names} | {index: [] for index in named}
-
-    def _awaits_word(self, cut: bytes) -> bool:
-        stage = self._stage
-        return stage is not None and stage.awaits(cut)
-
-    def _is_unsketched(self, cut: bytes) -> bool:
-        """Return True if a word on the sketches after this cut may name one that is not here."""
-        judge = self._judge_phase
-        return judge is not None and judge.stage is self._stage and cut == self.cut and bool(judge.missing())
 
     def _awaits_proposer(self) -> bool:
         """Return True if nothing is missing but what the proposer says."""
@@ -653,8 +637,8 @@ class RosterRound:
             actions.append(Finalize(table.roster.bounds, outputs))
         actions += checked.check(active)
         root = self._roots[outputs]
-        if root is not None and checked.is_checked(outputs):
-            self.value = encode(self._made_value(outputs, root, judge))
+        if root is not None and outputs != self._valued and checked.is_checked(outputs):
+            self.value, self._valued = encode(self._made_value(outputs, root, judge)), outputs
         return actions
 
     def _made_value(self, outputs: tuple[bytes, ...], next_root: bytes, judge: JudgePhase) -> wire.Value:

@@ -68,14 +68,13 @@ class ReducePhase:
         """Return one output hash per member; that of an empty part is the hash of no bytes."""
         return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
 
-    def fetched(self, part: int, hash_: bytes) -> bool:
-        """Record a well-formed output. Return True if all outputs are here, or most: only then does anything follow."""
+    def fetched(self, part: int, hash_: bytes) -> None:
+        """Record a well-formed output."""
         self._here.add((part, hash_))
         if self._fetching.get(part, ("", b""))[1] == hash_:
             del self._fetching[part]
         if not self._named or self._named[part] == hash_:
             self.outputs[part] = hash_
-        return self.is_whole or part not in self.outputs or self.is_mostly_here
 
     @property
     def is_mostly_here(self) -> bool:

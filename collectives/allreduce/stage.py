@@ -172,10 +172,6 @@ class Stage:
         found = self._found()
         return found is not None and (index, signed.name) in found[1].words
 
-    def awaits(self, before: bytes) -> bool:
-        """Return True if a word of this exchange may complete a cut that is here."""
-        return before == self._before and self.standing is None and self.is_named
-
     def missing(self) -> list[int]:
         """Return whose words the proposer's cut names and are not here."""
         found = self._found()

@@ -1,8 +1,9 @@
 """The state machine of one attempt of a round: from Ready to the value that the voters decide on. Pure.
 
-Theory of operation (docs/trust.md). Inputs (`receive`, `lose`, `tick`, and the driver's results) are logged, and `_advance`
-makes every transition that they allow. Nothing depends on the order of messages, and a repeated one changes nothing.
-Work comes out as actions (`actions`); the driver does it and reports back by `done`.
+Theory of operation (docs/trust.md). Inputs (`receive`, `lose`, and the driver's results) are logged and make `deadline` due
+at once; `tick` then makes every transition that they allow, so that many which come together cost one. Nothing depends on
+the order of messages, and a repeated one changes nothing. Work comes out as actions (`actions`); the driver does it and
+reports back by `done`.
 
     GATHER   Ready from all active members; Heard from the proposer, a voter whose turn it is, and then from all voters; a
              Roster follows from these
@@ -53,6 +54,8 @@ class Round:
         self.outcome: Outcome | None = None
         self._phase = Phase.GATHER
         self._active = set(setup.active)
+        self._has_news = False
+        """True if something has come since the last `tick`."""
         self._gone_on: set[PeerId] = set()
         self._met: set[PeerId] = set()  # Whom I have shown my Ready: two that each do so at every Ready would not end.
         self._facts = MessageLog()
@@ -118,6 +121,8 @@ class Round:
         """When to call `tick`."""
         if self.outcome is not None:
             return math.inf
+        if self._has_news:
+            return -math.inf
         if self._is_fetching:
             return self._due
         return min(self._due, self._asks_at or math.inf, self._hurries_at, self.vote.deadline)
@@ -142,13 +147,15 @@ class Round:
 
     def start(self, now: float) -> list[Action]:
         """Send my Ready."""
-        return [*self.vote.begin(self.setup.ready, self._active, now), *self._advance(now)]
+        self._has_news = True
+        return self.vote.begin(self.setup.ready, self._active, now)
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
         """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
         if self.outcome is not None or message.slot.run != self.slot.run:
             return []
         if isinstance(message, wire.VoteMessage):
+            self._has_news = True
             return [*self.vote.receive(signed, message, now), *self._heard(signed, message, now)]
         if message.slot.decision != self.slot.decision or message.slot.ballot < self.slot.ballot:
             return []
@@ -161,15 +168,14 @@ class Round:
             return []
         is_named = isinstance(message, wire.Have) and self._exchange is not None and self._exchange.has_named(signed)
         news = self._facts.add(signed, message, is_named=is_named)
+        self._has_news |= news != "known"
         if news == "conflict":
-            note = Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")
-            return [note, *self._advance(now)]
+            return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
         if news == "new" and self._table is not None and (kind := _exchange_of(message)):
             self._spoke.setdefault(kind, {}).setdefault(signed.sender, now)
         if self._phase is Phase.GATHER and isinstance(message, wire.Commit | wire.Have):
             return self._ask_for_roster()
-        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
-        return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
+        return [*self._table.shown_to(signed.sender, message)] if self._table is not None and news == "new" else []
 
     def show(self, carrier: PeerId, signed: wire.Signed, ready: wire.Ready) -> None:
         """Take a Ready, its signature checked, that a voter passes on; of each a limited number."""
@@ -182,12 +188,13 @@ class Round:
 
     def learn(self, proof: wire.Proof, now: float) -> list[Action]:
         """Receive a proof whose signatures are checked."""
-        return [*self.vote.learn(proof, now), *self._advance(now)]
+        self._has_news = True
+        return self.vote.learn(proof, now)
 
-    def certified(self, certificate: wire.Certificate, now: float) -> list[Action]:
+    def certified(self, certificate: wire.Certificate) -> None:
         """Receive a certificate of my round that counts (`chain.certificate.check_votes`)."""
         self.vote.certified(certificate)
-        return self._advance(now)
+        self._has_news = True
 
     def statements_of(self, peer: PeerId) -> list[wire.Signed]:
         """Return the messages of a peer that this attempt has logged."""
@@ -218,12 +225,14 @@ class Round:
         self._met.discard(peer)
         if self.outcome is not None or peer not in self._active:
             return []
-        return self._without(peer, reason, now) + self._advance(now)
+        self._has_news = True
+        return self._without(peer, reason, now)
 
     def tick(self, now: float) -> list[Action]:
-        """React to the passing of time; call it at `deadline`."""
+        """React to what has come, and to the passing of time; call it at `deadline`."""
         if self.outcome is not None:
             return []
+        self._has_news = False
         actions = self.vote.tick(now) if now >= self.vote.deadline and not self._is_fetching else []
         actions += self._advance(now)
         if self._exchange is not None and self.outcome is None and now >= (self._asks_at or math.inf):
@@ -243,16 +252,18 @@ class Round:
             # What is late is left out; the proposer and the others need time for what follows from that.
             makes = self.setup.timing.transfer if phase in (Phase.REDUCE, Phase.CHECK) else 0.0
             self._due = now + self._control(2) + makes
-            return [*actions, *self._exchange.show_words(), *asked, *self._advance(now)]
+            self._has_news = True
+            return [*actions, *self._exchange.show_words(), *asked]
         if silent := self._exchange.silent(self._active):
+            self._has_news = True
             return actions + self._go_on_without(silent, now)
         if now < self._patience and self._exchange.awaits_holders(self._active):
             # Others have longer deadlines than I: they close later, and are not silent yet.
             self._due = now + self._control() + self.setup.timing.transfer
             return actions
         if self._exchange.take_best():
-            self._due = now + self._control()
-            return [*actions, *self._advance(now)]
+            self._has_news, self._due = True, now + self._control()
+            return actions
         living = self._active & set(self._exchange.members)
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
 
@@ -271,17 +282,20 @@ class Round:
         is_proposer = self._table is not None and self._table.me == 0
         return (exchanges + (not is_proposer)) * self.setup.timing.control
 
-    def done(self, report: Callable[[RosterRound], Sequence[Action] | None], now: float) -> list[Action]:
+    def done(self, report: Callable[[RosterRound], Sequence[Action] | None]) -> list[Action]:
         """Take the result of finished work: `report` passes it on; returns what follows."""
-        exchange = None if self.outcome is not None else self._exchange
-        return [] if exchange is None else [*(report(exchange) or ()), *self._advance(now)]
+        if self.outcome is not None or self._exchange is None:
+            return []
+        self._has_news = True
+        return [*(report(self._exchange) or ())]
 
     def value_held(self, value: bytes, now: float) -> list[Action]:
         """Report that I hold all outputs of an encoded value, and that its root follows from them."""
         if self.outcome is not None:
             return []
+        self._has_news = True
         self._held.add(value_hash(value))
-        return [*self.vote.hold(value, now), *self._advance(now)]
+        return self.vote.hold(value, now)
 
     def give_up(self, reason: str, now: float) -> list[Action]:
         """Give the attempt up for a reason of my own, such as a statement that I cannot sign."""
@@ -294,23 +308,13 @@ class Round:
         table, later = self._table, message.slot.ballot > self.slot.ballot
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
-                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(
-                    now
-                )
+                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now)
             is_vote = isinstance(message, wire.Propose | wire.Prevote | wire.Precommit) and message.slot == self.slot
             if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
                 self._facts.add(signed, message)
-        return self._advance(now, is_told=isinstance(message, wire.Propose) or self._may_change(signed.sender, message))
+        return []
 
-    def _may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
-        """Return True if a new message can change anything now. Most cannot: they count with the next one that can."""
-        if self._phase is Phase.GATHER:
-            return isinstance(message, wire.Heard | wire.Roster)
-        if self._exchange is None or isinstance(message, wire.Void):
-            return True
-        return self._exchange.may_change(sender, message)
-
-    def _advance(self, now: float, *, is_told: bool = True) -> list[Action]:
+    def _advance(self, now: float) -> list[Action]:
         if self.outcome is not None:
             return []
         if self.vote.certificate is not None:
@@ -327,7 +331,7 @@ class Round:
             self._began.setdefault(Phase.CONFIRM, now)
         if self._phase is Phase.GATHER:
             return self._gather(now)
-        return [*self._let_go(now), *self._exchange_on(now)] if is_told else []
+        return [*self._let_go(now), *self._exchange_on(now)]
 
     def _gather(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -513,7 +517,8 @@ class Round:
         self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
         self._due, self._began[Phase.COLLECT] = now + self.setup.timing.control + self.setup.timing.transfer, now
         self._stepped = now
-        return [*self._exchange.collect_phase.begin(), *self._advance(now)]
+        self._has_news = True
+        return self._exchange.collect_phase.begin()
 
     def _agreed(self, table: RosterView) -> Timing:
         """Return how long all of this roster wait: what voters with more than a third of the votes would wait at least.
@@ -559,7 +564,8 @@ class Round:
         self._is_stalled = True
         actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
         if self.vote.slot != self.slot:
-            return actions + self._advance(now)
+            self._has_news = True
+            return actions
         if now >= self._next_stall:  # Whoever should have appointed has time for it, however many messages arrive.
             self._num_stalls += now >= usual  # Before, its own clock may not have run out.
             self._next_stall = now + setup.timing.control
@@ -571,7 +577,8 @@ class Round:
         if not self.vote.is_voter:
             self._due = self._patience
             return []
-        return [*self.vote.abandon(reason, now), *self._advance(now)]
+        self._has_news = True
+        return self.vote.abandon(reason, now)
 
     def _let_go(self, now: float) -> list[Action]:
         """Treat members that sent Void as lost: they take no part in this attempt any more."""
@@ -634,12 +641,13 @@ class Round:
 
     def _made(self, value: bytes, now: float) -> list[Action]:
         """Hand the value that I made or checked to the vote."""
+        self._has_news = True
         self._held.add(value_hash(value))
         if self.vote.proposer != self.vote.me:
-            return [*self.vote.hold(value, now), *self._advance(now)]
+            return self.vote.hold(value, now)
         assert self._table is not None
         shown = self.vote.roster(self._table.signed, self._table.roster)
-        return [*self.vote.offer(value, shown, now), *self._advance(now)]
+        return self.vote.offer(value, shown, now)
 
     def _go_on_without(self, silent: Collection[PeerId], now: float) -> list[Action]:
         """Leave the parts of owners without a Have to their deputies: being Ready must not be enough to stop a round."""
@@ -649,7 +657,7 @@ class Round:
             if self.outcome is None:
                 actions.append(Note("round.silent", peer, self.phase, "it sent no Have in time"))
                 actions += self._without(peer, "it sent no Have in time", now)
-        return actions + self._advance(now)
+        return actions
 
     def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """Go on without a member, or give the attempt up if it cannot succeed any more."""

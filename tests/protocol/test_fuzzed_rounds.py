@@ -10,6 +10,7 @@ same value. For longer: `pytest --hypothesis-profile=long tests/protocol/test_fu
 """
 
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -275,7 +276,11 @@ class World:
 
     def do(self, peer: str, actions: list[Action]) -> None:
         machine = self.machines[peer]
-        for action in actions:
+        while actions or machine.deadline == -math.inf:
+            if not actions:
+                actions = machine.tick(self.now)
+                continue
+            action, *actions = actions
             match action:
                 case Send(to, message):
                     assert set(to) <= {*self.peers, STRANGER}  # Anybody may be Ready.
@@ -351,7 +356,7 @@ class World:
 
     def done(self, peer: str, report: Callable[[RosterRound], Any]) -> None:
         """Report finished work."""
-        self.do(peer, self.machines[peer].done(report, self.now))
+        self.do(peer, self.machines[peer].done(report))
 
     def fetch(self, peer: str, packed: bytes) -> None:
         """Fetch a value: its outputs exist where they are sums that somebody has made."""
@@ -431,7 +436,8 @@ class World:
                 check_certificate(item, verify, charter=charter)
                 check_votes(item, self.electorate, charter)
                 machine.vote.certified(item)
-                self.do(target, machine.certified(item, self.now) if machine.outcome is None else [])
+                machine.certified(item)
+                self.do(target, [])
             else:
                 check_proof(item, verify, charter=charter)
                 check_votes(wire.Certificate(item.slot, item.value, item.voters, item.signatures), self.electorate, charter)
@@ -485,7 +491,7 @@ class World:
 
 
 def fetched(part: int, index: int) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.collect_phase.fetched(part, index) and None
+    return lambda exchange: exchange.collect_phase.fetched(part, index)
 
 
 def not_fetched(part: int, index: int) -> Callable[[RosterRound], Any]:
@@ -493,7 +499,7 @@ def not_fetched(part: int, index: int) -> Callable[[RosterRound], Any]:
 
 
 def output_fetched(part: int, key: bytes) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.output_fetched(part, key) and None
+    return lambda exchange: exchange.output_fetched(part, key)
 
 
 def output_not_fetched(part: int, source: str, key: bytes) -> Callable[[RosterRound], Any]:

@@ -1,6 +1,8 @@
 """Machines of one round and the mail between them: no bytes, no clock but a number, and signatures that are hashes."""
 
+import math
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -181,6 +183,9 @@ class Rounds:
     """Outputs that no check lets pass."""
     holders: dict[bytes, set[str]] = field(default_factory=dict)
     ended: dict[str, list[Outcome]] = field(default_factory=dict)
+    todo: dict[str, deque[Action]] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    """The peers whose actions are being executed."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -200,15 +205,26 @@ class Rounds:
             self.do(peer, self.machines[peer].start(self.now))
 
     def do(self, peer: str, done: list[Action]) -> None:
-        machine = self.machines[peer]
-        for action in done:
-            self._do(peer, machine, action)
+        """Execute actions, and those that follow from them, in order, as the driver of an attempt does."""
+        machine, todo = self.machines[peer], self.todo.setdefault(peer, deque())
+        todo.extend(done)
+        if peer in self.busy:
+            return
+        self.busy.add(peer)
+        try:
+            while todo or machine.deadline == -math.inf:
+                if todo:
+                    self._do(peer, machine, todo.popleft())
+                else:
+                    todo.extend(machine.tick(self.now))
+        finally:
+            self.busy.discard(peer)
         if machine.outcome is not None and not any(it is machine.outcome for it in self.ended.get(peer, [])):
             self._end(peer, machine)
 
     def _do(self, peer: str, machine: Round, action: Action) -> None:
         def report(result: Callable[[Any], Any]) -> None:
-            self.do(peer, machine.done(result, self.now))
+            self.do(peer, machine.done(result))
 
         match action:
             case actions.Send(to, message):
@@ -233,14 +249,12 @@ class Rounds:
                 report(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
             case actions.FetchPart(part, contributor=index):
                 if (reason := self.broken(peer, action)) is None:
-                    if machine.exchange.collect_phase.fetched(part, index):
-                        report(lambda exchange: None)
+                    report(lambda exchange: exchange.collect_phase.fetched(part, index))
                 elif reason != PENDING:
                     report(lambda exchange: exchange.collect_phase.not_fetched(part, index, reason))
             case actions.FetchOutput(part, source, hash_):
                 if (reason := self.broken(peer, action)) is None:
-                    if machine.exchange.output_fetched(part, hash_):
-                        report(lambda exchange: None)
+                    report(lambda exchange: exchange.output_fetched(part, hash_))
                 elif reason != PENDING:
                     report(lambda exchange: exchange.output_not_fetched(part, source, hash_, reason))
             case actions.SketchParts(seed, columns):
@@ -304,7 +318,8 @@ class Rounds:
             return
         machine, vote = self.machines[target], self.votes[target]
         if isinstance(mail, wire.Certificate):
-            self.do(target, machine.certified(mail, self.now))
+            machine.certified(mail)
+            self.do(target, [])
         elif isinstance(mail, wire.Proof):
             self.do(target, machine.learn(mail, self.now))
         else:
