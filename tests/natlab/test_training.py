@@ -68,7 +68,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-u", "-m", "flockstep", *words]
 
 
-STREAMING = 'mode = "streaming"\nfragments = 2\ndelay = 3'
+STREAMING = 'mode = "streaming"\nfragments = 2'
 
 
 def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: object) -> str:
