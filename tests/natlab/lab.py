@@ -138,7 +138,8 @@ class Lab(Namespaces):
             assert process.stdout is not None
             assert process.stdout.readline() == f"{PROXY_PORT}\n"
         if home.upnp:
-            self.start(router, [sys.executable, str(HERE / "upnp_router.py"), f"10.{number}.0.1", wan])
+            upnp = [sys.executable, str(HERE / "upnp_router.py"), f"10.{number}.0.1", wan]
+            self.start(router, upnp, env=environment())
 
     def _add_ipv6(self, number: int, home: Home) -> None:
         router, wan, prefix = self._router(number), f"wan{number}", f"2a0f:44:{number + 1}:"

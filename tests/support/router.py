@@ -1,4 +1,4 @@
-"""A router on loopback that speaks UPnP over real sockets: what it opens, its moods, and what it was asked."""
+"""A router that speaks UPnP over real sockets, on loopback or in a namespace: what it opens, its moods, what it was asked."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,8 @@ Answer = tuple[int, str]
 class Router:
     """Internet Gateway Device v1 with WANIPConnection, as far as peers use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, here: str = ME) -> None:
+        self.here = here
         self.ports: dict[int, tuple[str, int, int]] = {}
         self.leases = True
         self.answers = True
@@ -32,10 +33,9 @@ class Router:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Router"]:
         """Answer until the end."""
-        with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as searches:
-            await searches.bind((ME, 0))
+        with await self.bound() as searches:
             self.group = searches.getsockname()
-            listeners = await trio.open_tcp_listeners(0, host=ME)
+            listeners = await trio.open_tcp_listeners(0, host=self.here)
             port = listeners[0].socket.getsockname()[1]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.serve_listeners, self._one, listeners)
@@ -43,11 +43,17 @@ class Router:
                 yield self
                 nursery.cancel_scope.cancel()
 
+    async def bound(self) -> trio.socket.SocketType:
+        """Return a socket that hears searches."""
+        searches = trio.socket.socket(type=trio.socket.SOCK_DGRAM)
+        await searches.bind((self.here, 0))
+        return searches
+
     async def _answer_searches(self, searches: trio.socket.SocketType, port: int) -> None:
         while True:
             _, sender = await searches.recvfrom(2048)
             if self.answers:
-                location = self.location or f"http://{ME}:{port}/root.xml"
+                location = self.location or f"http://{self.here}:{port}/root.xml"
                 await searches.sendto(f"HTTP/1.1 200 OK\r\nST: x\r\nLOCATION: {location}\r\n\r\n".encode(), sender)
 
     async def _one(self, stream: trio.SocketStream) -> None:
@@ -60,7 +66,7 @@ class Router:
             service = f"<serviceType>{SERVICE}</serviceType><controlURL>{self.control}</controlURL>"
             status, text = 200, f"<service>{service}</service>"
         else:
-            status, text = self._act(
+            status, text = self.act(
                 head.partition("#")[2].partition('"')[0], dict(re.findall(r"<(New\w+)>(.*?)</", body))
             )
         await stream.send_all(f"HTTP/1.1 {status} x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
@@ -77,7 +83,8 @@ class Router:
         self.asked.append(head.decode().partition("\r\n")[0])
         return head.decode(), body.decode()
 
-    def _act(self, action: str, stated: dict[str, str]) -> Answer:
+    def act(self, action: str, stated: dict[str, str]) -> Answer:
+        """Return status and text of an answer."""
         if self.odd:
             return (
                 500,
