@@ -1,21 +1,15 @@
 """A bootstrap under load and attack: idle peers, junk connections, spam and Sybils.
 
-    cd tests && python -m chaos.door --peers 200 --junk 2000 --spam 2000 --sybils 400 --mutes 1000
-
-It is a script and no verb of `bench`, since half of it attacks: it does not belong on a volunteer's computer. The bootstrap
-is a real process with its default limits, except that loopback is not exempt. Strangers use addresses of 127.0.0.0/8, each
-/24 of which counts as a network.
+The bootstrap is a real process with its default limits, except that loopback is not exempt. Strangers use addresses of
+127.0.0.0/8, each /24 of which counts as a network.
 """
 
-import argparse
 import os
 import random
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -38,8 +32,7 @@ from flockstep.peer.transport import PeerId, Rung
 from flockstep.peer.wire.schema import encode
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
-from support.bootstraps import Bootstrap, publish_run
-from support.trainers import RUN
+from support.bootstraps import Bootstrap
 
 ANYTHING = lambda key, value: 0  # noqa: E731  A stranger who publishes what no honest peer would.
 """Validates whatever it is given."""
@@ -258,39 +251,6 @@ async def sybils(door: Door, link: JoinLink, number: int) -> None:
             nursery.start_soon(one, index)
 
 
-class Mutes:
-    """Peers that connect, each under an id and from a network of its own, and then say nothing."""
-
-    def __init__(self, door: Door) -> None:
-        self.all_tried = trio.Event()
-        self._left = 0
-        self._door = door
-        self._slots = trio.CapacityLimiter(32)
-
-    async def run(self, number: int, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """All of them, until cancelled; started once all have tried."""
-        async with trio.open_nursery() as nursery:
-            for index in range(number):
-                nursery.start_soon(self._mute, f"127.{150 + index // 200}.{index % 200}.1")
-            self._left = number
-            await self.all_tried.wait()
-            task_status.started()
-
-    async def _mute(self, ip: str) -> None:
-        async with AsyncExitStack() as stack:
-            try:
-                async with self._slots:
-                    host, _ = await stack.enter_async_context(stranger(ip))
-                    await connect(self._door, host)
-            except NetworkError:
-                return
-            finally:
-                self._left -= 1
-                if not self._left:
-                    self.all_tried.set()
-            await trio.sleep_forever()
-
-
 async def spam(door: Door, link: JoinLink, number: int) -> tuple[int, int]:
     """One key, written again and again, then records that are too big; how many of each were taken."""
     identity = Identity.generate()
@@ -318,78 +278,3 @@ async def one_member(door: Door, link: JoinLink) -> AsyncIterator[str]:
         await come_in(door, host, directory)
         await directory.provide(link.run_id)
         yield host.peer_id
-
-
-async def measure(options: argparse.Namespace, home: Path) -> None:
-    """Each in turn, with a line of figures."""
-    door = Door(home / "door", *NOT_EXEMPT)
-    publish = partial(publish_run, RUN.format(rounds=9, peers=2), (door.address,), home / "owner")
-    link = JoinLink.parse(await trio.to_thread.run_sync(publish))
-
-    async def look(what: str, started: float, cpu: float, extra: str = "") -> None:
-        figures = await trio.to_thread.run_sync(door.figures)
-        seconds = time.monotonic() - started
-        busy = (door.cpu() - cpu) / seconds
-        print(  # noqa: T201
-            f"{what}: {seconds:.0f} s, RSS {door.rss():.0f} MB, {100 * busy:.1f} % of a core, "
-            f"{door.process.num_fds()} files, {figures['flockstep_connections']:.0f} connections, "
-            f"{figures['flockstep_records']:.0f} records ({figures['flockstep_record_bytes'] / 1e6:.1f} MB). {extra}",
-            flush=True,
-        )
-
-    try:
-        await look("at the start", time.monotonic() - 1, door.cpu())
-        if options.peers:
-            async with trio.open_nursery() as nursery:
-                started, cpu = time.monotonic(), door.cpu()
-                idlers = Idlers(door, link)
-                nursery.start_soon(idlers.run, options.peers)
-                await idlers.all_there.wait()
-                await look(f"{options.peers} peers come", started, cpu)
-                await trio.sleep(20)
-                started, cpu = time.monotonic(), door.cpu()
-                await trio.sleep(options.seconds)
-                await look(f"{options.peers} peers idle", started, cpu)
-                nursery.cancel_scope.cancel()
-        async with trio.open_nursery() as nursery, one_member(door, link) as member:
-            for what, num_networks in (("of 10 networks", 10), ("of 400 networks", 400)):
-                started, cpu = time.monotonic(), door.cpu()
-                await nursery.start(Junk(door).run, options.junk, num_networks)
-                found = await newcomer_finds(door, link, member)
-                await look(f"{options.junk} junk connections {what}", started, cpu, f"a newcomer got in in {found:.1f} s")
-            started, cpu = time.monotonic(), door.cpu()
-            taken, oversized = await spam(door, link, options.spam)
-            found = await newcomer_finds(door, link, member)
-            extra = f"{taken} taken, {oversized} oversized taken, a newcomer got in in {found:.1f} s"
-            await look(f"{options.spam} records for one key", started, cpu, extra)
-            started, cpu = time.monotonic(), door.cpu()
-            await sybils(door, link, options.sybils)
-            found = await newcomer_finds(door, link, member)
-            await look(f"{options.sybils} ids of one network", started, cpu, f"a newcomer got in in {found:.1f} s")
-            started, cpu = time.monotonic(), door.cpu()
-            await nursery.start(Mutes(door).run, options.mutes)
-            found = await newcomer_finds(door, link, member)
-            await look(f"{options.mutes} mute peers", started, cpu, f"a newcomer got in in {found:.1f} s")
-            nursery.cancel_scope.cancel()
-        for name, value in door.figures().items():
-            if "refusals" in name:
-                print(f"{name} {value:.0f}")  # noqa: T201
-    finally:
-        door.bootstrap.kill()
-
-
-def main() -> None:
-    """Measure with the numbers of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of idling that are measured")
-    parser.add_argument("--junk", type=int, default=2000)
-    parser.add_argument("--spam", type=int, default=2000)
-    parser.add_argument("--sybils", type=int, default=400)
-    parser.add_argument("--mutes", type=int, default=1000)
-    with tempfile.TemporaryDirectory() as home:
-        trio.run(measure, parser.parse_args(), Path(home))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Bootstraps under attack, killed and restarted: small versions of `door.py`."""
+"""Bootstraps under attack, killed and restarted."""
 
 from pathlib import Path
 from time import sleep
