@@ -9,7 +9,7 @@ import trio
 from flockstep.collectives.chain.chain import ChainLink
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import LEDGER_ANSWER_SECONDS, ask_range, in_my_order
-from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.directory.memory import MemoryDirectory
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberTable
@@ -19,11 +19,10 @@ from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from support.certificates import grow
-from support.migrants import PHASE, Migrant, found, wait_for
+from support.migrants import PHASE, Town, found, in_town, wait_for
 from support.restoring_peer import RestoringPeer, catch_up, run_rounds
 from support.swarm import RUN, SimSwarm, identities
 
@@ -74,9 +73,9 @@ def test_certificates_that_come_one_by_one_have_the_time_of_a_page(tmp_path: Pat
     run_rounds(3, 5, body, tmp_path)
 
 
-async def state_heads(network: MemoryNetwork, board: MemoryBoard, ghost: Identity) -> None:
+async def state_heads(town: Town, ghost: Identity) -> None:
     """A free key that states one head of a chain of its own after the other, and takes its time to prove them."""
-    transport, chain = network.transport(ghost.peer_id), grow(None, 300)
+    transport, chain = town.network.transport(ghost.peer_id), grow(None, 300)
     async with Node(transport, ghost, PeerConfig(), Telemetry(), inline=True) as node:
 
         async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
@@ -91,31 +90,27 @@ async def state_heads(network: MemoryNetwork, board: MemoryBoard, ghost: Identit
                 await trio.sleep(5)
 
         node.on_ask(wire.LedgerAsk, answer)
-        directory = MemoryDirectory(board, ghost.peer_id, transport.addresses(), validate_published)
+        directory = MemoryDirectory(town.board, ghost.peer_id, transport.addresses(), validate_published)
         gossip = Gossip(node, MemberTable(RUN, ghost.peer_id), directory, RUN, seed=0)
         node.nursery.start_soon(announce)
         await gossip.run()
 
 
 def test_a_free_key_that_proves_its_heads_slowly_keeps_nobody_from_joining_or_going_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-        *holders, late = (Migrant(identity, network, board, 100) for identity in identities(3))
+    async def body(town: Town) -> None:
+        *holders, late = town.migrants(3)
         found(holders, late)
-        async with network.open(), trio.open_nursery() as nursery:
-            for holder in holders:
-                nursery.start_soon(holder.live, tmp_path)
-            await trio.sleep(1)
-            await wait_for(lambda: holders[0].round == 2, 1000)
-            nursery.start_soon(state_heads, network, board, identities(9)[8])
-            await trio.sleep(10)
-            began = trio.current_time()
-            await holders[0].catch_up.reach(holders[0].gossip, 15.0)  # A keeper does so at each hint of another chain.
-            assert trio.current_time() - began < 2 * PROOF_PATIENCE
-            nursery.start_soon(late.live, tmp_path)
-            await trio.sleep(1)
-            await wait_for(lambda: late.done > 0, 3000)
-            assert trio.current_time() - began < 4 * PHASE
-            nursery.cancel_scope.cancel()
+        town.start(tmp_path, *holders)
+        await trio.sleep(1)
+        await wait_for(lambda: holders[0].round == 2, 1000)
+        town.nursery.start_soon(state_heads, town, identities(9)[8])
+        await trio.sleep(10)
+        began = trio.current_time()
+        await holders[0].catch_up.reach(holders[0].gossip, 15.0)  # A keeper does so at each hint of another chain.
+        assert trio.current_time() - began < 2 * PROOF_PATIENCE
+        town.start(tmp_path, late)
+        await trio.sleep(1)
+        await wait_for(lambda: late.done > 0, 3000)
+        assert trio.current_time() - began < 4 * PHASE
 
-    run_virtual(main)
+    in_town(body)

@@ -45,24 +45,37 @@ class Member:
         return other.peer_id in self.gossip.presence.others()
 
 
-def run_test(body: Callable[[MemoryNetwork, MemoryBoard, trio.Nursery], Awaitable[None]]) -> None:
+class Town:
+    """A network in memory and a directory, and the members that live there until the test ends."""
+
+    def __init__(self, network: MemoryNetwork, nursery: trio.Nursery) -> None:
+        self.network, self.nursery = network, nursery
+        self.board = MemoryBoard()
+
+    def start(self, identity: Identity, folder: Path) -> Member:
+        member = Member(identity, folder)
+        self.nursery.start_soon(member.live, self.network, self.board)
+        return member
+
+    async def members(self, folder: Path, *identities: Identity) -> list[Member]:
+        """Start members, and wait until they know each other."""
+        members = [self.start(identity, folder / identity.peer_id) for identity in identities]
+        await trio.sleep(5.0)
+        return members
+
+
+def run_test(body: Callable[[Town], Awaitable[None]]) -> None:
     async def main() -> None:
-        network, board = MemoryNetwork(latency=0.01), MemoryBoard()
+        network = MemoryNetwork(latency=0.01)
         async with network.open(), trio.open_nursery() as nursery:
-            await body(network, board, nursery)
+            await body(Town(network, nursery))
             nursery.cancel_scope.cancel()
 
     run_virtual(main)
 
 
-async def test_who_was_lost_and_speaks_again_counts_again_within_a_second(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
-) -> None:
-    anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
-
-    for member in (anna, bert):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(5.0)
+async def test_who_was_lost_and_speaks_again_counts_again_within_a_second(town: Town, /, tmp_path: Path) -> None:
+    anna, _ = await town.members(tmp_path, ANNA, BERT)
     assert anna.knows(BERT)
     anna.node._broken(BERT.peer_id, "its session broke")
     assert not anna.knows(BERT)
@@ -73,13 +86,9 @@ async def test_who_was_lost_and_speaks_again_counts_again_within_a_second(
 
 
 async def test_whom_i_have_banned_does_not_come_back_by_an_answer_that_was_under_way(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+    town: Town, /, tmp_path: Path
 ) -> None:
-    anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
-
-    for member in (anna, bert):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(5.0)
+    anna, _ = await town.members(tmp_path, ANNA, BERT)
     disconnect = anna.node.transport.disconnect
 
     async def linger(peer: str) -> None:  # As real connections do.
@@ -87,55 +96,36 @@ async def test_whom_i_have_banned_does_not_come_back_by_an_answer_that_was_under
         await disconnect(peer)
 
     anna.node.transport.disconnect = linger  # type: ignore[method-assign]
-    nursery.start_soon(anna.gossip._ask, BERT.peer_id)
+    town.nursery.start_soon(anna.gossip._ask, BERT.peer_id)
     await trio.sleep(0.01)
     anna.node.ban(BERT.peer_id, "it lied")
     await trio.sleep(0.2)
     assert not anna.knows(BERT)
 
 
-async def test_who_asks_is_there_even_if_it_was_lost(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
-) -> None:
-    anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
-
-    for member in (anna, bert):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(5.0)
+async def test_who_asks_is_there_even_if_it_was_lost(town: Town, /, tmp_path: Path) -> None:
+    anna, bert = await town.members(tmp_path, ANNA, BERT)
     anna.node._broken(BERT.peer_id, "its session broke")
     await bert.gossip._ask(ANNA.peer_id)
     assert anna.knows(BERT)
 
 
-async def test_without_a_directory_the_remembered_members_are_asked(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
-) -> None:
-    anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
-
-    for member in (anna, bert):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(10.0)
-    board.up = False
-    again = Member(CARL, tmp_path / "anna")  # What Anna has kept serves whoever reads it.
-    nursery.start_soon(again.live, network, board)
+async def test_without_a_directory_the_remembered_members_are_asked(town: Town, /, tmp_path: Path) -> None:
+    await town.members(tmp_path, ANNA, BERT)
+    await trio.sleep(5.0)
+    town.board.up = False
+    again = town.start(CARL, tmp_path / ANNA.peer_id)  # What Anna has kept serves whoever reads it.
     with trio.fail_after(10.0):
         await trio.sleep(0.1)
         await again.gossip.looked.wait()
     assert again.knows(BERT)
-    stranger = Member(DORA, tmp_path / "stranger")
-    nursery.start_soon(stranger.live, network, board)
+    stranger = town.start(DORA, tmp_path / "stranger")
     await trio.sleep(10.0)
     assert not stranger.gossip.looked.is_set()
 
 
-async def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
-) -> None:
-    anna, bert, carl = (Member(who, tmp_path / who.peer_id) for who in (ANNA, BERT, CARL))
-
-    for member in (anna, bert, carl):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(5.0)
+async def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(town: Town, /, tmp_path: Path) -> None:
+    anna, bert, carl = await town.members(tmp_path, ANNA, BERT, CARL)
     anna.node.ban(BERT.peer_id, "for the test")
     assert not anna.knows(BERT)
     for _ in range(4):
@@ -147,15 +137,11 @@ async def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others
 
 
 async def test_who_answers_with_ever_newer_records_keeps_nobody_from_renewing_its_own(
-    network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery, /, tmp_path: Path
+    town: Town, /, tmp_path: Path
 ) -> None:
     """Every page of its answers is full and new, and comes just in time: without a limit the exchange never ends."""
-    anna, bert, carl = (Member(each, tmp_path / name) for each, name in ((ANNA, "a"), (BERT, "b"), (CARL, "c")))
+    anna, bert, carl = await town.members(tmp_path, ANNA, BERT, CARL)
     keys = [Identity.from_seed(bytes([100 + n]) * 32) for n in range(PAGE)]
-
-    for member in (anna, bert, carl):
-        nursery.start_soon(member.live, network, board)
-    await trio.sleep(5)
     pages = 0
 
     async def endless(peer: str, question: wire.MembersAsk) -> wire.Members:

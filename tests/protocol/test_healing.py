@@ -17,15 +17,14 @@ from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError, UsageError, sole_error
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.signed import sign
 from support.certificates import certify
-from support.migrants import PHASE, Migrant, found, wait_for
+from support.migrants import PHASE, Town, found, in_town, wait_for
 from support.swarm import RUN, identities
 
-run_test = run_virtual
+run_test = in_town
 
 
 async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
@@ -41,137 +40,116 @@ async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
     ],
 )
 async def test_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
-    tmp_path: Path, count: int, size: int, tokens_of_few: int
+    town: Town, /, tmp_path: Path, count: int, size: int, tokens_of_few: int
 ) -> None:
-    network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
-    board, elsewhere = MemoryBoard(), MemoryBoard()
-    swarm = [
-        Migrant(identity, network, board, 100 if index < size else tokens_of_few)
-        for index, identity in enumerate(identities(count))
-    ]
+    elsewhere, swarm = MemoryBoard(), town.migrants(count)
     many, few = swarm[:size], swarm[size:]
+    for migrant in few:
+        migrant.tokens = tokens_of_few
     found(swarm)
-    async with network.open(), trio.open_nursery() as nursery:
-        for migrant in swarm:
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(1)
-        await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
-        network.partition([m.identity.peer_id for m in many], [m.identity.peer_id for m in few])
-        for migrant in few:  # The directory is on one side only.
-            migrant.directory._board = elsewhere
-        await wait_for(lambda: all(migrant.round >= 7 for migrant in swarm), 2000)
-        assert len({migrant.ledger.head for migrant in swarm}) == 2
-        heads = {"many": many[0].ledger.head, "few": few[0].ledger.head}
-        parted = {name: half[0].ledger.at(3) for name, half in (("many", many), ("few", few))}
-        assert parted["many"] is not None
-        assert parted["few"] is not None
-        # The half with more voters, whatever tokens it claims; of equal ones that with the smaller hash.
-        winner = "few" if 2 * size == count and parted["few"].hash < parted["many"].hash else "many"
-        network.heal()
-        for migrant in few:
-            migrant.directory._board = board
-        met = max(migrant.round for migrant in swarm)
-        await wait_for(lambda: len({m.held.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000)
-        assert max(migrant.round for migrant in swarm) <= met + 2
-        assert len({migrant.root for migrant in swarm}) == 1
-        for migrant in swarm:
-            assert migrant.ledger.head == migrant.held.place.head
-            assert migrant.ledger.first == 1
-            survived = migrant.ledger.at(heads[winner].round)
-            assert survived == heads[winner]
-            gave_way = migrant.named("ledger.replaced")
-            assert bool(gave_way) is (migrant in (few if winner == "many" else many))
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, *swarm)
+    await trio.sleep(1)
+    await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
+    town.network.partition([m.identity.peer_id for m in many], [m.identity.peer_id for m in few])
+    for migrant in few:  # The directory is on one side only.
+        migrant.directory._board = elsewhere
+    await wait_for(lambda: all(migrant.round >= 7 for migrant in swarm), 2000)
+    assert len({migrant.ledger.head for migrant in swarm}) == 2
+    heads = {"many": many[0].ledger.head, "few": few[0].ledger.head}
+    parted = {name: half[0].ledger.at(3) for name, half in (("many", many), ("few", few))}
+    assert parted["many"] is not None
+    assert parted["few"] is not None
+    # The half with more voters, whatever tokens it claims; of equal ones that with the smaller hash.
+    winner = "few" if 2 * size == count and parted["few"].hash < parted["many"].hash else "many"
+    town.network.heal()
+    for migrant in few:
+        migrant.directory._board = town.board
+    met = max(migrant.round for migrant in swarm)
+    await wait_for(lambda: len({m.held.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000)
+    assert max(migrant.round for migrant in swarm) <= met + 2
+    assert len({migrant.root for migrant in swarm}) == 1
+    for migrant in swarm:
+        assert migrant.ledger.head == migrant.held.place.head
+        assert migrant.ledger.first == 1
+        survived = migrant.ledger.at(heads[winner].round)
+        assert survived == heads[winner]
+        gave_way = migrant.named("ledger.replaced")
+        assert bool(gave_way) is (migrant in (few if winner == "many" else many))
 
 
 async def test_who_comes_with_nothing_to_a_run_of_which_nobody_is_here_waits_for_who_holds_its_state(
-    tmp_path: Path,
+    town: Town, /, tmp_path: Path
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+    newcomer, holder = town.migrants(2)
     found([holder], newcomer)
     newcomer.published = Head(5, bytes(32), 500)
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(newcomer.live, tmp_path)
-        await trio.sleep(1000)
-        assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
-        assert newcomer.done == 0
-        nursery.start_soon(holder.live, tmp_path)
-        await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, newcomer)
+    await trio.sleep(1000)
+    assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
+    assert newcomer.done == 0
+    town.start(tmp_path, holder)
+    await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
 
 
-async def test_the_dead_who_are_not_missed_yet_do_not_make_a_newcomer_begin_the_run_anew(tmp_path: Path) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    newcomer, *dead = (Migrant(identity, network, board, 100) for identity in identities(4))
+async def test_the_dead_who_are_not_missed_yet_do_not_make_a_newcomer_begin_the_run_anew(
+    town: Town, /, tmp_path: Path
+) -> None:
+    newcomer, *dead = town.migrants(4)
     found(dead, newcomer)
     newcomer.published = Head(5, bytes(32), 500)
-    async with network.open(), trio.open_nursery() as nursery:
-        for migrant in dead:
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(
-            PHASE / 2
-        )  # All train, and their records say so: at round 0, in the state that all begin with.
-        for migrant in dead:
-            network.kill(migrant.identity.peer_id)
-        nursery.start_soon(newcomer.live, tmp_path)
-        await trio.sleep(100)
-        assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
-        assert newcomer.done == 0
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, *dead)
+    await trio.sleep(PHASE / 2)  # All train, and their records say so: at round 0, in the state that all begin with.
+    for migrant in dead:
+        town.network.kill(migrant.identity.peer_id)
+    town.start(tmp_path, newcomer)
+    await trio.sleep(100)
+    assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
+    assert newcomer.done == 0
 
 
 async def test_a_newcomer_to_whom_nobody_can_prove_the_run_yet_decides_nothing_and_follows_it_then(
-    tmp_path: Path,
+    town: Town, /, tmp_path: Path
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+    newcomer, holder = town.migrants(2)
     found([holder], newcomer)
 
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(holder.live, tmp_path)
-        await trio.sleep(1)
-        await wait_for(lambda: holder.round == 2, 1000)
-        holder.node.on_ask(wire.LedgerAsk, refuse)
-        nursery.start_soon(newcomer.live, tmp_path)
-        await trio.sleep(PHASE)
-        assert {event["peer"] for event in newcomer.named("head.unproven")} == {holder.identity.peer_id}
-        assert (newcomer.round, newcomer.done) == (0, 0)
-        serve_ledger(holder.node, RUN, holder.ledger, Losses(tmp_path / "losses", holder.node.telemetry))
-        await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
-        assert newcomer.ledger.at(2) == holder.ledger.at(2)
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, holder)
+    await trio.sleep(1)
+    await wait_for(lambda: holder.round == 2, 1000)
+    holder.node.on_ask(wire.LedgerAsk, refuse)
+    town.start(tmp_path, newcomer)
+    await trio.sleep(PHASE)
+    assert {event["peer"] for event in newcomer.named("head.unproven")} == {holder.identity.peer_id}
+    assert (newcomer.round, newcomer.done) == (0, 0)
+    serve_ledger(holder.node, RUN, holder.ledger, Losses(tmp_path / "losses", holder.node.telemetry))
+    await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
+    assert newcomer.ledger.at(2) == holder.ledger.at(2)
 
 
 @pytest.mark.parametrize("founds", [False, True])
 async def test_a_member_that_states_a_start_state_which_it_does_not_give_keeps_no_run_from_starting(
-    tmp_path: Path, founds: bool
+    town: Town, /, tmp_path: Path, founds: bool
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    liar, *honest = (Migrant(identity, network, board, 100) for identity in identities(4))
+    liar, *honest = town.migrants(4)
     found([*honest, liar] if founds else honest, *([] if founds else [liar]))
 
     async def lie() -> None:
         liar.gossip.announce(replace(liar.body, state=MemberState.TRAINING))  # With the smallest root of all.
 
     liar.sync, liar.phase = lie, trio.sleep_forever  # type: ignore[method-assign]
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(liar.live, tmp_path)
-        await trio.sleep(10)
-        for migrant in honest:
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(1)
-        await wait_for(lambda: min(migrant.done for migrant in honest) >= 2, 1000)
-        assert len({migrant.root for migrant in honest}) == 1
-        assert not founds or all(migrant.named("state.retry") for migrant in honest)
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, liar)
+    await trio.sleep(10)
+    town.start(tmp_path, *honest)
+    await trio.sleep(1)
+    await wait_for(lambda: min(migrant.done for migrant in honest) >= 2, 1000)
+    assert len({migrant.root for migrant in honest}) == 1
+    assert not founds or all(migrant.named("state.retry") for migrant in honest)
 
 
-async def test_a_founder_whose_state_did_not_arrive_is_asked_again(tmp_path: Path) -> None:
+async def test_a_founder_whose_state_did_not_arrive_is_asked_again(town: Town, /, tmp_path: Path) -> None:
     """Else two that failed to reach each other once would start from two states for ever."""
 
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    other, me = (Migrant(identity, network, board, 100) for identity in identities(2))
+    other, me = town.migrants(2)
     found([other, me])
 
     async def state_only() -> None:
@@ -179,29 +157,26 @@ async def test_a_founder_whose_state_did_not_arrive_is_asked_again(tmp_path: Pat
 
     other.sync = state_only  # type: ignore[method-assign]
     other.phase = me.phase = trio.sleep_forever  # type: ignore[method-assign]
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(other.live, tmp_path)
-        await trio.sleep(10)
-        nursery.start_soon(me.live, tmp_path)
-        await trio.sleep(1)
-        await wait_for(lambda: me.body.state == MemberState.TRAINING, 100)
-        members = me.gossip.presence.active()
-        assert me.catch_up.provider(members) is None
-        me.catch_up.ask_again()
-        provider = me.catch_up.provider(members)
-        assert provider is not None
-        assert provider.peer == other.identity.peer_id
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, other)
+    await trio.sleep(10)
+    town.start(tmp_path, me)
+    await trio.sleep(1)
+    await wait_for(lambda: me.body.state == MemberState.TRAINING, 100)
+    members = me.gossip.presence.active()
+    assert me.catch_up.provider(members) is None
+    me.catch_up.ask_again()
+    provider = me.catch_up.provider(members)
+    assert provider is not None
+    assert provider.peer == other.identity.peer_id
 
 
 @pytest.mark.parametrize("changes", [False, True])
 async def test_a_stranger_that_states_rounds_which_it_cannot_prove_does_not_keep_a_run_from_starting(
-    tmp_path: Path, changes: bool
+    town: Town, /, tmp_path: Path, changes: bool
 ) -> None:
     """Keys are free: who waits for a proof of each head that a member states never begins."""
 
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    founder, friend, liar = (Migrant(identity, network, board, 100) for identity in identities(3))
+    founder, friend, liar = town.migrants(3)
     found([founder], friend, liar)
 
     async def lie() -> None:
@@ -215,110 +190,94 @@ async def test_a_stranger_that_states_rounds_which_it_cannot_prove_does_not_keep
             await trio.sleep(5.0)
 
     liar.sync = lie  # type: ignore[method-assign]
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(liar.live, tmp_path)
-        await trio.sleep(10)
-        nursery.start_soon(founder.live, tmp_path)
-        nursery.start_soon(friend.live, tmp_path)
-        await wait_for(lambda: min(founder.done, friend.done) >= 2, 400)
-        assert founder.named("head.unproven")
-        assert founder.root == friend.root
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, liar)
+    await trio.sleep(10)
+    town.start(tmp_path, founder, friend)
+    await wait_for(lambda: min(founder.done, friend.done) >= 2, 400)
+    assert founder.named("head.unproven")
+    assert founder.root == friend.root
 
 
 @pytest.mark.parametrize(("count", "always"), [(2, True), (3, True), (4, False)])
 async def test_what_one_voter_decided_alone_ends_the_round_of_less_than_four_only(
-    tmp_path: Path, count: int, always: bool
+    town: Town, /, tmp_path: Path, count: int, always: bool
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    swarm = [Migrant(identity, network, board, 100) for identity in identities(count)]
+    swarm = town.migrants(count)
     found(swarm)
-    async with network.open(), trio.open_nursery() as nursery:
-        for migrant in swarm:
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(1.0)
-        await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
-        await trio.sleep(6.0)
-        me, other = swarm[:2]
-        before = me.held.place
-        certificate = certify(before.certificate, 100, roster=[other.identity], run=RUN)
-        for again in range(2):
-            me.member.averager.behind = False  # As after a search that has found nothing.
-            other.node.send(me.identity.peer_id, certificate)
-            await trio.sleep(0.1)
-            assert me.member.averager.behind is (always or not again)
-        hints = me.named("certificate.hint")
-        assert len(hints) == (0 if always else 2)
-        assert all("1 of 4 votes decided it in term 1" in str(hint["reason"]) for hint in hints)
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, *swarm)
+    await trio.sleep(1.0)
+    await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
+    await trio.sleep(6.0)
+    me, other = swarm[:2]
+    before = me.held.place
+    certificate = certify(before.certificate, 100, roster=[other.identity], run=RUN)
+    for again in range(2):
+        me.member.averager.behind = False  # As after a search that has found nothing.
+        other.node.send(me.identity.peer_id, certificate)
+        await trio.sleep(0.1)
+        assert me.member.averager.behind is (always or not again)
+    hints = me.named("certificate.hint")
+    assert len(hints) == (0 if always else 2)
+    assert all("1 of 4 votes decided it in term 1" in str(hint["reason"]) for hint in hints)
 
 
 @pytest.mark.parametrize(("gone_on", "behind"), [(1, False), (2, True)])
 async def test_one_of_four_that_is_ready_for_a_later_round_does_not_make_me_look_for_it(
-    tmp_path: Path, gone_on: int, behind: bool
+    town: Town, /, tmp_path: Path, gone_on: int, behind: bool
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    swarm = [Migrant(identity, network, board, 100) for identity in identities(4)]
+    swarm = town.migrants(4)
     found(swarm)
-    async with network.open(), trio.open_nursery() as nursery:
-        for migrant in swarm:
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(1.0)
-        await wait_for(lambda: all(migrant.round == 1 for migrant in swarm), 1000)
-        await trio.sleep(6.0)
-        me, *others = swarm
-        for other in others[:gone_on]:
-            ready = wire.Ready(wire.Slot(RUN, 9, bytes(32)), bytes(32), 1, 1e6, 1e6, bytes(32))
-            other.node.send(me.identity.peer_id, sign(other.identity, ready))
-        await trio.sleep(0.5)
-        assert bool(me.named("agreement.behind")) is behind
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, *swarm)
+    await trio.sleep(1.0)
+    await wait_for(lambda: all(migrant.round == 1 for migrant in swarm), 1000)
+    await trio.sleep(6.0)
+    me, *others = swarm
+    for other in others[:gone_on]:
+        ready = wire.Ready(wire.Slot(RUN, 9, bytes(32)), bytes(32), 1, 1e6, 1e6, bytes(32))
+        other.node.send(me.identity.peer_id, sign(other.identity, ready))
+    await trio.sleep(0.5)
+    assert bool(me.named("agreement.behind")) is behind
 
 
 def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
-        newcomer = Migrant(identities(1)[0], network, MemoryBoard(), 100)
+    async def body(town: Town) -> None:
+        (newcomer,) = town.migrants(1)
         newcomer.published = Head(9, bytes(32), 900)
-        async with network.open():
-            await newcomer.live(tmp_path)
+        await newcomer.live(tmp_path)
 
     with pytest.raises(BaseExceptionGroup) as raised:
-        run_virtual(main)
+        in_town(body)
     error = sole_error(raised.value)
     assert isinstance(error, NetworkError)
     assert "all 9 rounds of the run are done" in str(error)
 
 
-async def test_who_cannot_start_a_run_takes_part_once_it_has_the_state_of_another_one(tmp_path: Path) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+async def test_who_cannot_start_a_run_takes_part_once_it_has_the_state_of_another_one(town: Town, /, tmp_path: Path) -> None:
+    newcomer, holder = town.migrants(2)
     found([holder], newcomer)
     newcomer.starts = False
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(newcomer.live, tmp_path)
-        await trio.sleep(1000)
-        assert newcomer.body.state == MemberState.SYNCING
-        assert [event["step"] for event in newcomer.named("state.awaited")] == ["sync"]
-        nursery.start_soon(holder.live, tmp_path)
-        await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, newcomer)
+    await trio.sleep(1000)
+    assert newcomer.body.state == MemberState.SYNCING
+    assert [event["step"] for event in newcomer.named("state.awaited")] == ["sync"]
+    town.start(tmp_path, holder)
+    await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
 
 
 SECONDS_TO_SAY = {"nobody's": 12, "nobody's, and one is mute": 60}
 """Virtual seconds until a newcomer has said that no chain has what its link names."""
 
 
-async def state_a_head_and_answer_nothing(network: MemoryNetwork, board: MemoryBoard) -> None:
+async def state_a_head_and_answer_nothing(town: Town) -> None:
     mute = identities(7)[6]
 
     async def answer(peer: str, question: wire.LedgerAsk) -> None:
         await trio.sleep_forever()
 
-    transport = network.transport(mute.peer_id)
+    transport = town.network.transport(mute.peer_id)
     async with Node(transport, mute, PeerConfig(), Telemetry(), inline=True) as node:
         node.on_ask(wire.LedgerAsk, answer)
-        directory = MemoryDirectory(board, mute.peer_id, transport.addresses(), validate_published)
+        directory = MemoryDirectory(town.board, mute.peer_id, transport.addresses(), validate_published)
         gossip = Gossip(node, MemberTable(RUN, mute.peer_id), directory, RUN, seed=0)
         body = MemberBody(state=MemberState.TRAINING, round=3, head=b"h" * 32, tokens=300, layout=b"m" * 32)
         gossip.announce(replace(body, addresses=transport.addresses()))
@@ -331,110 +290,102 @@ async def state_a_head_and_answer_nothing(network: MemoryNetwork, board: MemoryB
 def test_a_newcomer_takes_the_chain_that_its_link_names_however_many_are_on_another_one(
     tmp_path: Path, named: str
 ) -> None:
-    async def main() -> None:
-        network, board, elsewhere = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard(), MemoryBoard()
-        swarm = [Migrant(identity, network, board, 100) for identity in identities(6)]
+    async def body(town: Town) -> None:
+        elsewhere, swarm = MemoryBoard(), town.migrants(6)
         run, others, newcomer = swarm[:2], swarm[2:5], swarm[5]
         found(run, newcomer)
         found(others)
         names = [[migrant.identity.peer_id for migrant in group] for group in (run, others)]
-        network.partition(*names)  # From the start: they share no certificate.
-        async with network.open(), trio.open_nursery() as nursery:
-            for migrant in (*run, *others):
-                migrant.board = board if migrant in run else elsewhere
-                nursery.start_soon(migrant.live, tmp_path)
-            await trio.sleep(1)
-            await wait_for(lambda: all(migrant.round >= 3 for migrant in (*run, *others)), 1000)
-            network.heal()
-            for migrant in others:
-                migrant.directory._board = board
-            await trio.sleep(2 * PHASE)  # All are in the directory, and each keeps its own chain.
-            of_run, of_others = run[0].ledger, others[0].ledger
-            assert of_run.at(1) != of_others.at(1)
-            newcomer.anchor = {
-                "the run's": of_run.head,
-                "an older one of the run's": of_run.at(1),
-                "the others'": of_others.at(2),
-                "nobody's": Head(2, b"nobody's".ljust(32, b"\0"), 0),
-            }[named.partition(",")[0]]
-            assert newcomer.anchor is not None
-            newcomer.anchor = replace(newcomer.anchor, tokens=0)  # A link names none.
-            if named.endswith("mute"):
-                nursery.start_soon(state_a_head_and_answer_nothing, network, board)
-            nursery.start_soon(newcomer.live, tmp_path)
-            await trio.sleep(1)
-            await wait_for(lambda: newcomer.round >= 4, SECONDS_TO_SAY.get(named, 1000))
-            on_run = newcomer.ledger.at(newcomer.round) == of_run.at(newcomer.round)
-            assert on_run is named.endswith("the run's")
-            nursery.cancel_scope.cancel()
+        town.network.partition(*names)  # From the start: they share no certificate.
+        for migrant in (*run, *others):
+            migrant.board = town.board if migrant in run else elsewhere
+            town.start(tmp_path, migrant)
+        await trio.sleep(1)
+        await wait_for(lambda: all(migrant.round >= 3 for migrant in (*run, *others)), 1000)
+        town.network.heal()
+        for migrant in others:
+            migrant.directory._board = town.board
+        await trio.sleep(2 * PHASE)  # All are in the directory, and each keeps its own chain.
+        of_run, of_others = run[0].ledger, others[0].ledger
+        assert of_run.at(1) != of_others.at(1)
+        newcomer.anchor = {
+            "the run's": of_run.head,
+            "an older one of the run's": of_run.at(1),
+            "the others'": of_others.at(2),
+            "nobody's": Head(2, b"nobody's".ljust(32, b"\0"), 0),
+        }[named.partition(",")[0]]
+        assert newcomer.anchor is not None
+        newcomer.anchor = replace(newcomer.anchor, tokens=0)  # A link names none.
+        if named.endswith("mute"):
+            town.nursery.start_soon(state_a_head_and_answer_nothing, town)
+        town.start(tmp_path, newcomer)
+        await trio.sleep(1)
+        await wait_for(lambda: newcomer.round >= 4, SECONDS_TO_SAY.get(named, 1000))
+        on_run = newcomer.ledger.at(newcomer.round) == of_run.at(newcomer.round)
+        assert on_run is named.endswith("the run's")
 
     if named.startswith("nobody's"):
         with pytest.raises(BaseExceptionGroup) as raised:
-            run_virtual(main)
+            in_town(body)
         error = sole_error(raised.value)
         assert isinstance(error, UsageError)
         assert "has the certificate that this join link or its bootstraps name" in str(error)
         assert error.remedy is not None
         assert "run info" in error.remedy
     else:
-        run_virtual(main)
+        in_town(body)
 
 
-async def test_strangers_that_state_another_model_keep_newcomers_out_and_throw_no_member_out(tmp_path: Path) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    me, other = (Migrant(identity, network, board, 100) for identity in identities(2))
+async def test_strangers_that_state_another_model_keep_newcomers_out_and_throw_no_member_out(
+    town: Town, /, tmp_path: Path
+) -> None:
+    me, other = town.migrants(2)
     found([me, other])
 
     async def haunt(ghost: Identity) -> None:
-        transport, telemetry = network.transport(ghost.peer_id), Telemetry()
+        transport, telemetry = town.network.transport(ghost.peer_id), Telemetry()
         async with Node(transport, ghost, PeerConfig(), telemetry, inline=True) as node:
             addresses = transport.addresses()
-            directory = MemoryDirectory(board, ghost.peer_id, addresses, validate_published)
+            directory = MemoryDirectory(town.board, ghost.peer_id, addresses, validate_published)
             gossip = Gossip(node, MemberTable(RUN, ghost.peer_id), directory, RUN, seed=0)
             gossip.announce(MemberBody(state=MemberState.TRAINING, addresses=addresses, layout=b"x" * 32))
             await gossip.run()
 
-    async with network.open(), trio.open_nursery() as nursery:
-        for migrant in (me, other):
-            nursery.start_soon(migrant.live, tmp_path)
-        await trio.sleep(1.0)
-        await wait_for(lambda: me.round == 1, 1000)
-        for ghost in identities(9)[4:]:
-            nursery.start_soon(haunt, ghost)
-        await wait_for(lambda: len(me.gossip.presence.active()) == 7, 60)
-        with pytest.raises(UsageError, match="this model is not that of the run's members"):
-            await me.catch_up.reach(me.gossip, 15.0)
-        before = me.held.place
-        await me.catch_up.reach(me.gossip, 15.0, compare=False)
-        assert me.held.place == before
-        nursery.cancel_scope.cancel()
+    town.start(tmp_path, me, other)
+    await trio.sleep(1.0)
+    await wait_for(lambda: me.round == 1, 1000)
+    for ghost in identities(9)[4:]:
+        town.nursery.start_soon(haunt, ghost)
+    await wait_for(lambda: len(me.gossip.presence.active()) == 7, 60)
+    with pytest.raises(UsageError, match="this model is not that of the run's members"):
+        await me.catch_up.reach(me.gossip, 15.0)
+    before = me.held.place
+    await me.catch_up.reach(me.gossip, 15.0, compare=False)
+    assert me.held.place == before
 
 
 @pytest.mark.parametrize("is_served", [True, False])
 async def test_who_is_behind_waits_for_the_proof_of_where_the_others_are_and_not_for_ever(
-    tmp_path: Path, is_served: bool
+    town: Town, /, tmp_path: Path, is_served: bool
 ) -> None:
-    network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-    holder, late = (Migrant(identity, network, board, 100) for identity in identities(2))
+    holder, late = town.migrants(2)
     found([holder], late)
     late.phase = trio.sleep_forever  # type: ignore[method-assign]
 
-    async with network.open(), trio.open_nursery() as nursery:
-        nursery.start_soon(holder.live, tmp_path)
-        nursery.start_soon(late.live, tmp_path)
-        await trio.sleep(1)
-        await wait_for(lambda: holder.round == 2, 1000)
-        await trio.sleep(PHASE / 2)
-        if not is_served:
-            holder.node.on_ask(wire.LedgerAsk, refuse)
+    town.start(tmp_path, holder)
+    town.start(tmp_path, late)
+    await trio.sleep(1)
+    await wait_for(lambda: holder.round == 2, 1000)
+    await trio.sleep(PHASE / 2)
+    if not is_served:
+        holder.node.on_ask(wire.LedgerAsk, refuse)
 
-        def provider() -> object:
-            return late.catch_up.provider(late.gossip.presence.active())
+    def provider() -> object:
+        return late.catch_up.provider(late.gossip.presence.active())
 
-        assert provider() is None
-        began = trio.current_time()
-        await late.catch_up.await_proofs(late.gossip, 2.0)
-        assert (provider() is not None) is is_served
-        assert (trio.current_time() - began < 1.0) is is_served
-        assert trio.current_time() - began <= 2.0
-        nursery.cancel_scope.cancel()
+    assert provider() is None
+    began = trio.current_time()
+    await late.catch_up.await_proofs(late.gossip, 2.0)
+    assert (provider() is not None) is is_served
+    assert (trio.current_time() - began < 1.0) is is_served
+    assert trio.current_time() - began <= 2.0

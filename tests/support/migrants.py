@@ -1,6 +1,6 @@
 """Members as the network process runs them, on a network in memory; their inner phases are sleep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,10 @@ from flockstep.optim.member.member import Member
 from flockstep.optim.member.reach import Contact
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory.network import MemoryNetwork
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
-from support.swarm import OUTER, RUN, delta_of
+from support.swarm import OUTER, RUN, delta_of, identities
 
 CELLS = 8
 PHASE = 40.0
@@ -125,6 +125,34 @@ class Migrant:
 
     def named(self, name: str) -> list[Event]:
         return [event for event in self.events if event["event"] == name]
+
+
+class Town:
+    """A network in memory with a directory, on which members live until the test ends."""
+
+    def __init__(self, nursery: trio.Nursery, network: MemoryNetwork) -> None:
+        self.nursery = nursery
+        self.network = network
+        self.board = MemoryBoard()
+
+    def migrants(self, count: int) -> list[Migrant]:
+        return [Migrant(identity, self.network, self.board, 100) for identity in identities(count)]
+
+    def start(self, folder: Path, *migrants: Migrant) -> None:
+        for migrant in migrants:
+            self.nursery.start_soon(migrant.live, folder)
+
+
+def in_town(body: Callable[[Town], Awaitable[None]]) -> None:
+    """Run `body(town)` in virtual time, and end all members."""
+
+    async def main() -> None:
+        network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
+        async with network.open(), trio.open_nursery() as nursery:
+            await body(Town(nursery, network))
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
 
 
 def found(founders: Sequence[Migrant], *others: Migrant) -> None:
