@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,11 @@ def check_reading(data: bytes) -> None:
     assert wire.unpack(again) == message
     if isinstance(message, STRICT):
         assert again == data
-    elif again != data:
+    elif again != data:  # An added field that breaks its own limit reads as its default.
+        least = sum(field.default is MISSING for field in fields(message))
         added, known = msgpack.unpackb(data[1:]), msgpack.unpackb(again[1:])
-        assert added[: len(known)] == known
-        assert len(added) > len(known)
+        assert added[:least] == known[:least]
+        assert len(added) >= len(known)
 
 
 def later(message: object, *more: object) -> bytes:
