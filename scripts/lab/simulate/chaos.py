@@ -9,14 +9,16 @@ Under sessions each peer leaves with the same chance in every round, and another
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from ....peer import wire
-from ....peer.memory.network import MemoryNetwork
 from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
 from .peer import SimulatedPeer
+
+if TYPE_CHECKING:
+    from .world import World
 
 LEAVING_SECONDS = 1e-3
 """Seconds from a message to its strike: enough for the message to leave, too few for a response."""
@@ -26,34 +28,10 @@ FEWEST = 2
 """Churn never leaves fewer peers, since that would end the run."""
 
 
-class SimulatedSwarm(Protocol):
-    """The interface of the simulated swarm that chaos needs."""
-
-    network: MemoryNetwork
-    living: dict[str, SimulatedPeer]
-    """By id, in the order of their joins."""
-    nursery: trio.Nursery
-
-    def join(self) -> None:
-        """Start one more peer."""
-
-    def restart(self, name: str) -> None:
-        """Start a killed peer again, with its key and its disk."""
-
-    def end(self, peer: SimulatedPeer, why: str) -> None:
-        """Kill a peer, as by SIGKILL."""
-
-    def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
-        """Emit an event of the simulation."""
-
-    def hit(self, peer: SimulatedPeer) -> None:
-        """Record that a peer was stalled, cut off or killed."""
-
-
 class Chaos:
     """Injects the faults of the options."""
 
-    def __init__(self, swarm: SimulatedSwarm, options: SimulateOptions) -> None:
+    def __init__(self, swarm: "World", options: SimulateOptions) -> None:
         self._swarm = swarm
         self._options = options
         self._random = random.Random(f"{options.seed} chaos")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -45,6 +45,9 @@ from ..baselines.rules import rule_named
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
 
+if TYPE_CHECKING:
+    from .world import World
+
 SIM_RUN = "s" * 52
 SIM_STEPS = 20
 """Inner steps of a full phase, the resolution in which a shortened phase is counted."""
@@ -64,30 +67,8 @@ _unpack = lru_cache(maxsize=4096)(unpack_message)
 """Parse a message to all peers once: messages are frozen, and fewer than this are in flight."""
 
 
-class Watcher(Protocol):
-    """The observer of all peers: the simulation's chaos, checks and attacks."""
-
-    def assembled(self, peer: "SimulatedPeer") -> None:
-        """A peer is assembled, and has sent no message yet."""
-
-    def sent(self, sender: "SimulatedPeer", message: wire.RoundMessage) -> None:
-        """A peer has sent a message of a round."""
-
-    def started(self, peer: "SimulatedPeer", contribution: Contribution) -> None:
-        """A peer takes part in an attempt."""
-
-    def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
-        """An attempt has ended for a peer, and its state includes the round if it was certified."""
-
-    def served(self, provider: str, key: bytes, taker: "SimulatedPeer") -> None:
-        """A peer has fetched the bytes of this hash from the peer with the id `provider`."""
-
-    def moved(self, peer: "SimulatedPeer") -> None:
-        """A peer has taken its state from another one."""
-
-
 class WatchedNode(Node):
-    """A node that reports its signed messages and its fetches to the watcher."""
+    """A node that reports its signed messages and its fetches to the world."""
 
     on_send: Callable[[wire.Signed], None]
     on_fetch: Callable[[str, bytes], None]
@@ -121,7 +102,7 @@ class SimulatedPeer:
     """One process of a peer; `state` is the initial state of the run."""
 
     def __init__(
-        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: Watcher, state: State
+        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: "World", state: State
     ) -> None:
         self.name = name
         self.identity = identity

@@ -89,7 +89,7 @@ def _open(folder: Path) -> IO[bytes]:
 
 
 class World:
-    """All peers of a simulation and their network. Implements `chaos.SimulatedSwarm` and `peer.Watcher`."""
+    """All peers of a simulation and their network."""
 
     def __init__(
         self, options: SimulateOptions, log: IO[bytes] | None, folder: Path, tell: Callable[[str], object]
@@ -216,7 +216,7 @@ class World:
         self.checks.started(peer, contribution)
 
     def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
-        """An attempt has ended for a peer."""
+        """An attempt has ended for a peer, and its state includes the round if it was certified."""
         if peer.peer in self.cast.roles:
             return
         self.checks.ended(peer, averaged, trio.current_time())
