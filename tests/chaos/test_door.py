@@ -21,14 +21,13 @@ from chaos.door import (
 from chaos.floods import FLOODS, LIMITED, persist
 from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed
 from flockstep.peer.telemetry import Telemetry
 from support.bootstraps import publish_run
+from support.loopback import LOOPBACK
 from support.trainers import RUN
 
 TOML = RUN.format(rounds=9, peers=2)
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 
 
 def test_a_run_stays_findable_and_memory_bounded_under_attack(tmp_path: Path) -> None:

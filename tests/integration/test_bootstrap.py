@@ -24,9 +24,9 @@ from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap, publish_run
 from support.commands import Command, flockstep
+from support.loopback import LOOPBACK
 from support.tls import Authority
 
-LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 RUN = "a" * 52
 

@@ -11,8 +11,8 @@ from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Address
+from support.loopback import LOOPBACK
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 SOMEBODY = Identity.from_seed(bytes(32)).peer_id
 
 

@@ -18,10 +18,9 @@ from flockstep.peer.libp2p import gate
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
+from support.loopback import ECHO, echo
 
 NOT_EXEMPT = ("192.0.2.0/24",)
-ECHO = "/test/echo/1"
 
 
 class Lab:
@@ -69,11 +68,6 @@ async def lab(**limits: Any) -> AsyncIterator[Lab]:
         bootstrap = BootstrapLimits(**{"exempt": NOT_EXEMPT, **limits})
         async with open_host(Identity.generate(), config, lab.telemetry, bootstrap=bootstrap) as lab.bootstrap:
             yield lab
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(1 << 16):
-        await stream.send_all(data)
 
 
 def forbid_punching(*hosts: Libp2pHost) -> None:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,8 +37,8 @@ from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.doctor.network import NetworkVisit
 from flockstep.scripts.doctor.sheet import Sheet
 from flockstep.scripts.join import describe_event
+from support.loopback import LOOPBACK
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 FOR_EVER = replace(LOOPBACK, dial_timeout=math.inf)
 """A test that waited for the end of a dial would not end."""
 OWNER = Identity.from_seed(bytes(32))

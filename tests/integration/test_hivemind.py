@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import trio
@@ -19,11 +18,11 @@ from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import fetch_manifest, publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
+from support.loopback import LOOPBACK
 
 # Not `importorskip`: hivemind and libp2p cannot be imported into one process.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("hivemind") is None, reason="flockstep[hivemind] is missing")
@@ -39,7 +38,6 @@ for line in sys.stdin:
     print("stored", flush=True)
 dht.shutdown()
 """
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 PEER = Identity.from_seed(bytes([1]) * 32)
 
 

@@ -1,7 +1,7 @@
 """Bootstraps over HTTPS alone: directly, through a proxy that is a process, and why that fails; and the way back to TCP."""
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -17,16 +17,16 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.nat import bootstraps
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
+from flockstep.peer.transport import Rung
 from flockstep.peer.troubles import BAD_PROXY, PROXY_GONE, PROXY_REFUSES, PROXY_WANTS_LOGIN, REFUSED, UNTRUSTED
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.connect_proxy import ConnectProxy, connect_proxy, pump
+from support.loopback import ECHO, echo, until
 from support.tls import Authority
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0, dial_timeout=60.0)
 """On a busy machine a dial takes longer than usual."""
-ECHO = "/test/echo/1"
 PIECE = bytes(range(256)) * 512
 """Half of a stream's first window: it is sent before anything of it is read."""
 
@@ -66,11 +66,6 @@ async def peer() -> AsyncIterator[tuple[Libp2pHost, list[Event]]]:
     telemetry.subscribe(events.append)
     async with open_host(Identity.generate(), LOOPBACK, telemetry) as host:
         yield host, events
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await trio.lowlevel.checkpoint()
 
 
 async def test_a_bootstrap_is_held_over_tls_where_no_other_address_works(authority: Authority) -> None:
@@ -120,11 +115,6 @@ async def test_two_peers_meet_through_a_relay_that_both_hold_through_a_proxy(
                 while len(received) < len(PIECE):
                     received += await stream.receive_some(len(PIECE))
                 assert received == PIECE
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(1 << 20):
-        await stream.send_all(data)
 
 
 async def causes_through(proxy: str, server: Libp2pHost, address: str, patch: pytest.MonkeyPatch) -> list[str]:

@@ -3,13 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
@@ -29,9 +27,8 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import StopMessage
 from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from support.loopback import ECHO, LOOPBACK, echo
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-ECHO = "/test/echo/1"
 LAST = 200
 """The number of the last message in the test that sends while the connection changes."""
 
@@ -66,11 +63,6 @@ async def net() -> AsyncIterator[Net]:
             Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()
         ) as net.bootstrap:
             yield net
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(1 << 16):
-        await stream.send_all(data)
 
 
 async def reserve(net: Net, host: Libp2pHost) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -34,15 +33,9 @@ from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.transport import CircuitV2Transport
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
+from support.loopback import ECHO, LOOPBACK, echo
 
-LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
-ECHO = "/test/echo/1"
 MEGABYTE = 1 << 20
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(MEGABYTE):
-        await stream.send_all(data)
 
 
 async def assert_echo(stream: Stream) -> None:

@@ -16,9 +16,8 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from libp2p.peer.id import ID
+from support.loopback import ECHO, LOOPBACK, echo
 
-LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
-ECHO = "/test/echo/1"
 MEGABYTE = 1 << 20
 
 
@@ -53,11 +52,6 @@ async def pair(log: Log) -> AsyncIterator[tuple[Libp2pHost, Libp2pHost]]:
     ):
         await second.connect(first.peer_id, first.addresses())
         yield first, second
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(MEGABYTE):
-        await stream.send_all(data)
 
 
 async def receive_all(stream: Stream) -> bytes:

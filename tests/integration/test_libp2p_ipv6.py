@@ -14,9 +14,9 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung
 from multiaddr import Multiaddr
+from support.loopback import LOOPBACK
 
 EVERYWHERE = PeerConfig(home=Path("unused"), port=0, upnp=False)
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """Malformed bytes to the handlers of relays and hole punches: each ends only its stream."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -23,8 +21,8 @@ from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
 from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
+from support.loopback import LOOPBACK
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 SOMEBODY = Identity.from_seed(bytes(32)).peer_id
 LIE = b"\xff" * 12
 """A length that has no end."""

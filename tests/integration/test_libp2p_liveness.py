@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -21,9 +20,8 @@ from flockstep.peer.libp2p.dial import tcp_stream
 from flockstep.peer.libp2p.liveness import LOOK_INTERVAL, SILENT_LOOKS, shows_life
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
+from support.loopback import ECHO, LOOPBACK
 
-LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
-ECHO = "/test/echo/1"
 SO_ATTACH_FILTER = 26
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what was acknowledged")

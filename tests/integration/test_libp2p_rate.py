@@ -2,11 +2,9 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -18,8 +16,7 @@ from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
-
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+from support.loopback import LOOPBACK
 
 
 @asynccontextmanager

@@ -17,7 +17,6 @@ from chaos.edge import victim as fuzzed
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.directory.messages import Message, MessageReader, send
 from flockstep.dht.directory.server import MAX_QUESTION_BYTES
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -50,8 +49,8 @@ from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.utils.varint import encode_delim, encode_uvarint, encode_varint_prefixed
 from multiaddr import Multiaddr
+from support.loopback import LOOPBACK, until
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 NOT_EXEMPT = ("192.0.2.0/24",)
 
 
@@ -67,11 +66,6 @@ async def stranger_of(host: Libp2pHost) -> AsyncIterator[Libp2pHost]:
     async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
         await stranger.connect(host.peer_id, host.addresses())
         yield stranger
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await trio.lowlevel.checkpoint()
 
 
 def muxer_to(host: Libp2pHost, peer: str) -> Any:

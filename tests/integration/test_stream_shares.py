@@ -1,12 +1,11 @@
 """Streams of strangers: no address, no network and no relay keeps a newcomer of another one out."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from flockstep.dht.directory import server as directory_server
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.directory.messages import Message, MessageReader, about, send
@@ -17,20 +16,14 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import Stream
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.stream_muxer.exceptions import MuxedStreamReset
+from support.loopback import ECHO, echo, until
 
 HERE = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 NOT_EXEMPT = ("192.0.2.0/24",)
-ECHO = "/test/echo/1"
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(100):
-        await stream.send_all(data)
 
 
 async def is_served(host: Libp2pHost, peer: str) -> bool:
@@ -87,11 +80,6 @@ async def gone(stream: Any) -> None:
 
 def count_open(host: Libp2pHost) -> int:
     return len(host._open_streams)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await trio.lowlevel.checkpoint()
 
 
 async def test_of_all_open_streams_the_oldest_of_the_crowd_gives_way_to_a_newcomer(

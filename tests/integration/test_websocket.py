@@ -1,7 +1,7 @@
 """WebSockets over loopback: TLS or plain, what is refused and why, and the way to a direct connection."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, UsageError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https import serve
@@ -26,14 +25,13 @@ from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED, WRONG_PEER
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
+from support.loopback import ECHO, LOOPBACK, echo, until
 from support.tls import Authority
 from wsproto import ConnectionType as Role
 from wsproto import WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 from wsproto.events import Event as WebEvent
 
-LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-ECHO = "/test/echo/1"
 PIECE = bytes(range(256)) * 4096
 
 
@@ -74,11 +72,6 @@ async def peer() -> AsyncIterator[Libp2pHost]:
         yield host
 
 
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(1 << 20):
-        await stream.send_all(data)
-
-
 async def come_back(stream: Stream, num_pieces: int = 4) -> None:
     """Send pieces of a megabyte, and receive them again meanwhile."""
 
@@ -92,11 +85,6 @@ async def come_back(stream: Stream, num_pieces: int = 4) -> None:
         while len(received) < num_pieces * len(PIECE):
             received += await stream.receive_some(1 << 20)
     assert received == num_pieces * PIECE
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await trio.lowlevel.checkpoint()
 
 
 @pytest.fixture
