@@ -13,7 +13,7 @@ and anti-entropy runs with them. What may wait goes with the renewal once a minu
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 
@@ -120,6 +120,9 @@ class Gossip:
         """Why the records of peers were refused last, the oldest forgotten first."""
         self.looked = trio.Event()
         """Set once the directory has answered and the members that it named have been asked."""
+        self._answered: set[PeerId] = set()
+        """Who has answered before that."""
+        self._has_answer = trio.Event()
         self._probes = Probes()
         self._claimed = trio.Event()
         self.presence.on_newcomer(self._exchange_with_newcomer)
@@ -166,6 +169,17 @@ class Gossip:
         """Admit members by other rules from now on."""
         self.presence.drop(self._table.follow(charter))
 
+    async def await_look(self, are_enough: Callable[[Collection[PeerId]], bool]) -> None:
+        """Wait until the directory has answered and the members that it named have been asked, or those that answered are
+        enough: a dead one is named for an hour, and to dial it takes seconds.
+        """
+        while not self.looked.is_set() and not are_enough(self._answered):
+            await self._has_answer.wait()
+
+    def _end_look(self) -> None:
+        self.looked.set()
+        self._has_answer.set()
+
     async def run(self) -> None:
         """Exchange records until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -194,7 +208,7 @@ class Gossip:
                         else:
                             nursery.start_soon(self._greet, peer)
                 self._partners()  # In a crowd my first neighbours are among them.
-                self.looked.set()
+                self._end_look()
             except NetworkError as error:
                 self._node.telemetry.emit("directory.failed", step="find members", reason=str(error))
                 await self._ask_remembered()
@@ -214,7 +228,7 @@ class Gossip:
                     self._node.learn(peer, addresses)
                     nursery.start_soon(self._greet, peer)
         if self.presence.others():
-            self.looked.set()
+            self._end_look()
 
     async def _greet(self, peer: PeerId) -> None:
         """Show my record to a peer that may be here, and ask for its table: if it answers I have met it."""
@@ -292,6 +306,7 @@ class Gossip:
                     self.presence.regain(peer)
                     # If a whole page was new to me there may be another one.
                     if await self._merge_page(peer, answer) < PAGE:
+                        self._note_answer(peer)
                         return
             reason = f"more than {MAX_PAGES} pages"
             self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=reason)
@@ -302,6 +317,13 @@ class Gossip:
             self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=str(error))
         except RemoteError as error:
             self._node.charge(peer, "exchange members", error)
+
+    def _note_answer(self, peer: PeerId) -> None:
+        """Note before the end of the first look that I know all that a peer knows."""
+        if not self.looked.is_set():
+            self._answered.add(peer)
+            event, self._has_answer = self._has_answer, trio.Event()
+            event.set()
 
     async def _answer(self, peer: PeerId, question: wire.MembersAsk) -> wire.Members:
         if question.run != self._run:

@@ -18,8 +18,10 @@ import trio
 from ...collectives.accountability.credit import credit_in
 from ...collectives.allreduce.actions import ROUND_EVENTS, Outcome, OutcomeKind
 from ...collectives.averager import Averager
+from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, position_in_body
+from ...collectives.chain.voters import electorate_after
 from ...collectives.contribution import Averaged, Contribution
 from ...collectives.picture.shown import median_loss
 from ...collectives.spec import Spec, spec_of
@@ -169,7 +171,7 @@ class Member:
             await catch_up.await_proofs(contact.gossip, PROOF_PATIENCE)
         if not holds or catch_up.provider(contact.presence.active()) is not None:
             contact.announce(state=MemberState.SYNCING, **position_in_body(held.place))
-            await contact.await_look(SYNC_PATIENCE)
+            await self._look()
             heads, settings = contact.heads, self._settings
             source = await catch_up.reach(
                 contact.gossip,
@@ -186,6 +188,21 @@ class Member:
         figures: dict[str, Any] = {"round": held.place.round, "root": held.place.root.hex()}
         figures |= {"bytes": held.num_bytes - before, "seconds": round(trio.current_time() - began, 3)}
         self._node.telemetry.emit("state.synced", peer=source or "", **figures)
+
+    async def _look(self) -> None:
+        """Wait until I know how far the run is.
+
+        Whoever holds a certified state waits for no more than those that are a quorum with it: two quorums share an honest
+        voter, so one of these has signed what was decided since. If that was I, before I was killed, I catch up like any
+        member that is behind. Without a certificate nobody knows how many voters there are.
+        """
+        certificate = self.place.certificate
+        if certificate is None:
+            await self.contact.await_look(SYNC_PATIENCE)
+            return
+        electorate = electorate_after(value_of(certificate), self.archive.conduct.charter)
+        with trio.move_on_after(SYNC_PATIENCE):
+            await self.contact.gossip.await_look(lambda answered: electorate.is_quorum({*answered, self._node.peer_id}))
 
     def settle(self) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""

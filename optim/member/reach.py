@@ -125,7 +125,7 @@ class Contact:
             start(self.heads.look, mine)
 
     async def await_look(self, seconds: float) -> None:
-        """Wait for the first answers of the directory, for some seconds at most."""
+        """Wait for the first answers of the directory, and of the members that it names, for some seconds at most."""
         with trio.move_on_after(seconds):
             await self.gossip.looked.wait()
             if self.heads is not None:
