@@ -30,6 +30,7 @@ from .eager import AdamW
 from .evaluating import HeldOutResult, HeldOutText, last_logits
 from .flat import whole_tensors
 from .inner import build_inner
+from .member.opening import Opening
 from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import FOLDER, save_tensors
@@ -84,6 +85,7 @@ def join_run(
     agree: Callable[[SignedManifest, bool], str],
     farewell: Callable[[], str] = lambda: "left",
     rest: Callable[[], str] = lambda: "",
+    opening: Opening | None = None,
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
@@ -91,7 +93,7 @@ def join_run(
     when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
     What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
     `farewell` gives the word to the others when `stop` was set. `rest` is called before each inner step: it may wait, and
-    returns why it did.
+    returns why it did. `opening` reaches the run already.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -102,7 +104,7 @@ def join_run(
         if device.type == "cuda" and local_rank is not None:
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
-        with Swarm(link, config=config, on_event=on_event, stop=stop) as swarm:
+        with Swarm(link, config=config, on_event=on_event, stop=stop, opening=opening) as swarm:
             # Data before the model: a wrong path fails before anything takes long.
             source = open_agreed(swarm, agree, is_new=True)
             if swarm.speaks:

@@ -49,7 +49,6 @@ from .border import (
     FetchFile,
     JoinRun,
     LeaveRun,
-    OpenRun,
     PublishEvaluation,
     PublishLeases,
     Pulse,
@@ -61,17 +60,16 @@ from .border import (
     TrainingVectors,
     vectors_of,
 )
+from .opening import NETWORK_LEAVE_SECONDS, Opening
 from .progress import Progress
 from .share import Shares
 
 _A = TypeVar("_A")
 
-ENTRY = "flockstep.optim.member.participant:main"
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Backoff between attempts to restart the network process; the last one repeats."""
 GOODBYE_SECONDS = 2.0
-NETWORK_LEAVE_SECONDS = 0.9
-"""For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
+"""For the goodbyes of a peer that leaves; its process has `NETWORK_LEAVE_SECONDS` to exit after them."""
 RETRY_SHARE = 5
 """After a void round the next attempt comes a fifth of a phase later, so that the others need not wait a whole one."""
 RAMP = (0.25, 0.5)
@@ -189,7 +187,10 @@ class PeerClient:
     Raises `FlockstepError` until it has joined; later the network raises nothing.
     """
 
-    def __init__(self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event) -> None:
+    def __init__(
+        self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event, opening: Opening | None = None
+    ) -> None:
+        """`opening`, where there is one, reaches this run already."""
         self.config = config
         self.pulse = NO_PULSE
         self.position = BLANK
@@ -217,14 +218,15 @@ class PeerClient:
         """Whether the network process died in a round, so that θ may have made a part of its outer step."""
         self._ready_at: dict[PeerId, float] = {}
         """When the members that are ready for the pulse's round became so, by the monotonic clock."""
-        self._process = _spawn()
+        self._opening = opening or Opening(link, config)
+        self._process = self._opening.process
         self.pacing: Pacing | None = None
         """Of the last certified round; None in blocking mode."""
 
     def open(self) -> RunOpened:
         """Reach the run."""
         try:
-            opened = self._open(self._process)
+            opened = self._opening.wait(self._stop.is_set)
         finally:
             self._drain()
         self.peer_id = opened.peer_id
@@ -613,10 +615,6 @@ class PeerClient:
         if self._shared is not None:
             self._shared.unlink()
 
-    def _open(self, process: NetworkProcess) -> RunOpened:
-        config = replace(self.config, home=self.config.home.absolute())
-        return process.call(OpenRun(self._link, config), cancel=self._stop.is_set)
-
     def _attach(self, shared: SharedVectors) -> None:
         assert shared.path is not None
         self._process.call(AttachVectors(shared.path, shared["theta"].size // CELL, self._tensors))
@@ -670,18 +668,14 @@ class PeerClient:
     def _bring_up(self) -> None:
         turn = 0
         while not self._stop.is_set():
-            process = _spawn()
+            opening = Opening(self._link, self.config)
             try:
-                self._open(process)
+                opening.wait(self._stop.is_set)
             except FlockstepError as error:
-                process.stop(NETWORK_LEAVE_SECONDS)
+                opening.process.stop(NETWORK_LEAVE_SECONDS)
                 self._telemetry.emit("network.retry", step="restart", reason=str(error))
                 time.sleep(RESTART_SECONDS[min(turn, len(RESTART_SECONDS) - 1)])
                 turn += 1
                 continue
-            self._restarted = process
+            self._restarted = opening.process
             return
-
-
-def _spawn() -> NetworkProcess:
-    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))

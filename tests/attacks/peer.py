@@ -27,7 +27,7 @@ from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.collectives.lines import CodecChoice
 from flockstep.collectives.state.archive import Archive
-from flockstep.optim.member import client
+from flockstep.optim.member import opening
 from flockstep.optim.member.border import (
     BLANK,
     AttachVectors,
@@ -221,6 +221,6 @@ def __getattr__(attack: str) -> Callable[[Channel], Any]:
 if __name__ == "__main__":
     from flockstep.scripts.cli.main import main as flockstep
 
-    client.ENTRY = entry(sys.argv.pop(1))
+    opening.ENTRY = entry(sys.argv.pop(1))
     os.environ["PYTHONPATH"] = os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", "")))
     flockstep()
