@@ -30,6 +30,7 @@ from ..dht.run.manifest import SignedManifest
 from ..optim.member.opening import Opening, begun
 from ..peer.config import PeerConfig
 from ..peer.errors import CannotFollow, FlockstepError, LocalError, UsageError
+from ..peer.loading import uncollected
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
@@ -114,7 +115,8 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
         begun(link, config) if is_free else contextlib.nullcontext() as opening,
     ):
         # Imported while Ctrl-C still ends the process at once.
-        import torch
+        with uncollected():
+            import torch
 
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -150,7 +152,8 @@ def _train_in_shifts(
     opening: Opening | None,
 ) -> "Summary":
     """Train whenever this peer may; returns how the last membership ended. Raises as `join` does."""
-    from ..optim.trainer import Summary, free_device, join_run
+    with uncollected():
+        from ..optim.trainer import Summary, free_device, join_run
 
     folder, has_kept = config.home / "runs" / JoinLink.parse(link).run_id, False
 

@@ -28,6 +28,7 @@ import trio
 
 from .. import errors
 from ..errors import FlockstepError, LocalError, sole_error
+from ..loading import uncollected
 from .typed_json import from_json, to_json
 
 EXIT_SECONDS = 1.5
@@ -305,7 +306,8 @@ def _line(number: int, name: str, message: object) -> bytes:
 async def _child(entry: str, out: IO[bytes]) -> None:
     """Run `entry` (an async function of a `Channel`) with a thread that turns lines of input into commands."""
     module, _, function = entry.partition(":")
-    main = getattr(importlib.import_module(module), function)
+    with uncollected():
+        main = getattr(importlib.import_module(module), function)
     send, receive = trio.open_memory_channel[Any](1024)
     token = trio.lowlevel.current_trio_token()
 

@@ -1,5 +1,6 @@
 """A child of the bridge for its tests: answers, fails, waits and dies as it is told."""
 
+import gc
 import os
 import signal
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class Wait(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Collects(Command[str]):
+    """Answer whether garbage was collected while this module was loaded, and whether it is now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Die(Command[None]):
     """Be killed, without an answer."""
 
@@ -38,6 +44,9 @@ class Echoed(Notice):
     """Some bytes were echoed."""
 
     data: bytes
+
+
+COLLECTED = gc.isenabled()
 
 
 class LocalUsageError(UsageError):
@@ -60,9 +69,13 @@ async def main(channel: Channel) -> None:
     async def wait(command: Wait) -> None:
         await trio.sleep_forever()
 
+    async def collects(command: Collects) -> str:
+        return f"{COLLECTED}, {gc.isenabled()}"
+
     async def die(command: Die) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     channel.handle(Echo.handled_by(echo), Fail.handled_by(fail), Wait.handled_by(wait), Die.handled_by(die))
+    channel.handle(Collects.handled_by(collects))
     print("a line of a library")  # noqa: T201 - must not stand between the messages
     await channel.serve()

@@ -133,7 +133,7 @@ ONLY_USERS = {
 FOUNDATION = {
     "peer": {
         *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "home_lock", "identity"),
-        *("log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
+        *("loading", "log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},

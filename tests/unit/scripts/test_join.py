@@ -10,6 +10,7 @@ from support.failing_network import REACHED
 
 TESTS = str(Path(__file__).parents[2])
 JOIN = f"""
+import gc
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ class Slow:
             until = time.monotonic() + 120
             while is_free and not (home / "{REACHED}").exists() and time.monotonic() < until:
                 time.sleep(0.01)
-            sys.exit(str(len(psutil.Process().children())))
+            sys.exit(f"{{len(psutil.Process().children())}}, {{gc.isenabled()}}")
 
 
 sys.meta_path.insert(0, Slow())
@@ -41,18 +42,18 @@ join("flockstep://{"a" * 52}?via=/ip4/127.0.0.1/tcp/1/p2p/12D3KooWK99VoVxNE7XzyB
 
 
 def load(home: Path, state: str) -> str:
-    """Load torch as `join` does; returns how many network processes there are then."""
+    """Load torch as `join` does; returns how many network processes there are then, and whether garbage is collected."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", "")))}
     command = [sys.executable, "-c", JOIN, str(home), state]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     return ended.stderr.splitlines()[-1]
 
 
-def test_the_run_is_reached_while_torch_is_loaded(tmp_path: Path) -> None:
-    assert load(tmp_path, "free") == "1"
+def test_the_run_is_reached_while_torch_is_loaded_without_collections(tmp_path: Path) -> None:
+    assert load(tmp_path, "free") == "1, False"
     assert (tmp_path / REACHED).exists()
 
 
 def test_who_is_paused_reaches_no_run_before_it_may_train(tmp_path: Path) -> None:
     pause_file(tmp_path).touch()
-    assert load(tmp_path, "paused") == "0"
+    assert load(tmp_path, "paused") == "0, False"

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from flockstep.peer.errors import ConnectFailed, DeadlineExceeded, UsageError
 from flockstep.peer.process.bridge import Cancelled, NetworkDied, NetworkProcess
-from support.echo_process import Die, Echo, Echoed, Fail, Wait
+from support.echo_process import Collects, Die, Echo, Echoed, Fail, Wait
 
 TESTS = str(Path(__file__).parents[3])
 
@@ -44,6 +44,10 @@ def test_bytes_cross_as_they_are_and_a_notice_arrives_before_the_answer(child: N
 
 def test_the_child_has_one_arena_of_memory(child: NetworkProcess) -> None:
     assert psutil.Process(child.pid).environ()["MALLOC_ARENA_MAX"] == "1"
+
+
+def test_the_child_collects_garbage_once_it_is_loaded(child: NetworkProcess) -> None:
+    assert child.call(Collects()) == "False, True"
 
 
 def test_errors_cross_with_their_kind_and_remedy(child: NetworkProcess) -> None:
