@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flockstep.optim.swarm import StepReport, Swarm
-    from flockstep.peer.config import PeerConfig
-    from flockstep.peer.errors import FlockstepError, LocalError, NetworkError, RemoteError
-    from flockstep.scripts.local_run import local_run
+    from flockstep.optim.train.swarm import StepReport, Swarm
+    from flockstep.peer.base.config import PeerConfig
+    from flockstep.peer.base.errors import FlockstepError, LocalError, NetworkError, RemoteError
+    from flockstep.scripts.demo.local_run import local_run
 
 __version__ = "0.1.0"
 
@@ -34,14 +34,14 @@ if "__path__" in globals():  # Not so in the second import by pytest.
     __path__.append(str(Path(__file__).parent / "scripts" / "trainers"))
 
 _MODULES = {
-    "FlockstepError": "flockstep.peer.errors",
-    "LocalError": "flockstep.peer.errors",
-    "NetworkError": "flockstep.peer.errors",
-    "PeerConfig": "flockstep.peer.config",
-    "RemoteError": "flockstep.peer.errors",
-    "StepReport": "flockstep.optim.swarm",
-    "Swarm": "flockstep.optim.swarm",
-    "local_run": "flockstep.scripts.local_run",
+    "FlockstepError": "flockstep.peer.base.errors",
+    "LocalError": "flockstep.peer.base.errors",
+    "NetworkError": "flockstep.peer.base.errors",
+    "PeerConfig": "flockstep.peer.base.config",
+    "RemoteError": "flockstep.peer.base.errors",
+    "StepReport": "flockstep.optim.train.swarm",
+    "Swarm": "flockstep.optim.train.swarm",
+    "local_run": "flockstep.scripts.demo.local_run",
 }
 
 

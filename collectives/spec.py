@@ -9,13 +9,13 @@ from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import Manifest, SignedManifest
 from ..dht.run.revision import kept_by, why_not_revise
 from ..peer import wire
-from ..peer.errors import UsageError
-from ..peer.transport import PeerId
-from .codec import CELL, Codec, codec_named
-from .mixed import codecs_named
-from .partition import fragment_of
+from ..peer.base.errors import UsageError
+from ..peer.base.transport import PeerId
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
+from .vector.codec import CELL, Codec, codec_named
+from .vector.mixed import codecs_named
+from .vector.partition import fragment_of
 
 
 @dataclass(frozen=True, slots=True)

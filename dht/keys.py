@@ -2,7 +2,7 @@
 
 import re
 
-from ..peer.transport import PeerId
+from ..peer.base.transport import PeerId
 
 RUNS_KEY = "/flockstep/runs"
 """The key under which a bootstrap answers with its list of runs; nobody can publish anything there."""

@@ -1,6 +1,6 @@
 """Validation of the values in the directory: manifest, members, listing, evaluations, statements of the owner. Pure."""
 
-from ..peer.errors import ProtocolViolation
+from ..peer.base.errors import ProtocolViolation
 from .members.body import MEMBER_KIND, open_member
 from .members.evaluation import open_evaluation
 from .records import Record

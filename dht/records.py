@@ -10,9 +10,9 @@ clocks of volunteers' computers are wrong by minutes. A record that fails `check
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..peer.errors import BadSignature
+from ..peer.base.errors import BadSignature
+from ..peer.base.transport import PeerId
 from ..peer.identity import SIGNATURE_BYTES, Identity, verify
-from ..peer.transport import PeerId
 from ..peer.wire.schema import Between, Size, decode, encode
 
 RECORD_CONTEXT = b"flockstep 1 record\0"

@@ -15,9 +15,9 @@ import trio
 
 from ..peer import wire
 from ..peer.address import rung_of, split_p2p
-from ..peer.background import background
-from ..peer.config import PeerConfig
-from ..peer.errors import (
+from ..peer.base.background import background
+from ..peer.base.config import PeerConfig
+from ..peer.base.errors import (
     ConnectFailed,
     DialAttempt,
     FlockstepError,
@@ -28,15 +28,15 @@ from ..peer.errors import (
     RequestRefused,
     sole_error,
 )
+from ..peer.base.transport import Address, Host, PeerId, Rung
+from ..peer.base.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from ..peer.host import open_host
 from ..peer.https.serve import WebPlace
 from ..peer.identity import Identity
+from ..peer.log.telemetry import Telemetry
 from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
 from ..peer.quota.limits import BootstrapLimits
-from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, Host, PeerId, Rung
-from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory.interface import Directory, Validate
 from .directory.kademlia import KademliaDirectory, open_directory
 from .directory.server import DirectoryHost

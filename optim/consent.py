@@ -12,9 +12,9 @@ import shlex
 from pathlib import Path
 
 from ..dht.run.manifest import OWN
-from ..peer.config import PeerConfig
-from ..peer.errors import NotAgreed, UsageError
-from ..peer.troubles import NEEDS_PROGRAM
+from ..peer.base.config import PeerConfig
+from ..peer.base.errors import NotAgreed, UsageError
+from ..peer.base.troubles import NEEDS_PROGRAM
 
 PUBLIC_TEXT = "text:{stdlib}"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .errors import UsageError
+from .base.errors import UsageError
+from .base.transport import Address, PeerId, Rung
 from .identity import is_peer_id
-from .transport import Address, PeerId, Rung
 
 MAX_ADDRESS_BYTES = 256
 """Of one in multiaddr's binary form: that of a circuit has some 60."""

@@ -24,10 +24,9 @@ from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
 from .address import Surroundings, is_ipv6, is_web, rung_of, valid_address, why_not_dial
-from .background import background
-from .bootstrap.server import BootstrapServer
-from .config import PeerConfig, bytes_per_second
-from .errors import (
+from .base.background import background
+from .base.config import PeerConfig, bytes_per_second
+from .base.errors import (
     ConnectFailed,
     LocalError,
     NetworkError,
@@ -37,6 +36,8 @@ from .errors import (
     is_charged,
     sole_error,
 )
+from .base.transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
+from .bootstrap.server import BootstrapServer
 from .https.dial import WebDialler
 from .https.serve import WebPlace, WebServer
 from .identity import Identity
@@ -49,6 +50,7 @@ from .libp2p.listen import NUM_LISTEN_PORTS, interfaces, listen, listeners_of
 from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
+from .log.telemetry import Telemetry
 from .nat import dialback, speed
 from .nat.bootstraps import Bootstraps
 from .nat.punch import Dials, Puncher
@@ -60,8 +62,6 @@ from .quota.refusals import Refusals
 from .quota.shares import Places, Shares
 from .strangers.ping import PING_PROTOCOL, Pings
 from .strangers.streams import few_of_each
-from .telemetry import Telemetry
-from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
 
 STATED_DIAL_PERIOD = 60.0
 DIALS_TO_ONE = 64

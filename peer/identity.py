@@ -14,9 +14,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from .disk import disk_errors, private_folder, write_whole
-from .errors import LocalError
-from .transport import PeerId
+from .base.disk import disk_errors, private_folder, write_whole
+from .base.errors import LocalError
+from .base.transport import PeerId
 
 KEY_SEED_BYTES = 32
 SIGNATURE_BYTES = 64

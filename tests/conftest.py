@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 
 import pytest
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from hypothesis import is_hypothesis_test, settings
 from support.commands import fork_network_processes, share_fork_server
 from support.real_time import over_sockets

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ...peer import wire
-from ...peer.digest import DIGEST_BYTES, digest
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import LocalError, MalformedMessage
-from ...peer.home_lock import home_lock
+from ...peer.base.digest import DIGEST_BYTES, digest
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import LocalError, MalformedMessage
+from ...peer.base.home_lock import home_lock
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity
-from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ...peer.wire.signed import open_signed, sign
 from ..chain.voters import open_appointment

@@ -6,7 +6,7 @@ also sends its newest claims to a newcomer. If bytes decide, they are fetched by
 the claim, one exhibit of each carrier at a time and until a deadline; if they are not available, the claim has no effect.
 What is well-formed in a round follows from the certificate before it: a claim about a round that I have not reached waits
 until I have. Judged by the settings before a revision, it would convict its honest accuser.
-A ban holds for the run: each one is a record of a log (see `peer.log_file`), written at once, and read back when the next
+A ban holds for the run: each one is a record of a log (see `peer.log.file`), written at once, and read back when the next
 process starts.
 
 Anybody can make keys that prove themselves guilty. A ban of a key that is in no member table would keep out nobody, so it
@@ -29,9 +29,9 @@ import trio
 
 from ...dht.run.statements import OwnerStatements
 from ...peer import wire
-from ...peer.digest import digest
-from ...peer.disk import write_whole
-from ...peer.errors import (
+from ...peer.base.digest import digest
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import (
     BadSignature,
     LaterVersion,
     LocalError,
@@ -40,11 +40,11 @@ from ...peer.errors import (
     ProtocolViolation,
     RemoteError,
 )
-from ...peer.log_file import LogFile, LogRecord
+from ...peer.base.transport import PeerId
+from ...peer.log.file import LogFile, LogRecord
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire import MAX_CLAIM_BYTES, MAX_CLAIMS, Accusations, Claim, Peer, Reason
 from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import sign, verify_signed

@@ -6,9 +6,9 @@ from pathlib import Path
 from ...dht.run.admission import Charter
 from ...dht.run.statements import OwnerStatements
 from ...peer import wire
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..chain.certificate import certificate_hash, genesis, value_of
 from ..chain.voters import electorate_after

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...peer import wire
-from ...peer.errors import LaterVersion, MalformedMessage, NetworkError
-from ...peer.transport import PeerId
+from ...peer.base.errors import LaterVersion, MalformedMessage, NetworkError
+from ...peer.base.transport import PeerId
 from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
-from ..codec import Codec, Encoded
 from ..robust.checks import is_true, is_true_second, num_bytes, width_of
 from ..spec import Terms
+from ..vector.codec import Codec, Encoded
 from .statements import MAX_SKETCHES, STATEMENTS
 
 ROUNDS_BACK = 2

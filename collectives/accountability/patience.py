@@ -11,7 +11,7 @@ off, too slow, or lies. `Faults` holds them against each other, over all such pa
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from .trust import TRUST_WINDOW
 
 MAX_ROUNDS = 640

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ...peer import wire
-from ...peer.digest import DIGEST_BYTES, digest
-from ...peer.disk import draft_of
-from ...peer.errors import LocalError, MalformedMessage
+from ...peer.base.digest import DIGEST_BYTES, digest
+from ...peer.base.disk import draft_of
+from ...peer.base.errors import LocalError, MalformedMessage
 from ...peer.identity import Identity
-from ...peer.telemetry import Telemetry
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire import Count
 from ...peer.wire.fields import Hash
 from ...peer.wire.schema import Between, Size, decode, encode

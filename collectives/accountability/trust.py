@@ -23,8 +23,8 @@ from operator import add
 import numpy as np
 
 from ...peer import wire
-from ...peer.digest import DIGEST_BYTES
-from ...peer.transport import PeerId
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.transport import PeerId
 from ..chain.certificate import certificate_hash, value_of
 from ..robust.gramguard import SHORTEST
 from ..robust.rule import middle, quantile

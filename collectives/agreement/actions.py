@@ -9,8 +9,8 @@ has shown yet, and then no other value can be decided.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...peer.errors import LocalError
-from ...peer.transport import PeerId
+from ...peer.base.errors import LocalError
+from ...peer.base.transport import PeerId
 from .statements import Statement
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire import Precommit, Prevote, Slot
 from .electorate import Electorate
 from .statements import Statement, VoterReady

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from ...peer.errors import LocalError
-from ...peer.transport import PeerId
+from ...peer.base.errors import LocalError
+from ...peer.base.transport import PeerId
 
 LIAR_PROOF = 4
 """Voters from which on one of them may lie."""

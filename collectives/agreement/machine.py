@@ -30,7 +30,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire import Precommit, Prevote, Slot
 from .actions import AgreementAction, AgreementTiming, Dispatch, FetchProven, Note
 from .collected import NewestStatements

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire import Precommit, Prevote, Slot
 
 

@@ -5,7 +5,7 @@ All honest voters of a slot know the electorates of its term and of those before
 
 from collections.abc import Sequence
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire import Slot
 from .electorate import Electorate
 from .statements import Propose, QuorumCertificate, Statement, VoterReady

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.transport import PeerId
+from ...peer.base.digest import keyed
+from ...peer.base.transport import PeerId
 from ...peer.wire.signed import Verify
 from ..accountability.trust import TrustRecord
 from ..agreement.actions import AgreementTiming, Note

@@ -10,11 +10,11 @@ where they make another one, the proposer names that. So no contributor, and no 
 from collections.abc import Collection
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
-from ..codec import EMPTY
 from ..robust.checks import CHECK_COLUMNS, are_alike, masked, with_seconds
 from ..robust.sketch import ROWS
+from ..vector.codec import EMPTY
 from .actions import Action, CheckOutputs, CompareSecond, Forward, SecondPart, Send, Setup, ShowPart
 from .collect import CollectPhase
 from .facts import MessageLog

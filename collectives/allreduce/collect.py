@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
 from .actions import Action, FetchPart, HashParts, Send, Setup
 from .facts import MessageLog

@@ -8,12 +8,12 @@ the transitions between them are here.
 from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import encode
 from ..agreement.actions import Note
 from ..chain.quorum import ranked
 from ..chain.voters import absent_after
-from ..lines import StatedLines
+from ..vector.lines import StatedLines
 from .actions import (
     Action,
     AskFor,

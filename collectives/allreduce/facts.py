@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..accountability.statements import STATEMENTS
 
 _M = TypeVar("_M", bound=wire.RoundMessage)

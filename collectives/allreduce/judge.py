@@ -11,7 +11,7 @@ contributions needs no sketches.
 from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..accountability.trust import credit_of, idle_of, weigh
 from ..agreement.actions import Note
 from ..robust.checks import masked, num_bytes, seed_of, width_of

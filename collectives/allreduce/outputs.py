@@ -7,11 +7,11 @@ its three make the same one, and a peer fetches it from whichever of them it can
 from collections.abc import Collection
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
 from ..chain.certificate import open_value, value_hash
 from ..chain.quorum import ranked
-from ..codec import EMPTY
+from ..vector.codec import EMPTY
 from .actions import Action, FetchOutput, Forward, Setup
 from .collect import CollectPhase
 from .facts import MessageLog

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..accountability.trust import YOUNG_ROUNDS, of_tenure
 from ..agreement.actions import Note
 from ..agreement.electorate import Electorate

@@ -7,7 +7,7 @@ by the words that it names alone (`words`), whoever has heard what: a peer that 
 from collections.abc import Collection, Mapping
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ..accountability.statements import MAX_WORDS
 from ..agreement.actions import Note
 from .actions import Action, Forward, Send

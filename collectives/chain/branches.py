@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.errors import ProtocolViolation
+from ...peer.base.digest import keyed
+from ...peer.base.errors import ProtocolViolation
 from ..agreement.electorate import LIAR_PROOF, Electorate
 from .certificate import certificate_hash, check_votes, value_of, why_not_revised
 from .voters import appointed, electorate_after, is_owner, open_appointment

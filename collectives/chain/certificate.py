@@ -12,9 +12,9 @@ from ...dht.run.admission import OPEN, Charter
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import revised_by, why_not_revision
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.errors import BadSignature, NoRightToVote, ProtocolViolation
-from ...peer.transport import PeerId
+from ...peer.base.digest import keyed
+from ...peer.base.errors import BadSignature, NoRightToVote, ProtocolViolation
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..agreement.electorate import Electorate

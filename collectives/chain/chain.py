@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import ProtocolViolation
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.errors import ProtocolViolation
 from ...peer.wire.signed import verify_signed
 from .certificate import certificate_hash, check_certificate, genesis, value_of
 

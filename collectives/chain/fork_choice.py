@@ -24,9 +24,9 @@ from typing import Any
 from ...dht.members.body import MemberState
 from ...dht.members.table import Member
 from ...dht.run.layout import NO_LAYOUT
-from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import UsageError
-from ...peer.transport import PeerId
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.errors import UsageError
+from ...peer.base.transport import PeerId
 from ...peer.wire import MAX_ROSTER
 from .branches import Branch, Relation, order, rank_of
 from .chain import NOTHING, ChainPosition, Head

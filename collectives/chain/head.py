@@ -19,8 +19,8 @@ from ...dht.directory.interface import Directory
 from ...dht.keys import head_key, run_key
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import LocalError, MalformedMessage, NetworkError, RemoteError
-from ...peer.telemetry import Telemetry
+from ...peer.base.errors import LocalError, MalformedMessage, NetworkError, RemoteError
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire import Certificate
 from .certificate import check_right_to_vote, value_of
 from .chain import ChainLink, Head, position_after

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 from ...peer import wire
-from ...peer.digest import digest
-from ...peer.disk import draft_of
-from ...peer.errors import LocalError, MalformedMessage
+from ...peer.base.digest import digest
+from ...peer.base.disk import draft_of
+from ...peer.base.errors import LocalError, MalformedMessage
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node

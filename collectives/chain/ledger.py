@@ -1,7 +1,7 @@
 """The ledger: the chain of a run's certificates, persisted on this peer's disk.
 
 Theory of operation. Memory holds the `Chain`: 48 bytes a round, and the file offset of each certificate. Each record of
-the file (see `peer.log_file`) is one change: a run of consecutive certificates. Recovery replays the records in order:
+the file (see `peer.log.file`) is one change: a run of consecutive certificates. Recovery replays the records in order:
 each one cuts the chain back to its predecessor and extends it, or begins a chain anew. So an extension, a
 reorganization to another branch and the checkpoint of a taken state are one kind of record. A branch counts whole or
 not at all, and what it replaced stays in the file. Only a branch too long for one record can be truncated by a crash,
@@ -22,9 +22,9 @@ from pathlib import Path
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.errors import LocalError, ProtocolViolation, RemoteError
-from ...peer.log_file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord, read_records
-from ...peer.telemetry import Telemetry
+from ...peer.base.errors import LocalError, ProtocolViolation, RemoteError
+from ...peer.log.file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord, read_records
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.signed import Verify
 from .certificate import certificate_hash
 from .chain import NOTHING, Chain, ChainLink, Head

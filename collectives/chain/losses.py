@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...dht.members.evaluation import MAX_STATED_LOSS
-from ...peer.disk import disk_errors
-from ...peer.errors import LocalError
-from ...peer.telemetry import Telemetry
+from ...peer.base.disk import disk_errors
+from ...peer.base.errors import LocalError
+from ...peer.log.telemetry import Telemetry
 
 _ONE = struct.Struct("<f")
 MAX_NOTED_ROUNDS = 1_000_000

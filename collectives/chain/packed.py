@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.errors import MalformedMessage, ProtocolViolation
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from .certificate import check_certificate, check_votes, genesis, value_of, why_not_revised

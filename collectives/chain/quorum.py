@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.transport import PeerId
+from ...peer.base.digest import keyed
+from ...peer.base.transport import PeerId
 
 
 def quorum(members: int) -> int:

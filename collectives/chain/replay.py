@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import trio
 
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.base.digest import keyed
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.framing import MAX_FRAME_BYTES
-from ..codec import EMPTY, Codec
-from ..partition import check_bounds
+from ..vector.codec import EMPTY, Codec
+from ..vector.partition import check_bounds
 from .certificate import value_of
 from .chain import ChainLink
 from .ledger import Ledger

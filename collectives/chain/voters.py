@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import MalformedMessage, ProtocolViolation
-from ...peer.transport import PeerId
+from ...peer.base.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ..agreement.electorate import NOBODY, Electorate
 

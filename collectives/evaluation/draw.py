@@ -12,9 +12,9 @@ from ...dht.members.evaluation import EvaluationBody, open_evaluation
 from ...dht.records import Record
 from ...dht.run.manifest import EvalSettings, SignedManifest
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.errors import ProtocolViolation, UsageError
-from ...peer.transport import PeerId
+from ...peer.base.digest import keyed
+from ...peer.base.errors import ProtocolViolation, UsageError
+from ...peer.base.transport import PeerId
 from ..chain.certificate import certificate_hash, settings_after, value_of
 
 EVALUATORS = 3

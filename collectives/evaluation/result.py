@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations, takewhile, zip_longest
 
 from ...dht.members.evaluation import EvaluationBody
-from ...peer.plain import plain_lines, plain_text
-from ...peer.transport import PeerId
+from ...peer.base.plain import plain_lines, plain_text
+from ...peer.base.transport import PeerId
 
 
 @dataclass(frozen=True, slots=True)

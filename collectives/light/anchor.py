@@ -16,9 +16,9 @@ from ...dht.directory.interface import AsksOneServer, Directory
 from ...dht.keys import named_key
 from ...dht.run.link import JoinLink
 from ...peer.address import split_p2p
-from ...peer.errors import NetworkError, RemoteError, UsageError
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.transport import PeerId
+from ...peer.log.telemetry import Telemetry
 from ..chain.chain import Head
 from .marks import Marks, agreement_of, decode_marks
 

@@ -14,8 +14,8 @@ from typing import Annotated
 from ...dht.run.admission import Charter
 from ...dht.run.manifest import SignedManifest
 from ...peer import wire
-from ...peer.errors import ProtocolViolation, RemoteError
-from ...peer.transport import PeerId
+from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import Verify
 from ..chain.certificate import certificate_hash, genesis, value_of

@@ -30,12 +30,12 @@ from ...dht.keys import head_key, named_key, run_key
 from ...dht.run.admission import Charter
 from ...dht.run.manifest import SignedManifest
 from ...peer import wire
-from ...peer.disk import write_whole
-from ...peer.errors import LocalError, NetworkError, RemoteError, sole_error
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import LocalError, NetworkError, RemoteError, sole_error
+from ...peer.base.transport import PeerId, Transport
+from ...peer.log.telemetry import Telemetry
 from ...peer.node.session import Visitor
 from ...peer.quota.origins import Origins
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId, Transport
 from ...peer.wire.schema import encode
 from ...peer.wire.signed import verify_signed
 from ..chain.packed import unpack_certificate

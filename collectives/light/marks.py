@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ...peer import wire
-from ...peer.errors import MalformedMessage
-from ...peer.transport import PeerId
+from ...peer.base.errors import MalformedMessage
+from ...peer.base.transport import PeerId
 from ...peer.wire.fields import Count, Hash
 from ...peer.wire.schema import Size, decode
 

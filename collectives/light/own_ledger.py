@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.disk import disk_errors
-from ...peer.telemetry import Telemetry
+from ...peer.base.disk import disk_errors
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.signed import verify_signed
 from ..chain.chain import Head
 from ..chain.ledger import Ledger

@@ -21,9 +21,9 @@ from ...dht.run.listing import (
     why_not_now,
 )
 from ...dht.run.manifest import SignedManifest
-from ...peer.errors import RemoteError
+from ...peer.base.errors import RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.quota.origins import Origins
-from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..chain.packed import unpack_certificate
 from .marks import Mark

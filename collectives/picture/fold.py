@@ -19,8 +19,8 @@ from sys import intern
 from ...dht.run.admission import Charter
 from ...dht.run.manifest import EvalSettings
 from ...peer import wire
-from ...peer.errors import ProtocolViolation, RemoteError
-from ...peer.transport import PeerId
+from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.wire.signed import Verify
 from ..accountability.credit import PeerCredit
 from ..accountability.trust import Trust, TrustRecord
@@ -30,8 +30,8 @@ from ..chain.certificate import certificate_hash, genesis, value_of
 from ..chain.chain import NOTHING, ChainLink, Head
 from ..chain.packed import checked
 from ..chain.voters import appointed, electorate_after, open_appointment
-from ..codec import CELL
 from ..evaluation.draw import DueEvaluation
+from ..vector.codec import CELL
 from .picture import NOT_COUNTED, CertifiedRound, RecentRound
 
 MAX_ROWS = 20_000

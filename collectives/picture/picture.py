@@ -7,7 +7,7 @@ voted, trust. *Claimed* is what a member says of itself: its state, device, loss
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from .votes import VotesHere
 
 

@@ -6,7 +6,7 @@ from statistics import median_high
 from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import kept_by
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from ..chain.chain import NOTHING
 from ..chain.fork_choice import training
 from .fold import ChainView

@@ -10,8 +10,8 @@ from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest
 from ...dht.run.statements import OwnerStatements, OwnerVerb
 from ...dht.run.versions import VERSION, numbers_of
-from ...peer.plain import shortened
-from ...peer.transport import PeerId
+from ...peer.base.plain import shortened
+from ...peer.base.transport import PeerId
 from ..accountability.credit import PeerCredit
 from ..accountability.trust import TrustRecord
 from ..agreement.electorate import Electorate

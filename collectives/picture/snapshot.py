@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...peer.errors import LocalError, MalformedMessage
+from ...peer.base.errors import LocalError, MalformedMessage
+from ...peer.base.plain import shortened
+from ...peer.base.transport import PeerId
 from ...peer.identity import SIGNATURE_BYTES, Identity, verify
-from ...peer.plain import shortened
-from ...peer.transport import PeerId
 from .picture import CertifiedRound, MemberShown, Picture, RecentRound
 
 SNAPSHOT_FORMAT = 1

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...peer.plain import SHORT_ID
-from ...peer.transport import PeerId
+from ...peer.base.plain import SHORT_ID
+from ...peer.base.transport import PeerId
 from ..agreement.electorate import Electorate
 
 

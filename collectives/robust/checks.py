@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...peer import wire
-from ...peer.arrays import Floats
-from ...peer.digest import keyed
-from ..codec import CELL, Codec, Encoded
+from ...peer.base.digest import keyed
+from ..vector.arrays import Floats
+from ..vector.codec import CELL, Codec, Encoded
 from .rule import Floats64, Rule, Weighting, quotient, total
 from .sketch import ROWS, SKETCH_COLUMNS, CountSketch, decoded, excess, gram, square_of_sum
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...peer.arrays import Floats
-from ..codec import CELL, Codec, Encoded
+from ..vector.arrays import Floats
+from ..vector.codec import CELL, Codec, Encoded
 from .rule import Floats64, Rule, Weighting, normalized, total, valid
 
 RULE_CHUNK_CELLS = 64

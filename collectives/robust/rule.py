@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...peer.arrays import Floats
-from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
+from ..vector.arrays import Floats
+from ..vector.codec import CELL, CHUNK_CELLS, Codec, Encoded
 
 _TINY = 2.0**-1000
 """Divides without overflow, and is less than the square of any contribution that is not zero."""

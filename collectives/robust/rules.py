@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from .gramguard import GramGuard
 from .median import Median
 from .rule import Floats64, Rule, Weighting, normalized, squared_distances, total, valid

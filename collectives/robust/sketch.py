@@ -32,9 +32,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ...peer.arrays import Floats
-from ...peer.errors import LocalError
-from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
+from ...peer.base.errors import LocalError
+from ..vector.arrays import Floats
+from ..vector.codec import CELL, CHUNK_CELLS, Codec, Encoded
 from .rule import Floats64, total
 
 SKETCH_BLOCK = 1 << 14

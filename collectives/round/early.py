@@ -8,7 +8,7 @@ together are too many those of the signer that holds most are dropped: no number
 from collections import deque
 
 from ...peer import wire
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 
 EARLY_PER_PEER = 16
 """A round has nine messages per peer; of those that arrive before I am ready the earliest slots are dropped."""

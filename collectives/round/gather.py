@@ -14,9 +14,9 @@ from functools import lru_cache
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.digest import digest
-from ...peer.errors import ProtocolViolation, RemoteError
-from ...peer.transport import PeerId
+from ...peer.base.digest import digest
+from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import encode
 from ..accountability.trust import misstated, newcomer_record, seat_of
 from ..agreement.electorate import Electorate
@@ -24,8 +24,8 @@ from ..allreduce.actions import Setup
 from ..allreduce.roster import readies_of
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
-from ..lines import StatedLines
-from ..partition import check_bounds
+from ..vector.lines import StatedLines
+from ..vector.partition import check_bounds
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]

@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ...peer import wire
-from ...peer.errors import ProtocolViolation
-from ...peer.transport import PeerId
+from ...peer.base.errors import ProtocolViolation
+from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
 from ..allreduce.actions import Action, AskFor, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
 from ..allreduce.exchange import ASKED_OF, PASSED_ON, RosterRound

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import ProtocolViolation, RemoteError
-from ...peer.transport import PeerId
+from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import encode
 from ..agreement.actions import AgreementAction, Dispatch, FetchProven, Note
 from ..agreement.electorate import NOBODY, Electorate

@@ -30,15 +30,15 @@ import numpy as np
 
 from ...dht.run.admission import OPEN, Charter
 from ...dht.run.versions import FORM, FORMER, other_form
-from ...peer.arrays import Floats
-from ...peer.digest import DIGEST_BYTES, digest
-from ...peer.disk import disk_errors, rename, write_whole
-from ...peer.errors import LocalError, MalformedMessage, OtherVersion, ProtocolViolation, RemoteError
+from ...peer.base.digest import DIGEST_BYTES, digest
+from ...peer.base.disk import disk_errors, rename, write_whole
+from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, ProtocolViolation, RemoteError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire import MAX_COUNT, Certificate
 from ...peer.wire.schema import decode, encode
 from ..chain.chain import ChainPosition, position_after, start_of_run
 from ..chain.packed import MAX_PLAIN_BYTES
+from ..vector.arrays import Floats
 from . import merkle
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"

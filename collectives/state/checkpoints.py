@@ -22,18 +22,18 @@ from pathlib import Path
 import trio
 
 from ...peer import wire
-from ...peer.arrays import Floats
-from ...peer.digest import digest
-from ...peer.disk import rename
-from ...peer.errors import LocalError, NetworkError
+from ...peer.base.digest import digest
+from ...peer.base.disk import rename
+from ...peer.base.errors import LocalError, NetworkError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ..chain.chain import ChainPosition, StatedPosition
 from ..chain.kept_outputs import Outputs
 from ..chain.ledger import Ledger
 from ..chain.packed import pack_certificate
-from ..codec import CELL
 from ..spec import Spec
+from ..vector.arrays import Floats
+from ..vector.codec import CELL
 from . import merkle
 from .checkpoint_file import STATE, Checkpoint, Draft, TensorAt, load_checkpoint
 from .move import Advance, Mover, is_moving, rounds_between

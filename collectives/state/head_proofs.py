@@ -16,9 +16,9 @@ import trio
 
 from ...dht.members.table import Member
 from ...peer import wire
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
 from ..accountability.conduct import Conduct
 from ..chain.branches import Branch, Relation, Step, relation, steps_of

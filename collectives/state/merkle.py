@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...peer.arrays import Floats
-from ...peer.digest import digest, keyed
+from ...peer.base.digest import digest, keyed
+from ..vector.arrays import Floats
 
 LEAF_ELEMENTS = 1 << 20
 """4 MiB of float32: small enough to fetch anew when wrong, large enough that a billion parameters have 1,908."""

@@ -26,17 +26,17 @@ import numpy as np
 from ...dht.run.admission import OPEN, Charter
 from ...dht.run.manifest import MOST_CHECKPOINT_ROUNDS
 from ...peer import wire
-from ...peer.arrays import Floats
-from ...peer.digest import digest
-from ...peer.disk import disk_errors, rename, sync_folder, write_whole
-from ...peer.errors import LocalError, ProtocolViolation, RemoteError, UsageError
+from ...peer.base.digest import digest
+from ...peer.base.disk import disk_errors, rename, sync_folder, write_whole
+from ...peer.base.errors import LocalError, ProtocolViolation, RemoteError, UsageError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire.schema import Between, Size, decode, encode
 from ..chain.certificate import value_of
 from ..chain.chain import ChainPosition
 from ..chain.kept_outputs import outputs_in
 from ..chain.ledger import Ledger
-from ..codec import Encoded
+from ..vector.arrays import Floats
+from ..vector.codec import Encoded
 from . import merkle
 from .checkpoint_file import (
     DESCRIPTION,

@@ -12,7 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 
 LATE_FACTOR = 3.0
 """The factor on the median time of a leaf: with usual jitter, one in a hundred honest transfers is later."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from ...peer.arrays import Floats
-from ...peer.digest import digest
-from ...peer.errors import LocalError, ProtocolViolation
+from ...peer.base.digest import digest
+from ...peer.base.errors import LocalError, ProtocolViolation
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ..chain.chain import ChainPosition
+from ..vector.arrays import Floats
 from . import merkle
 from .checkpoint_file import Draft
 from .checkpoints import Checkpoints

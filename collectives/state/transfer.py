@@ -14,9 +14,9 @@ import trio
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ..chain.chain import ChainPosition, Head, StatedPosition, position_after, start_of_run
 from ..chain.packed import unpack_certificate
 from . import merkle

@@ -19,10 +19,10 @@ import trio
 
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.digest import keyed
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused, UsageError
+from ...peer.base.digest import keyed
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused, UsageError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ...peer.wire.signed import open_signed, verify_signed
 from ..accountability.appointing import AppointmentRecord

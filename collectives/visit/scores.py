@@ -11,9 +11,9 @@ from ...dht.directory.interface import Directory
 from ...dht.keys import evaluation_key
 from ...dht.members.evaluation import EvaluationBody
 from ...dht.records import Record
-from ...peer.errors import NetworkError, RemoteError
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
+from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.transport import PeerId
+from ...peer.log.telemetry import Telemetry
 from ..evaluation.draw import DueEvaluation
 from ..evaluation.result import result_of
 from ..picture.fold import MAX_DUE

@@ -11,9 +11,9 @@ from ...dht.records import Record
 from ...dht.rendezvous import find_members
 from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 
 ASKED_FOR_RECORDS = 3
 ANSWER_SECONDS = 5.0

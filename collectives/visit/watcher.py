@@ -31,10 +31,10 @@ from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.statements import OwnerStatements
 from ...peer import wire
-from ...peer.errors import NetworkError, RemoteError
+from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.plain import shortened
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.plain import shortened
-from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
 from ..chain.branches import Relation
 from ..chain.certificate import certificate_hash, check_right_to_vote

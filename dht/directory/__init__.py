@@ -7,5 +7,5 @@
     routing     Kademlia's routing table: the directory servers that a node knows, few of any one network. Pure.
     server      The Kademlia server (`/ipfs/kad/1.0.0`): it serves any peer, within stated limits.
     store       The store of a directory server: values and provider records, within stated limits. Pure.
-    store_file  The store of a directory server on disk: an append-only log (`peer.log_file`) that is compacted.
+    store_file  The store of a directory server on disk: an append-only log (`peer.log.file`) that is compacted.
 """

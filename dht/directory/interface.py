@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from ...peer.transport import Address, PeerId
+from ...peer.base.transport import Address, PeerId
 
 Validate: TypeAlias = Callable[[str, bytes], int]
 """Returns the sequence of a valid value under a key; raises `RemoteError` for an invalid one."""

@@ -26,10 +26,10 @@ from pathlib import Path
 import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
 
-from ...peer.background import background
-from ...peer.errors import LocalError, NetworkError, NoRightToVote, OtherVersion, RemoteError, StreamClosed
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Address, Host, PeerId
+from ...peer.base.background import background
+from ...peer.base.errors import LocalError, NetworkError, NoRightToVote, OtherVersion, RemoteError, StreamClosed
+from ...peer.base.transport import Address, Host, PeerId
+from ...peer.log.telemetry import Telemetry
 from .interface import Validate
 from .messages import Message, MessageReader, about, about_value, add_peer_to, binary_id, peers_of, send
 from .routing import BUCKET_SIZE, Candidates, Servers, position, position_of_key, shared_bits

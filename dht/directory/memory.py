@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ...peer.errors import LocalError, NetworkError, RemoteError
-from ...peer.transport import Address, PeerId
+from ...peer.base.errors import LocalError, NetworkError, RemoteError
+from ...peer.base.transport import Address, PeerId
 from .interface import Validate
 
 

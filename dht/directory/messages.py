@@ -10,10 +10,10 @@ from libp2p.peer.id import ID
 from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
-from ...peer.errors import MalformedMessage, StreamClosed
+from ...peer.base.errors import MalformedMessage, StreamClosed
+from ...peer.base.transport import Address, PeerId, Stream
 from ...peer.identity import peer_of
 from ...peer.strangers.identify import stated_address
-from ...peer.transport import Address, PeerId, Stream
 from .store import MAX_STORED_ADDRESSES
 
 __all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "binary_id", "peers_of", "send"]

@@ -17,9 +17,9 @@ from hashlib import sha256
 
 import base58
 
+from ...peer.base.transport import Address, PeerId
 from ...peer.quota.limits import LOCAL_NETWORKS
 from ...peer.quota.origins import Origin, Origins
-from ...peer.transport import Address, PeerId
 
 BUCKET_SIZE = 20
 """Kademlia's k, as in the paper and in every libp2p: the number of servers nearest to a key that keep its value."""

@@ -23,11 +23,11 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID, format_time_rfc3339
 from multiaddr import Multiaddr
 
+from ...peer.base.errors import LocalError, RemoteError, StreamClosed
+from ...peer.base.transport import Address, Host, PeerId, SocketStream, Stream, has_socket
 from ...peer.bootstrap.server import BootstrapServer
-from ...peer.errors import LocalError, RemoteError, StreamClosed
 from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
 from ...peer.quota.shares import Places, Shares
-from ...peer.transport import Address, Host, PeerId, SocketStream, Stream, has_socket
 from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
 from .interface import Validate

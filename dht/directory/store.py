@@ -21,9 +21,9 @@ from itertools import islice
 from typing import Annotated
 
 from ...peer.address import MAX_ADDRESS_BYTES
+from ...peer.base.transport import PeerId
 from ...peer.quota.limits import BootstrapLimits
 from ...peer.quota.origins import Origin, Origins
-from ...peer.transport import PeerId
 from ...peer.wire.schema import Between, Size
 from ..records import MAX_RECORD_BYTES
 

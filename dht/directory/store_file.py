@@ -1,4 +1,4 @@
-"""The store of a directory server on disk: an append-only log (`peer.log_file`) that is compacted.
+"""The store of a directory server on disk: an append-only log (`peer.log.file`) that is compacted.
 
 Theory of operation. Each entry that is stored is appended; a later one replaces an earlier one with the same key and peer.
 Once the file is more than `SLACK` times as large as the store it is rewritten (log compaction), whole or not at all, so
@@ -9,9 +9,9 @@ Nothing is synced: a killed process loses nothing, and after a power failure mem
 from pathlib import Path
 
 from ...peer.address import MAX_ADDRESS_BYTES
-from ...peer.errors import LocalError
-from ...peer.log_file import LogFile
-from ...peer.telemetry import Telemetry
+from ...peer.base.errors import LocalError
+from ...peer.log.file import LogFile
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES
 from .store import ENTRY_BYTES, MAX_STORED_ADDRESSES, Entry, Store

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from ...peer.background import background
-from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Address, PeerId
+from ...peer.base.background import background
+from ...peer.base.errors import LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.transport import Address, PeerId
+from ...peer.log.telemetry import Telemetry
 from ..directory.interface import AsksOneServer, Directory, Validate
 from ..keys import member_key
 from ..members.body import open_member

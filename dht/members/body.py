@@ -6,10 +6,10 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from ...peer.config import MAX_NAME_BYTES
-from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import MalformedMessage, ProtocolViolation
-from ...peer.transport import Address, Rung
+from ...peer.base.config import MAX_NAME_BYTES
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.transport import Address, Rung
 from ...peer.wire import MAX_COUNT, Invite
 from ...peer.wire.schema import Added, Between, Size, decode, grows
 from ..records import MAX_SEQUENCE, Record
@@ -82,7 +82,7 @@ class MemberBody:
     statements_bytes: Annotated[int, Between(0, MAX_OWNER_LOG_BYTES)] = 0
     """Their size."""
     name: Annotated[str, Size(MAX_NAME_BYTES), Added()] = ""
-    """What its holder wants to be called; anybody may call itself anything (`peer.plain` before it is shown)."""
+    """What its holder wants to be called; anybody may call itself anything (`peer.base.plain` before it is shown)."""
 
     def __post_init__(self) -> None:
         # A schema field is exactly a str: members of the two enumerations are stored as their text.

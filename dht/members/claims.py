@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 
 CLAIMS_PER_CARRIER = 1024
 """A quarter of a table: a newcomer to a crowd takes all rows from its first few partners."""

@@ -7,8 +7,8 @@ certificate who was drawn (`collectives.evaluation`). What it states is measured
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import ProtocolViolation
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.errors import ProtocolViolation
 from ...peer.wire import MAX_COUNT
 from ...peer.wire.schema import Between, Size, decode, grows
 from ..records import Record

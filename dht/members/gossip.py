@@ -20,9 +20,9 @@ from functools import lru_cache, partial
 import trio
 
 from ...peer import wire
-from ...peer.errors import MalformedMessage, NetworkError, RemoteError, UsageError
+from ...peer.base.errors import MalformedMessage, NetworkError, RemoteError, UsageError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ..directory.interface import Directory
 from ..keys import member_key
 from ..records import Record

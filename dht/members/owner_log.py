@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from ...peer.errors import NetworkError, RemoteError
+from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ..directory.interface import Directory
 from ..keys import statements_key
 from ..records import Record

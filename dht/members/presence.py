@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import trio
 
 from ...peer import wire
+from ...peer.base.transport import PeerId, Rung
 from ...peer.node.node import Node
-from ...peer.transport import PeerId, Rung
 from .remembered import Remembered
 from .table import PRESENCE, Member, MemberTable
 from .vouchers import Vouchers, chosen_witnesses, tags_of, witnesses

@@ -11,12 +11,12 @@ statements of the run's owner are kept there as well, so that a restarted peer b
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...peer.disk import write_whole
-from ...peer.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
-from ...peer.home_lock import append_lock
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
+from ...peer.base.home_lock import append_lock
+from ...peer.base.transport import Address, PeerId
 from ...peer.identity import Identity
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Address, PeerId
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire import MAX_INVITE_BYTES, Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record

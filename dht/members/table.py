@@ -22,11 +22,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity
 from ...peer.quota.limits import GateLimits
 from ...peer.quota.origins import NOWHERE, UNKNOWN, Origin, Tally
-from ...peer.transport import PeerId
 from ...peer.wire import TAG_BYTES
 from ...peer.wire.schema import encode
 from ..records import Record

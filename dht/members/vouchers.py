@@ -18,9 +18,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ...peer.digest import keyed
-from ...peer.errors import MalformedMessage
-from ...peer.transport import PeerId
+from ...peer.base.digest import keyed
+from ...peer.base.errors import MalformedMessage
+from ...peer.base.transport import PeerId
 from ...peer.wire import MAX_MET, TAG_BYTES
 
 NUM_WITNESSES = 24

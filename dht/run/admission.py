@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Self
 
-from ...peer.errors import MalformedMessage, UsageError
+from ...peer.base.errors import MalformedMessage, UsageError
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, verify
-from ...peer.transport import PeerId
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
 from .layout import NO_LAYOUT

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
-from ...peer.digest import DIGEST_BYTES, keyed
-from ...peer.errors import UsageError
+from ...peer.base.digest import DIGEST_BYTES, keyed
+from ...peer.base.errors import UsageError
 
 UNPINNED = "the run's manifest pins no layout, so its first members decide which model it trains"
 """What its owner reads, and whoever joins it."""

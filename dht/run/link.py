@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
+from ...peer.base.transport import Address
 from ...peer.identity import is_peer_id
-from ...peer.transport import Address
 
 HIVEMIND = "hivemind:"
 """The prefix of a hivemind DHT peer's address in a link."""

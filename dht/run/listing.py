@@ -9,9 +9,9 @@ every day. A bootstrap answers with a `RunList` of the listed runs whose manifes
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...peer.errors import ProtocolViolation
+from ...peer.base.errors import ProtocolViolation
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity
-from ...peer.transport import PeerId
 from ...peer.wire.fields import Count, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
 from ..records import MAX_LIFETIME, Record

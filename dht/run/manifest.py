@@ -22,11 +22,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...peer.digest import keyed
-from ...peer.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
+from ...peer.base.digest import keyed
+from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
+from ...peer.base.transport import PeerId
+from ...peer.base.troubles import NEEDS_PROGRAM
 from ...peer.identity import Identity, is_peer_id
-from ...peer.transport import PeerId
-from ...peer.troubles import NEEDS_PROGRAM
 from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, MAX_RECORD_BYTES, Record
 from .layout import LayoutPin
@@ -40,7 +40,7 @@ _PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+|swarm:.+)", re.ASCI
 MANIFEST_KIND = f"manifest {FORM}"
 _KIND = re.compile(r"manifest(?: ([1-9][0-9]{0,2}))?", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
-"""The codecs that a manifest may name; `collectives.codec` has one of each."""
+"""The codecs that a manifest may name; `collectives.vector.codec` has one of each."""
 RULE_NAMES = ("gramguard", "mean", "median", "krum")
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ...peer.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
-from ...peer.plain import plain_text
-from ...peer.transport import PeerId
+from ...peer.base.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.base.plain import plain_text
+from ...peer.base.transport import PeerId
 from ..records import Record
 from .manifest import MAX_OUTER_LR, OWN, TEXT_KINDS, TOKENS_KIND, Manifest, SignedManifest
 from .settings import faults as value_faults

@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from ...peer.wire.schema import Between, Size
 
 _T = TypeVar("_T")

@@ -25,10 +25,10 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated, Self
 
-from ...peer.digest import digest
-from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
+from ...peer.base.digest import digest
+from ...peer.base.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, is_peer_id
-from ...peer.transport import PeerId
 from ...peer.wire import MAX_COUNT, MAX_REVISION_BYTES, MAX_VOUCHER_BYTES
 from ...peer.wire.schema import Added, Between, Size, decode, encode, grows
 from ..records import MAX_LIFETIME, Record

@@ -3,7 +3,7 @@
 import re
 from importlib.metadata import version
 
-from ...peer.errors import OtherVersion, UsageError
+from ...peer.base.errors import OtherVersion, UsageError
 
 VERSION = version("flockstep")
 FORM = 2

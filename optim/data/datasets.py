@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from ...peer.digest import keyed
-from ...peer.errors import UsageError
+from ...peer.base.digest import keyed
+from ...peer.base.errors import UsageError
 from .units import SOURCE_BYTES, UnitPlan
 
 BLOCK_ITEMS = 256
@@ -48,7 +48,7 @@ class SequenceUnits(Units):
     vocab_size: int | None
     """How many tokens its tokenizer knows; None if nobody says."""
     has_examples = False
-    """Whether its sequences hold examples that must not see each other (`optim.examples`)."""
+    """Whether its sequences hold examples that must not see each other (`optim.step.examples`)."""
 
     @abstractmethod
     def held_out(self) -> Iterator[Tensor]:

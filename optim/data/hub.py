@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
-from ...peer.disk import user_path
-from ...peer.errors import LocalError, UsageError
+from ...peer.base.disk import user_path
+from ...peer.base.errors import LocalError, UsageError
 from ..consent import HUB_DATASET
 
 ENDPOINT = "https://huggingface.co"

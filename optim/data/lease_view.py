@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import trio
 
 from ...dht.members.table import MemberTable
-from ...peer.errors import MalformedMessage
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
+from ...peer.base.errors import MalformedMessage
+from ...peer.base.transport import PeerId
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from .leases import NO_SHARE, Ranking, Share, View, look, open_share
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from ...dht.members.body import MAX_SHARE_BYTES
 from ...dht.members.table import MAX_MEMBERS
-from ...peer.transport import PeerId
+from ...peer.base.transport import PeerId
 from ...peer.wire.schema import Between, Size, decode
 from .units import MAX_UNITS, SOURCE_BYTES, drawn
 

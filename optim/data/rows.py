@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from ...peer.plain import plain_text, shortened
+from ...peer.base.plain import plain_text, shortened
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """The longest text, line of JSON, or item of a list: of empty objects, Python makes thirty times as many bytes."""

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from ...dht.run.manifest import Data
-from ...peer.config import PeerConfig, default_home
-from ...peer.digest import RunningDigest, keyed
-from ...peer.disk import disk_errors, draft_of, user_path
-from ...peer.errors import UsageError
+from ...peer.base.config import PeerConfig, default_home
+from ...peer.base.digest import RunningDigest, keyed
+from ...peer.base.disk import disk_errors, draft_of, user_path
+from ...peer.base.errors import UsageError
 from ..consent import hide_secrets, trusts_data
 from .datasets import SequenceUnits
 from .hub import ENDINGS

@@ -28,9 +28,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...peer.digest import digest
-from ...peer.disk import user_path
-from ...peer.errors import LocalError, UsageError
+from ...peer.base.digest import digest
+from ...peer.base.disk import user_path
+from ...peer.base.errors import LocalError, UsageError
 from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files
 from .pages import NotText, group_starts, objects, texts

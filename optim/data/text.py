@@ -7,8 +7,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ...peer.disk import user_path
-from ...peer.errors import UsageError
+from ...peer.base.disk import user_path
+from ...peer.base.errors import UsageError
 from .rows import Skips, form_of, wide_encoding
 
 MAX_TEXT_BYTES = 2 << 30

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dht.run.manifest import Data
-from ...peer.config import PeerConfig
-from ...peer.digest import digest
-from ...peer.disk import user_path
-from ...peer.errors import UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.digest import digest
+from ...peer.base.disk import user_path
+from ...peer.base.errors import UsageError
 from ..consent import HUB_DATASET
 from .hub import newest_commit, read_hub
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ...peer.digest import keyed
+from ...peer.base.digest import keyed
 
 MAX_UNITS = 1024
 """Units of an epoch: fine enough to split among as many members, and 128 bytes as bits."""

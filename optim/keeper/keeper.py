@@ -25,23 +25,23 @@ import trio
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.fork_choice import is_keeper, training
-from ...collectives.codec import CELL
-from ...collectives.contribution import Contribution
+from ...collectives.driver.contribution import Contribution
 from ...collectives.spec import charter_of
 from ...collectives.state.checkpoint_file import TensorAt
+from ...collectives.vector.codec import CELL
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.layout import UNPINNED
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import kept_by, open_revision, why_not_revise
-from ...peer.config import PeerConfig
-from ...peer.errors import CannotFollow, LocalError
-from ...peer.transport import PeerId
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import CannotFollow, LocalError
+from ...peer.base.transport import PeerId
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS
 from ..member.member import SYNC_PATIENCE, Member
 from ..member.participant import PULSE_PERIOD
 from ..member.reach import Contact, ReachedRun
-from ..pace import Pace
+from ..step.pace import Pace
 from .state_size import kept_size, size_from_members
 
 VOTES_PERIOD = 60.0

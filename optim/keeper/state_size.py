@@ -16,14 +16,14 @@ from ...collectives.chain.certificate import check_right_to_vote, value_of
 from ...collectives.chain.chain import NOTHING, ChainLink, Head, position_after
 from ...collectives.chain.fork_choice import head_of, is_keeper, training
 from ...collectives.chain.replay import ask_certificates
-from ...collectives.codec import CELL
 from ...collectives.state import merkle
 from ...collectives.state.checkpoint_file import TensorAt, shape_of_checkpoint
+from ...collectives.vector.codec import CELL
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter
 from ...dht.run.layout import LayoutPin
 from ...peer import wire
-from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.errors import LocalError, NetworkError, RemoteError, UsageError
 from ...peer.node.node import Node
 
 MAX_STATE_CELLS = 10_000 * merkle.LEAF_ELEMENTS // CELL

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...collectives.codec import CELL, Codec, Encoded, FlatSum, FlatVector, codec_named, feedback_chunks
 from ...collectives.state import merkle
 from ...collectives.state.move import Advance, PlannedRound
+from ...collectives.vector.arrays import Floats
+from ...collectives.vector.codec import CELL, Codec, Encoded, FlatSum, FlatVector, codec_named, feedback_chunks
 from ...dht.run.manifest import Manifest
-from ...peer.arrays import Floats
-from ...peer.digest import digest
-from ..outer import OuterSettings, outer_step
+from ...peer.base.digest import digest
+from ..step.outer import OuterSettings, outer_step
 
 LeafHashes: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""

@@ -11,15 +11,15 @@ import numpy as np
 
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.chain import ChainPosition
-from ...collectives.codec import CELL, Codec, FlatVector
 from ...collectives.state.checkpoint_file import TensorAt
-from ...peer.arrays import Floats
-from ...peer.config import PeerConfig
-from ...peer.digest import DIGEST_BYTES
+from ...collectives.vector.arrays import Floats
+from ...collectives.vector.codec import CELL, Codec, FlatVector
+from ...peer.base.config import PeerConfig
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.transport import PeerId, Rung
+from ...peer.log.telemetry import Event
 from ...peer.process.bridge import Command, Notice
 from ...peer.process.shared import SharedVectors, Vectors, VectorShape
-from ...peer.telemetry import Event
-from ...peer.transport import PeerId, Rung
 from ..data.leases import Ranking, Share, View
 
 BLANK = ChainPosition(0, bytes(DIGEST_BYTES), 0, None)
@@ -131,7 +131,7 @@ class RoundEnded:
 class AverageDelta(Command[RoundEnded]):
     """Attempt the next round with Δ of the cells that it averages.
 
-    The fields are those of `collectives.averager.Contribution`.
+    The fields are those of `collectives.driver.contribution.Contribution`.
     """
 
     tokens: int

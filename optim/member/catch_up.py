@@ -33,9 +33,9 @@ from ...collectives.state.transfer import Offer, ask_leaves, ask_offers
 from ...dht.members.gossip import Gossip
 from ...dht.members.table import Member
 from ...peer import wire
-from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
 from .held import HeldState, judged, previous_of
 

@@ -22,24 +22,24 @@ import numpy as np
 
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
-from ...collectives.codec import CELL, MAX_CONTRIBUTED
 from ...collectives.evaluation.draw import DueEvaluation
-from ...collectives.mixed import codecs_named
-from ...collectives.partition import fragment_of
 from ...collectives.state.checkpoint_file import TensorAt
+from ...collectives.vector.arrays import Floats
+from ...collectives.vector.codec import CELL, MAX_CONTRIBUTED
+from ...collectives.vector.mixed import codecs_named
+from ...collectives.vector.partition import fragment_of
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, kept_by, open_revision
-from ...peer.arrays import Floats
-from ...peer.config import PeerConfig
-from ...peer.errors import FlockstepError, LocalError
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import FlockstepError, LocalError
+from ...peer.base.transport import PeerId
+from ...peer.base.troubles import MEMORY_SHORT
+from ...peer.log.telemetry import Telemetry
 from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess, PendingAnswer
 from ...peer.process.shared import SharedVectors, Vectors, bytes_of
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
-from ...peer.troubles import MEMORY_SHORT
 from ..data.leases import Ranking, Share, View
-from ..flat import FlatLayout
-from ..pace import Pace
+from ..step.flat import FlatLayout
+from ..step.pace import Pace
 from .apply import elements_of
 from .border import (
     BLANK,

@@ -15,10 +15,10 @@ from ...dht.members.evaluation import EVAL_KIND, EVALUATION_LIFETIME, MAX_SAMPLE
 from ...dht.records import Record
 from ...dht.run.manifest import SignedManifest
 from ...peer import wire
-from ...peer.errors import LocalError, NetworkError, RemoteError
+from ...peer.base.errors import LocalError, NetworkError, RemoteError
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from .border import PublishEvaluation
 

@@ -19,15 +19,15 @@ from ...collectives.chain.packed import checked
 from ...collectives.chain.replay import fetch_outputs
 from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
+from ...collectives.vector.arrays import Floats
 from ...peer import wire
-from ...peer.arrays import Floats
-from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, UsageError, sole_error
+from ...peer.base.digest import DIGEST_BYTES
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, UsageError, sole_error
+from ...peer.base.transport import PeerId
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
-from ..outer import OuterSettings
+from ..step.outer import OuterSettings
 from .apply import LeafHashes, OuterState
 
 

@@ -17,22 +17,22 @@ import trio
 
 from ...collectives.accountability.credit import credit_in
 from ...collectives.allreduce.actions import ROUND_EVENTS, Outcome, OutcomeKind
-from ...collectives.averager import Averager
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, position_in_body
 from ...collectives.chain.voters import electorate_after
-from ...collectives.contribution import Averaged, Contribution
+from ...collectives.driver.averager import Averager
+from ...collectives.driver.contribution import Averaged, Contribution
 from ...collectives.picture.shown import median_loss
 from ...collectives.spec import Spec, spec_of
 from ...collectives.state.archive import Archive
 from ...collectives.state.checkpoint_file import TensorAt
+from ...collectives.vector.arrays import Floats
 from ...dht.members.body import MemberState
 from ...dht.run.statements import OwnerStatements
-from ...peer.arrays import Floats
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Traffic
-from ..outer import OuterSettings
+from ...peer.base.transport import Traffic
+from ...peer.log.telemetry import Telemetry
+from ..step.outer import OuterSettings
 from .apply import leaf_step
 from .catch_up import PROOF_PATIENCE, CatchUp
 from .held import HeldState

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from ...peer.config import PeerConfig
+from ...peer.base.config import PeerConfig
 from ...peer.process.bridge import NetworkDied, NetworkProcess, PendingAnswer
 from .border import OpenRun, Pulse, RunOpened, TelemetryNotice
 

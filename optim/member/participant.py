@@ -17,20 +17,20 @@ import trio
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
-from ...collectives.codec import CELL, FlatSum, FlatVector
-from ...collectives.contribution import Contribution
-from ...collectives.mixed import codecs_named
+from ...collectives.driver.contribution import Contribution
 from ...collectives.state.checkpoint_file import TensorAt
+from ...collectives.vector.codec import CELL, FlatSum, FlatVector
+from ...collectives.vector.mixed import codecs_named
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.link import JoinLink
-from ...peer.config import PeerConfig
-from ...peer.home_lock import home_lock
+from ...peer.base.config import PeerConfig
+from ...peer.base.home_lock import home_lock
+from ...peer.log.telemetry import Telemetry
 from ...peer.process.bridge import EXIT_SECONDS, Channel, Handler
 from ...peer.process.shared import SharedVectors
-from ...peer.telemetry import Telemetry
 from ..data.lease_view import Neighbours
 from ..data.leases import View
-from ..pace import slowest
+from ..step.pace import slowest
 from .apply import elements_of, keep_rest
 from .border import (
     BLANK,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Rung
+from ...peer.base.transport import Rung
+from ...peer.log.telemetry import Telemetry
 from .border import ReportProgress
 
 if TYPE_CHECKING:

@@ -33,12 +33,12 @@ from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import why_not_revise
 from ...dht.run.statements import OwnerStatements
-from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, RemoteError
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.transport import Host, Rung
 from ...peer.identity import Identity, identity_path
+from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Host, Rung
 from ..shards.seeding import Seeds
 from .evaluations import Evaluations
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ...peer.disk import write_whole
-from ...peer.errors import FlockstepError, LocalError, UsageError
-from ...peer.telemetry import Telemetry
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import FlockstepError, LocalError, UsageError
+from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from ..data.datasets import Indexed, Units, units_of
 from ..data.leases import UNSETTLED, Lease, Leases, Ranking, Share, UnitId, View

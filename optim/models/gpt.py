@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from .gpt_config import GPTConfig, gpt_config
 from .head import head_loss
 from .kept import GPT_CONFIG, MODEL, load_json, load_tensors

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...peer.errors import UsageError, did_you_mean
+from ...peer.base.errors import UsageError, did_you_mean
 
 MAX_SHAPE = 1 << 31
 """Of each figure: far more than any computer holds, and little enough that sizes stay figures that a float can hold."""

@@ -22,11 +22,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ...peer.disk import user_path
-from ...peer.errors import LocalError, UsageError, did_you_mean
+from ...peer.base.disk import user_path
+from ...peer.base.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model, hide_secrets
-from ..flat import bytes_of, storage_of
-from ..micro_batches import out_of_memory
+from ..step.flat import bytes_of, storage_of
+from ..step.micro_batches import out_of_memory
 from . import machine
 from .gpt_config import MAX_LAYERS
 from .needs import gigabytes

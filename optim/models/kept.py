@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ...peer.disk import draft_of, write_whole
-from ...peer.errors import LocalError, UsageError
-from ...peer.telemetry import Telemetry
-from ..flat import FlatLayout, state_of, storage_of, unwrapped, whole_tensors
+from ...peer.base.disk import draft_of, write_whole
+from ...peer.base.errors import LocalError, UsageError
+from ...peer.log.telemetry import Telemetry
+from ..step.flat import FlatLayout, state_of, storage_of, unwrapped, whole_tensors
 from .gpt_config import GPTConfig
 from .hf import AdapterFile, adapter_of
 

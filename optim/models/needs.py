@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ...collectives.codec import CELL, codec_named
-from ...collectives.mixed import codecs_named
-from ...collectives.partition import memory_for_parts
+from ...collectives.vector.codec import CELL, codec_named
+from ...collectives.vector.mixed import codecs_named
+from ...collectives.vector.partition import memory_for_parts
 from ...dht.run.manifest import Manifest
-from ...peer.errors import UsageError
-from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
+from ...peer.base.errors import UsageError
+from ...peer.base.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
 
 BASE_MEMORY = 500_000_000

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...peer.errors import LocalError, UsageError
-from ..flat import value_hashes
+from ...peer.base.errors import LocalError, UsageError
+from ..step.flat import value_hashes
 
 
 @cache

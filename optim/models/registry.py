@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...peer.errors import LocalError, UsageError, did_you_mean
-from ..examples import ids_of, numbers_of, positions_of
-from ..flat import bytes_of, unwrapped
-from ..micro_batches import out_of_memory
+from ...peer.base.errors import LocalError, UsageError, did_you_mean
+from ..step.examples import ids_of, numbers_of, positions_of
+from ..step.flat import bytes_of, unwrapped
+from ..step.micro_batches import out_of_memory
 from .gpt import GPT
 from .gpt_config import gpt_config
 from .head import evaluating, loss_of_head
@@ -92,7 +92,7 @@ def outline_of(name: str, options: Mapping[str, Any]) -> nn.Module | None:
 
 
 def training_loss(model: nn.Module, tokens: Tensor, *, separate: bool = False) -> Tensor:
-    """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1), see `optim.examples`.
+    """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1), see `optim.step.examples`.
 
     Context is no target (-100, as torch's `cross_entropy` ignores it). With `separate` the examples of a sequence do not see
     each other, which `separates` says that this model can.

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...peer.digest import RunningDigest
-from ...peer.disk import DISK_RESERVE, disk_errors, rename
-from ...peer.errors import FlockstepError, LocalError
-from ...peer.home_lock import home_lock
+from ...peer.base.digest import RunningDigest
+from ...peer.base.disk import DISK_RESERVE, disk_errors, rename
+from ...peer.base.errors import FlockstepError, LocalError
+from ...peer.base.home_lock import home_lock
 from .index import Shard
 from .members import Absent
 from .places import Folder, Place, patiently

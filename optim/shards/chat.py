@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from .tokenizer_config import SPECIAL_TOKENS, TEMPLATE, config_beside
 
 ASSISTANT = "assistant"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...peer.digest import DIGEST_BYTES, digest
-from ...peer.errors import UsageError
+from ...peer.base.digest import DIGEST_BYTES, digest
+from ...peer.base.errors import UsageError
 from .tokenizer_config import CONFIG_NAME, MAX_CONFIG_BYTES
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"

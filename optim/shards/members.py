@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...peer.digest import digest
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import LocalError, NetworkError
+from ...peer.base.digest import digest
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import LocalError, NetworkError
 from ..data.tokenizer import files_folder
 from .index import INDEX, ShardIndex
 from .web import NotThere

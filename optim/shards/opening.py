@@ -4,9 +4,9 @@ import contextlib
 from pathlib import Path
 
 from ...dht.run.manifest import Data
-from ...peer.config import PeerConfig
-from ...peer.disk import write_whole
-from ...peer.errors import UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import UsageError
 from ..consent import hide_secrets, trusts_data
 from ..data.datasets import SequenceUnits
 from ..data.rows import Skips

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...peer.digest import digest
-from ...peer.disk import disk_errors, folder_draft_of
-from ...peer.errors import UsageError
+from ...peer.base.digest import digest
+from ...peer.base.disk import disk_errors, folder_draft_of
+from ...peer.base.errors import UsageError
 from ..data.streams import HELD_OUT_EVERY
 from ..data.tokenizer import FileTokenizer, Tokenizer
 from .cache import Tokens

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from ...dht.run.manifest import Data
-from ...peer.config import PeerConfig
-from ...peer.disk import user_path
-from ...peer.errors import UsageError
-from ...peer.plain import shortened
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import user_path
+from ...peer.base.errors import UsageError
+from ...peer.base.plain import shortened
 from ..consent import FROM_MEMBERS, HUB_DATASETS, PACKED, SWARM
 from .index import BYTES, INDEX, MAX_INDEX_BYTES, TOKENIZER, ShardIndex, read_index
 from .members import Absent, Bring, Members

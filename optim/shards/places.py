@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from ..consent import HUB_DATASET, HUB_DATASETS
 from ..data.hub import MAX_READ_BYTES, Hub, HubFile, token_of_user
 from .web import NotThere

@@ -2,7 +2,7 @@
 
 A unit is as many shards as make 1,024 units of an epoch, so whoever leases a unit needs these shards and no others. The
 sequences of a shard come in an order that is drawn anew each epoch, alike on every peer; what is left at the end of a shard
-is too short and dropped. Masked data come as `optim.examples` says.
+is too short and dropped. Masked data come as `optim.step.examples` says.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...peer.digest import digest
-from ...peer.disk import write_whole
-from ...peer.errors import UsageError
+from ...peer.base.digest import digest
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import UsageError
 from ..data.datasets import SequenceUnits, source_of
 from ..data.units import MAX_UNITS, drawn
-from ..examples import BEGINS
+from ..step.examples import BEGINS
 from .cache import Shards, Tokens
 from .index import TOKENIZER, Shard, ShardIndex
 from .members import Members

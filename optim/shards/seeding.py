@@ -17,12 +17,12 @@ import trio
 from ...dht.directory.interface import Directory
 from ...dht.run.manifest import SignedManifest
 from ...peer import wire
-from ...peer.digest import digest, keyed
-from ...peer.disk import write_whole
-from ...peer.errors import FlockstepError, LocalError, NetworkError, ProtocolViolation, RemoteError, UsageError
+from ...peer.base.digest import digest, keyed
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import FlockstepError, LocalError, NetworkError, ProtocolViolation, RemoteError, UsageError
+from ...peer.base.transport import PeerId
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
 from ..consent import FROM_MEMBERS
 from ..data.tokenizer import files_folder, provided_tokenizer
 from .index import INDEX, MAX_INDEX_BYTES, MAX_SHARD_BYTES, read_index

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 
 CONFIG_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 END = "eos_token"

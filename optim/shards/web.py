@@ -19,7 +19,7 @@ from functools import partial
 from urllib.parse import quote, urlsplit
 
 from ...peer.address import is_public_ip
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 from ..consent import PUBLIC_URL
 from ..data.hub import steadily
 

@@ -35,13 +35,13 @@ from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
+from ..base.transport import PeerId
 from ..identity import peer_of
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..nat.upgrade import is_relayed
 from ..quota.limits import BootstrapLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Tally
 from ..quota.refusals import Refusals
-from ..transport import PeerId
 
 RESERVATION_SECONDS = 3600.0
 """As in the specification's examples and in go-libp2p."""

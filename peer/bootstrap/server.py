@@ -4,11 +4,11 @@ from typing import Any
 
 import trio
 
+from ..base.transport import PeerId
 from ..libp2p.gate import Gate
+from ..log.telemetry import Telemetry
 from ..quota.limits import BootstrapLimits
 from ..quota.refusals import Refusals
-from ..telemetry import Telemetry
-from ..transport import PeerId
 from .relay_server import RelayServer
 
 

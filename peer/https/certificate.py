@@ -7,8 +7,8 @@ from pathlib import Path
 from cryptography.x509 import DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
 from cryptography.x509.extensions import ExtensionNotFound
 
-from ..errors import UsageError
-from ..telemetry import Telemetry
+from ..base.errors import UsageError
+from ..log.telemetry import Telemetry
 
 MAX_NAMES = 4
 """Names of a certificate that are announced: an operator of more announces what peers should use."""

@@ -12,10 +12,10 @@ from libp2p.network.connection.raw_connection import RawConnection
 from multiaddr import Multiaddr
 
 from ..address import is_secure
-from ..errors import NetworkError
+from ..base.errors import NetworkError
+from ..base.transport import Address
+from ..base.troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED
 from ..libp2p.tcp import FIRST_BYTE, TrafficMeter
-from ..transport import Address
-from ..troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED
 from .proxy import parse_proxy, proxy_url, tunnel
 from .websocket import WebStream
 

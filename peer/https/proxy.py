@@ -12,10 +12,10 @@ from urllib.request import getproxies, proxy_bypass
 import h11
 import trio
 
-from ..errors import NetworkError
+from ..base.errors import NetworkError
+from ..base.plain import shortened
+from ..base.troubles import BAD_PROXY, PROXY_GONE, PROXY_REFUSES, PROXY_WANTS_LOGIN
 from ..libp2p.tcp import plain_words
-from ..plain import shortened
-from ..troubles import BAD_PROXY, PROXY_GONE, PROXY_REFUSES, PROXY_WANTS_LOGIN
 
 PROXY_TIMEOUT = 5.0
 """Seconds to connect to the proxy, and for its answer, for which it connects to the host."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import trio
 from libp2p.io.exceptions import IOException
 
-from ..errors import LocalError
+from ..base.errors import LocalError
+from ..base.transport import Address
 from ..libp2p.gate import Gate
 from ..libp2p.listen import ACCEPT_QUEUE, SelectiveListener
 from ..libp2p.tcp import ConnectionHandler, TrafficMeter
-from ..telemetry import Telemetry
-from ..transport import Address
+from ..log.telemetry import Telemetry
 from .certificate import TlsCertificate
 from .websocket import WebStream
 

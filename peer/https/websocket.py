@@ -32,9 +32,9 @@ from wsproto.events import (
 )
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from ..errors import NetworkError
+from ..base.errors import NetworkError
+from ..base.troubles import NO_WEBSOCKET
 from ..libp2p.tcp import TunedStream
-from ..troubles import NO_WEBSOCKET
 
 READ_BYTES = 1 << 18
 """Read from the socket at a time, as `libp2p.packets` does."""

@@ -18,10 +18,10 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from ..address import is_ipv6, is_web
-from ..config import PeerConfig
-from ..errors import NetworkError
-from ..transport import Address, PeerId, Rung
-from ..troubles import SILENT, WRONG_PEER
+from ..base.config import PeerConfig
+from ..base.errors import NetworkError
+from ..base.transport import Address, PeerId, Rung
+from ..base.troubles import SILENT, WRONG_PEER
 from .listen import ALL_IP4, ALL_IP6
 from .stream import CONNECTION_ERRORS
 from .tcp import MeteredTCP, TunedStream, plain_words, resolve

@@ -36,7 +36,7 @@ import libp2p.transport.tcp.tcp
 import trio
 from libp2p.network.connection.raw_connection import RawConnection
 
-from ..errors import LocalError
+from ..base.errors import LocalError
 from ..strangers.greeting import limit_greetings
 from ..strangers.identify import limit_identify
 from .listen import ACCEPT_QUEUE, SelectiveListener

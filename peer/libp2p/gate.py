@@ -33,12 +33,12 @@ from libp2p.connection_types import ConnectionType
 from libp2p.crypto.exceptions import MissingDeserializerError
 from libp2p.rcmgr import Direction
 
+from ..base.transport import PeerId
 from ..quota.limits import GateLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..quota.shares import Shares
 from ..strangers.frames import FRAMES_BURST_SECONDS, FRAMES_PER_SECOND, Spend
-from ..transport import PeerId
 from .dial import tcp_stream
 from .listen import SelectiveListener
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from ..address import by_turns, is_web, rung_of, valid_address
-from ..errors import DialAttempt
-from ..telemetry import Telemetry
-from ..transport import Address, PeerId, Rung
+from ..base.errors import DialAttempt
+from ..base.transport import Address, PeerId, Rung
+from ..log.telemetry import Telemetry
 
 STAGGER = 0.25
 """The delay between dials in seconds; RFC 8305, section 5, recommends 250 ms."""

@@ -22,11 +22,11 @@ import trio
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
-from ..config import PeerConfig
-from ..errors import LocalError
+from ..base.config import PeerConfig
+from ..base.errors import LocalError
+from ..base.transport import Address
+from ..log.telemetry import Telemetry
 from ..quota.packet_filter import INSTRUCTION, filter_program
-from ..telemetry import Telemetry
-from ..transport import Address
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

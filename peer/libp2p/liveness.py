@@ -13,8 +13,8 @@ from typing import Any
 
 import trio
 
-from ..telemetry import Telemetry
-from ..transport import PeerId
+from ..base.transport import PeerId
+from ..log.telemetry import Telemetry
 from .dial import abort, tcp_stream
 from .stream import CONNECTION_ERRORS
 

@@ -7,8 +7,8 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
-from ..errors import StreamClosed
-from ..transport import PeerId
+from ..base.errors import StreamClosed
+from ..base.transport import PeerId
 
 CONNECTION_ERRORS = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
 """The library's exceptions for a broken connection; ValueError comes from its Noise code."""

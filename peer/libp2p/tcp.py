@@ -20,9 +20,9 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from ..address import by_turns
-from ..errors import NetworkError
-from ..transport import Address
-from ..troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
+from ..base.errors import NetworkError
+from ..base.transport import Address
+from ..base.troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 from .line_rate import LineRate
 
 TCP_USER_TIMEOUT_MS = 20_000

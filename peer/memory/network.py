@@ -32,8 +32,8 @@ from typing import TypeVar
 
 import trio
 
-from ..telemetry import Telemetry
-from ..transport import PeerId
+from ..base.transport import PeerId
+from ..log.telemetry import Telemetry
 from .peer import MemoryTransport
 from .stream import Packet
 

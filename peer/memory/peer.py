@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed, is_charged
-from ..telemetry import Telemetry
-from ..transport import Address, PeerId, Rung, StreamHandler, Traffic
-from ..troubles import REFUSED, SILENT, WRONG_PEER
+from ..base.errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed, is_charged
+from ..base.transport import Address, PeerId, Rung, StreamHandler, Traffic
+from ..base.troubles import REFUSED, SILENT, WRONG_PEER
+from ..log.telemetry import Telemetry
 from .stream import MemoryStream, Packet
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
-from ..errors import StreamClosed
-from ..transport import PeerId
+from ..base.errors import StreamClosed
+from ..base.transport import PeerId
 
 if TYPE_CHECKING:
     from .peer import MemoryTransport

@@ -19,13 +19,21 @@ from functools import partial
 import trio
 
 from ..address import is_ipv6, is_socket, is_web, rung_of
-from ..errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
+from ..base.errors import (
+    ConnectFailed,
+    DialAttempt,
+    MalformedMessage,
+    NetworkError,
+    RemoteError,
+    StreamClosed,
+    sole_error,
+)
+from ..base.transport import Address, Host, PeerId, Reachability, Stream
+from ..base.troubles import MUTE, Trouble, clock_trouble, relay_trouble
 from ..libp2p.dial import Dialler
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..libp2p.tcp import expand, plain_words
-from ..telemetry import Telemetry
-from ..transport import Address, Host, PeerId, Reachability, Stream
-from ..troubles import MUTE, Trouble, clock_trouble, relay_trouble
+from ..log.telemetry import Telemetry
 from .diagnose import diagnose
 from .dialback import DIALBACK_DIAL_TIMEOUT, DIALBACK_PROTOCOL, ask
 from .reachability import Sighting, decide

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import trio
 
 from ..address import is_web
-from ..config import DEFAULT_PORT
-from ..errors import NetworkError
+from ..base.config import DEFAULT_PORT
+from ..base.errors import NetworkError
+from ..base.transport import Address, PeerId
+from ..base.troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
 from ..libp2p.tcp import resolve
-from ..transport import Address, PeerId
-from ..troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
 from .dialback import Probe
 
 DIAGNOSE_TIMEOUT = 2.0

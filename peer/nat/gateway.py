@@ -17,8 +17,8 @@ from urllib.parse import urljoin, urlsplit
 import h11
 import trio
 
-from ..errors import NetworkError
-from ..plain import shortened
+from ..base.errors import NetworkError
+from ..base.plain import shortened
 
 GROUP = ("239.255.255.250", 1900)
 """Where routers are searched (UPnP Device Architecture 1.1, section 1.3.2)."""

@@ -25,10 +25,10 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from ..address import rung_of, valid_address
-from ..errors import MalformedMessage, NetworkError
+from ..base.errors import MalformedMessage, NetworkError
+from ..base.transport import Address, PeerId, Rung
 from ..libp2p.stream import CONNECTION_ERRORS
-from ..telemetry import Telemetry
-from ..transport import Address, PeerId, Rung
+from ..log.telemetry import Telemetry
 
 TALK_TIMEOUT = 5.0
 """The timeout of the exchange over the relay, in seconds."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..address import is_ipv6, rung_of
-from ..transport import Address, PeerId, Reachability, Rung
+from ..base.transport import Address, PeerId, Reachability, Rung
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from ..errors import NetworkError
+from ..base.errors import NetworkError
+from ..base.transport import Address, PeerId
 from ..identity import peer_of
 from ..libp2p.stream import CONNECTION_ERRORS
-from ..telemetry import Telemetry
-from ..transport import Address, PeerId
+from ..log.telemetry import Telemetry
 
 ACCEPT_TIMEOUT = 10.0
 """The timeout in seconds for the handshake of a peer that a relay announced."""

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import trio
 
-from ..errors import NetworkError, StreamClosed
+from ..base.errors import NetworkError, StreamClosed
+from ..base.transport import Stream
 from ..libp2p.stream import Libp2pStream
 from ..quota.origins import Origin, Origins
 from ..quota.shares import Shares
 from ..quota.turns import Turns
-from ..transport import Stream
 from ..wire.framing import FrameBuffer, frame
 from ..wire.schema import Between, decode, encode
 

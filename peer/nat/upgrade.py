@@ -13,9 +13,9 @@ import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 
+from ..base.transport import PeerId, Rung
 from ..libp2p.liveness import Liveness
-from ..telemetry import Telemetry
-from ..transport import PeerId, Rung
+from ..log.telemetry import Telemetry
 
 GRACE = 30.0
 """Seconds for transfers under way: a part of 50 MB at 20 Mbit/s takes 20. A cut one resumes at its offset."""

@@ -14,10 +14,10 @@ from ipaddress import IPv4Address
 
 import trio
 
-from ..errors import NetworkError
-from ..plain import shortened
-from ..telemetry import Telemetry
-from ..transport import Address
+from ..base.errors import NetworkError
+from ..base.plain import shortened
+from ..base.transport import Address
+from ..log.telemetry import Telemetry
 from .gateway import GROUP, MAX_TEXT, Gateway, find_gateway
 
 LEASE = 1800

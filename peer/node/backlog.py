@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import trio
 
-from ..errors import StreamClosed
-from ..transport import PeerId
+from ..base.errors import StreamClosed
+from ..base.transport import PeerId
 
 
 class Backlog:

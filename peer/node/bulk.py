@@ -20,10 +20,10 @@ from typing import Any
 import trio
 
 from .. import wire
-from ..digest import RunningDigest
-from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
-from ..telemetry import Telemetry
-from ..transport import PeerId, Stream, Transport
+from ..base.digest import RunningDigest
+from ..base.errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
+from ..base.transport import PeerId, Stream, Transport
+from ..log.telemetry import Telemetry
 from ..wire.framing import FrameBuffer, frame
 from .backlog import Backlog
 from .file_blob import FileBlob

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..digest import RunningDigest
+from ..base.digest import RunningDigest
 
 BLOB_PIECE_BYTES = 1 << 18
 """Bytes read, hashed and sent at a time: little memory for many uploads, and a slow upload still shows progress."""

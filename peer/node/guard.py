@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ..errors import ProtocolViolation, StreamClosed
+from ..base.errors import ProtocolViolation, StreamClosed
+from ..base.transport import PeerId
+from ..log.telemetry import Telemetry
 from ..quota.origins import Origin
-from ..telemetry import Telemetry
-from ..transport import PeerId
 
 BURST = 4096
 """Messages in a burst: twice the queue that a session keeps for a peer that does not read."""

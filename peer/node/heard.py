@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from ..transport import PeerId
+from ..base.transport import PeerId
 
 HEARD_PERIOD = 5.0
 """Seconds in which the messages of one peer are notified once: the slowest heartbeat."""

@@ -18,14 +18,14 @@ from typing import Any, Self, TypeVar
 import trio
 
 from .. import wire
-from ..config import PeerConfig
-from ..errors import LaterVersion, NetworkError, RemoteError, StreamClosed, is_charged
+from ..base.config import PeerConfig
+from ..base.errors import LaterVersion, NetworkError, RemoteError, StreamClosed, is_charged
+from ..base.transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from ..identity import Identity
+from ..log.telemetry import Telemetry
 from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import NOWHERE, UNKNOWN, Origin, Origins
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
-from ..telemetry import Telemetry
-from ..transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
 from .guard import QUESTION_MESSAGES, Cost, Guard, Standing

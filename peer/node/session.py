@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from .. import wire
-from ..errors import (
+from ..base.errors import (
     DeadlineExceeded,
     MalformedMessage,
     NetworkError,
@@ -25,7 +25,7 @@ from ..errors import (
     StreamClosed,
     sole_error,
 )
-from ..transport import EagerStream, PeerId, Stream, Transport, is_eager
+from ..base.transport import EagerStream, PeerId, Stream, Transport, is_eager
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 from .backlog import Backlog
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import trio
 
-from ..errors import NetworkError, RemoteError
-from ..transport import PeerId
+from ..base.errors import NetworkError, RemoteError
+from ..base.transport import PeerId
 
 MAX_CHECKS = 64
 """Queued verifications of members, and as many of strangers. Of messages of 1 MiB at most."""

@@ -26,9 +26,9 @@ from typing import IO, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, get_arg
 
 import trio
 
-from .. import errors
-from ..errors import FlockstepError, LocalError, sole_error
-from ..loading import uncollected
+from ..base import errors
+from ..base.errors import FlockstepError, LocalError, sole_error
+from ..base.loading import uncollected
 from .typed_json import from_json, to_json
 
 EXIT_SECONDS = 1.5
@@ -92,7 +92,7 @@ class _Failure:
 
     @classmethod
     def of(cls, error: FlockstepError) -> Self:
-        """An error as its nearest class in `peer.errors`, which both processes know."""
+        """An error as its nearest class in `peer.base.errors`, which both processes know."""
         kind = next(base.__name__ for base in type(error).__mro__ if hasattr(errors, base.__name__))
         return cls(kind, str(error), error.remedy)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import LocalError
+from ..base.errors import LocalError
 
 
 @dataclass(frozen=True, slots=True)

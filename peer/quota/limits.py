@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, get_args, get_type_hints
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 
 BOOTSTRAP_STREAMS = 32.0
 """Questions a second that a bootstrap answers to one address: a newcomer's 128 lookups fit into the burst many times."""

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from ..telemetry import Telemetry
+from ..log.telemetry import Telemetry
 from .origins import UNKNOWN, Origin
 
 REFUSAL_PERIOD = 15.0

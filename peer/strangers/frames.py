@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from ..base.transport import PeerId
 from ..quota.origins import UNKNOWN, Rates
-from ..transport import PeerId
 
 TURN = 64
 """Frames after which other tasks have a turn: some 2 ms."""

@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 
 from ... import __version__
 from ..address import MAX_ADDRESS_BYTES, valid_address
-from ..transport import Address, PeerId
+from ..base.transport import Address, PeerId
 
 # A type checker forbids an assignment to a module or a class, which is what `limit_identify` does.
 _basic_host: Any = libp2p.host.basic_host

@@ -7,10 +7,10 @@ pings of an address have a rate, and a stream beyond it is reset.
 
 import trio
 
-from ..errors import NetworkError
+from ..base.errors import NetworkError
+from ..base.transport import Stream, has_socket
 from ..quota.origins import Origins
 from ..quota.shares import Shares
-from ..transport import Stream, has_socket
 
 PING_PROTOCOL = "/ipfs/ping/1.0.0"
 PING_BYTES = 32

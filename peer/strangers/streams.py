@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from ..errors import StreamClosed
-from ..transport import PeerId, Stream, StreamHandler, has_socket
+from ..base.errors import StreamClosed
+from ..base.transport import PeerId, Stream, StreamHandler, has_socket
 
 FEW = 4
 """Bootstraps are asked on one stream of each protocol; a second is there while a connection is replaced."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypeAlias
 
-from ..digest import DIGEST_BYTES
+from ..base.digest import DIGEST_BYTES
 from .schema import Between, Size
 
 MAX_ROSTER = 64

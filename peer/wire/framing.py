@@ -1,6 +1,6 @@
 """Length-prefixed framing: a four-byte big-endian length, then so many bytes."""
 
-from ..errors import LocalError, MalformedMessage
+from ..base.errors import LocalError, MalformedMessage
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
-from ..digest import DIGEST_BYTES, digest
-from ..errors import LaterVersion, LocalError, MalformedMessage
+from ..base.digest import DIGEST_BYTES, digest
+from ..base.errors import LaterVersion, LocalError, MalformedMessage
 from .direct import (
     Accusations,
     Beat,
@@ -126,7 +126,7 @@ class Ready:
     is_leaving: bool = False
     """True if I leave after this round: I have no vote in the next one."""
     rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
-    """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
+    """At which rate I have received from each member of the last certified roster, in its order (`vector.lines`)."""
     seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
     """How long I have trained for what I contribute, without any wait; 0 where I do not train."""
     control: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0

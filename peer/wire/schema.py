@@ -31,7 +31,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgpack
 
-from ..errors import LocalError, MalformedMessage, OtherVersion
+from ..base.errors import LocalError, MalformedMessage, OtherVersion
 
 _T = TypeVar("_T")
 Check = Callable[[Any], Any]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from .. import identity
-from ..errors import BadSignature
+from ..base.errors import BadSignature
 from .direct import Claim
 from .messages import RoundMessage, Signed, code_of, opened, signed_bytes
 from .schema import encode

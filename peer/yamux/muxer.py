@@ -28,7 +28,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from multiaddr import Multiaddr
 
-from ..errors import sole_error
+from ..base.errors import sole_error
 from ..strangers.frames import ALL_UNREAD, ALL_WINDOWS, WINDOWS_OF_ONE, WindowBudget, carrier, own_budget
 from .machine import Event, Machine, Opened, Readable, Stream
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...dht.run.link import JoinLink
-from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
+from ...peer.base.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.quota.limits import BootstrapLimits, limit_options
 from .options import Announce, Host, Metrics
 
@@ -53,7 +53,7 @@ def bootstrap(
       flockstep bootstrap --wss 0.0.0.0:443 --tls-certificate fullchain.pem --tls-key privkey.pem   # through HTTPS, too
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
-    from ..bootstrap import BootstrapOptions, run_bootstrap
+    from ..peers.bootstrap import BootstrapOptions, run_bootstrap
 
     given = limits if exempt is None else {**limits, "exempt": tuple(exempt)}
     options = BootstrapOptions(

@@ -34,6 +34,6 @@ def pack(
       flockstep data pack hf:org/name/sample packed --tokenizer my-model
       flockstep data pack 'json:chats.jsonl?column=messages' packed --tokenizer my-model --chat
     """
-    from ..pack import pack_data
+    from ..runs.pack import pack_data
 
     pack_data(source, out, typer.echo, tokenizer=tokenizer, shard_tokens=shard_tokens, chat=chat)

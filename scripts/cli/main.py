@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
-from ...peer.errors import FlockstepError, UsageError
-from ...peer.plain import plain_text
-from ..terminal import outlive_terminal
+from ...peer.base.config import DEFAULT_PORT, PeerConfig, default_home
+from ...peer.base.errors import FlockstepError, UsageError
+from ...peer.base.plain import plain_text
+from ..peers.terminal import outlive_terminal
 from ..volunteer.policy import MAX_CELSIUS, MAX_WATTS
 from . import data, run, service
 from .bootstrap import bootstrap
@@ -64,7 +64,7 @@ class Mode(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """The precisions of the passes (`peer.config.PRECISIONS`)."""
+    """The precisions of the passes (`peer.base.config.PRECISIONS`)."""
 
     AUTO = "auto"
     BF16 = "bf16"
@@ -182,8 +182,8 @@ def join(
       flockstep join 'flockstep://…?via=…' --max-up 10 --hours 22-7 --when-idle
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
-    from ..join import TrainingOptions
-    from ..join import join as join_run
+    from ..peers.join import TrainingOptions
+    from ..peers.join import join as join_run
     from ..volunteer.hours import Hours
     from ..volunteer.preferences import load_preferences
 
@@ -283,7 +283,7 @@ def agree(
     Example:
       flockstep agree 'flockstep://…?via=…'
     """
-    from ..agree import agree_to_data, terminal_reader
+    from ..peers.agree import agree_to_data, terminal_reader
 
     agree_to_data(link, config_of(home, port=0), typer.echo, terminal_reader(), yes=yes)
 
@@ -348,7 +348,7 @@ def keep(
       flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
       HF_TOKEN=… flockstep keep 'flockstep://…?via=…' --publish hf://me/my-run
     """
-    from ..keep import keep as keep_run
+    from ..peers.keep import keep as keep_run
     from ..volunteer.preferences import load_preferences
 
     config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
@@ -413,7 +413,7 @@ def export(
       flockstep export ~/.flockstep my-model --dtype bfloat16 --to hf://me/my-model
       flockstep export ~/.flockstep my-model --merge meta-llama/Llama-3.2-1B
     """
-    from ..export import export as export_model
+    from ..checkpoints.export import export as export_model
 
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
 
@@ -437,7 +437,7 @@ def evaluate(
       flockstep eval ~/.flockstep
       flockstep eval ~/.flockstep --prompt 'def main(' --prompt 'import '
     """
-    from ..evaluate import evaluate_checkpoint
+    from ..checkpoints.evaluate import evaluate_checkpoint
 
     config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
     config = replace(config, allow_data=allow_data, allow_model=allow_model)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...peer.config import PeerConfig, default_home
+from ...peer.base.config import PeerConfig, default_home
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
 Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]

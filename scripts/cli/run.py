@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...peer.config import DEFAULT_PORT
-from ...peer.errors import UsageError
+from ...peer.base.config import DEFAULT_PORT
+from ...peer.base.errors import UsageError
 from .options import Announce, Home, Host, Json, LinkArgument, PlanGpu, PlanPeers, PlanRate, Port, Upnp, config_of
 
 app = typer.Typer(
@@ -53,7 +53,7 @@ def create(
     fleet = Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate)
     config = config_of(home, port=0)
     if link := create_run(file, via, config, typer.echo, keeps=keeps, public=public, model=model, fleet=fleet):
-        from ..keep import keep
+        from ..peers.keep import keep
         from ..volunteer.preferences import load_preferences
 
         config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...peer.config import PeerConfig
+from ...peer.base.config import PeerConfig
 from .options import RunArgument, config_of
 
 app = typer.Typer(
@@ -82,7 +82,7 @@ def resolved(text: str, given: dict[str, Any], *, only_print: bool) -> str:
     A link that is only printed is not looked up: nothing starts from that.
     """
     from ...dht.run.link import JoinLink, is_link
-    from ..agree import Agreement, terminal_reader
+    from ..peers.agree import Agreement, terminal_reader
     from ..runs.listed import manifest_of, run_of
     from ..volunteer.preferences import load_preferences
 

@@ -19,18 +19,18 @@ from rich.console import Console
 
 from ...dht.run.manifest import Manifest, load_manifest
 from ...optim.models.needs import size_of_gpt
-from ...peer.config import PeerConfig
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import LocalError, UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.plain import plain_lines
 from ...peer.identity import Identity, identity_path
-from ...peer.plain import plain_lines
-from ...peer.telemetry import log_path, read_events
-from ..live_view import DemoView
-from ..local_run import HERE, open_run
+from ...peer.log.telemetry import log_path, read_events
 from ..page.page import EarlyPage
-from ..processes import PROCESS_POLL, Killed, Process, Processes
-from ..story import PeerStory
+from ..watch.live_view import DemoView
+from ..watch.story import PeerStory
 from .findings import Findings, summary_of
+from .local_run import HERE, open_run
+from .processes import PROCESS_POLL, Killed, Process, Processes
 
 DEMO_STALL_SECONDS = 180.0
 """Seconds without a finished round or a newcomer after which the demo fails: ten rounds on two busy cores."""

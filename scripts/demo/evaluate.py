@@ -9,11 +9,11 @@ from safetensors.torch import load_model
 from ...dht.run.manifest import Manifest
 from ...optim.data.sources import open_data
 from ...optim.data.tokenizer import find_tokenizer
-from ...optim.evaluating import HeldOutResult, HeldOutText
 from ...optim.models.registry import build_model
-from ...optim.trainer import loss_on
-from ...peer.config import PeerConfig
-from ...peer.errors import LocalError
+from ...optim.train.evaluating import HeldOutResult, HeldOutText
+from ...optim.train.trainer import loss_on
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import LocalError
 
 
 def evaluate_saved(manifest: Manifest, path: Path) -> tuple[HeldOutResult, HeldOutResult]:

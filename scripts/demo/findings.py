@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ..processes import Killed
-from ..story import PeerStory, RoundFacts, bits_per_parameter, rounds_of
+from ..watch.story import PeerStory, RoundFacts, bits_per_parameter, rounds_of
+from .processes import Killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Theory of operation. A *sheet* collects checks: each is passed, failed or does n
 known. The first checks examine this computer with the standard library alone, so that they work even without the
 packages. Then `network` uses the network as `join` would, while a child process (`torch_child`) loads torch, which takes
 longest and may crash. A check without a result at `DEADLINE` has failed. Causes and remedies are those of `join`
-(`peer.troubles`). The doctor writes no files and leaves no process behind.
+(`peer.base.troubles`). The doctor writes no files and leaves no process behind.
 """
 
 import platform
@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from ...peer.config import PeerConfig
-from ...peer.troubles import Trouble
+from ...peer.base.config import PeerConfig
+from ...peer.base.troubles import Trouble
 from .machine import packages_trouble, python_trouble
 from .sheet import DEADLINE, Sheet
 

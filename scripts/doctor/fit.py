@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from ...dht.run.manifest import Manifest
-from ...optim.inner import InnerOptimizers, build_inner
-from ...optim.micro_batches import FASTER, out_of_memory
 from ...optim.models.registry import build_model, vocabulary_of
-from ...optim.trainer import ForwardPass
-from ...peer.config import PeerConfig
+from ...optim.step.inner import InnerOptimizers, build_inner
+from ...optim.step.micro_batches import FASTER, out_of_memory
+from ...optim.train.trainer import ForwardPass
+from ...peer.base.config import PeerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
-from ...peer.troubles import DISK_SHORT, Trouble
+from ...peer.base.troubles import DISK_SHORT, Trouble
 
 OLDEST_PYTHON = (3, 11)
 """As `requires-python` of pyproject.toml, which pip enforces but a checkout on the path does not."""

@@ -18,14 +18,10 @@ from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.versions import VERSION, check_version, is_later
 from ...peer.address import is_web, split_p2p
-from ...peer.config import PeerConfig
-from ...peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
-from ...peer.identity import Identity
-from ...peer.nat import speed
-from ...peer.node.node import Node
-from ...peer.telemetry import Event, Telemetry
-from ...peer.transport import Address, HeldBootstraps, Host, PeerId
-from ...peer.troubles import (
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.transport import Address, HeldBootstraps, Host, PeerId
+from ...peer.base.troubles import (
     LINE_SLOW,
     NO_DIRECTORY,
     NO_NAME,
@@ -38,6 +34,10 @@ from ...peer.troubles import (
     clock_trouble,
     trouble_of,
 )
+from ...peer.identity import Identity
+from ...peer.log.telemetry import Event, Telemetry
+from ...peer.nat import speed
+from ...peer.node.node import Node
 from .sheet import Sheet
 
 DOCTOR_DIAL_TIMEOUT = 6.0

@@ -10,7 +10,7 @@ import trio
 
 from ...dht.run.manifest import SignedManifest
 from ...optim.models.needs import Memory, ModelSize, gigabytes
-from ...peer.troubles import Trouble
+from ...peer.base.troubles import Trouble
 from .sheet import Sheet
 
 

@@ -4,8 +4,8 @@ import json
 import textwrap
 from collections.abc import Callable
 
-from ...peer.plain import plain_text
-from ...peer.troubles import Trouble
+from ...peer.base.plain import plain_text
+from ...peer.base.troubles import Trouble
 
 DEADLINE = 14.0
 """Seconds; with the interpreter's start, 3 s on a busy computer, and the shutdown it ends in less than 20."""

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dht.run.manifest import SignedManifest
-from ...peer.config import PeerConfig
-from ...peer.errors import FlockstepError
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import FlockstepError
 
 
 def main() -> None:
@@ -47,8 +47,8 @@ def _device(name: str) -> dict[str, Any]:
     try:
         import torch
 
-        from ...optim.device import choose_device
-        from ...optim.trainer import device_memory
+        from ...optim.train.device import choose_device
+        from ...optim.train.trainer import device_memory
     except ImportError as error:
         return {"torch": "", "cause": str(error), "remedy": "install torch: pytorch.org names the command for your device"}
     found: dict[str, Any] = {"torch": torch.__version__}
@@ -62,8 +62,8 @@ def _device(name: str) -> dict[str, Any]:
 
 
 def _fits(signed: SignedManifest, device: str, seconds: float) -> Iterator[dict[str, Any]]:
-    from ...optim.device import choose_device
-    from ...optim.precision import name_of, pass_dtype
+    from ...optim.step.precision import name_of, pass_dtype
+    from ...optim.train.device import choose_device
     from .fit import fits
 
     config, chosen = PeerConfig(), choose_device(device)

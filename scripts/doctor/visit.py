@@ -21,12 +21,12 @@ from ...optim.models.needs import (
     round_bytes,
     size_of_gpt,
 )
-from ...peer.background import background
-from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, UsageError, sole_error
+from ...peer.base.background import background
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import NetworkError, UsageError, sole_error
+from ...peer.base.plain import plain_text
+from ...peer.base.troubles import LINE_SLOW, Trouble, duration
 from ...peer.nat.upnp import find_router
-from ...peer.plain import plain_text
-from ...peer.troubles import LINE_SLOW, Trouble, duration
 from .machine import folder_trouble
 from .network import LineRates, NetworkVisit
 from .process import TorchProcess

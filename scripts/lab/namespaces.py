@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...peer.errors import LocalError
+from ...peer.base.errors import LocalError
 
 PREFIX = "fs"
 """What the names of all namespaces begin with, before the id of the process that made them."""

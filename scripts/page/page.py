@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 from ...collectives.picture.snapshot import figures_of
 from ...dht.run.link import JoinLink
-from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError
-from ...peer.plain import plain_text
-from ...peer.telemetry import Telemetry, log_path
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import NetworkError
+from ...peer.base.plain import plain_text
+from ...peer.log.telemetry import Telemetry, log_path
 from ..watch.watching import WatchThread, show_pictures, watched
 from .delta import JsonValue
 from .feed import StablePeers

@@ -11,14 +11,14 @@ from ...dht.directory.interface import Directory
 from ...dht.keys import RUN_KEY
 from ...dht.rendezvous import find_manifest, open_bootstraps
 from ...dht.run.link import MAX_VIA, JoinLink
-from ...peer.background import background
-from ...peer.config import PeerConfig
-from ...peer.errors import FlockstepError, NetworkError, RemoteError, sole_error
+from ...peer.base.background import background
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import FlockstepError, NetworkError, RemoteError, sole_error
+from ...peer.base.transport import Address
 from ...peer.identity import Identity
+from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
-from ...peer.telemetry import Telemetry
-from ...peer.transport import Address
-from ..voters import who_decides
+from ..watch.voters import who_decides
 from .delta import JsonValue
 from .page import RETRY_PERIOD, show_run, unseen
 from .server import PageServer

@@ -26,12 +26,12 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...peer.errors import LocalError
-from ...peer.metrics import is_own_name, split_host_port
+from ...peer.base.errors import LocalError
+from ...peer.log.metrics import is_own_name, split_host_port
+from ...peer.log.telemetry import Telemetry
 from ...peer.quota.origins import UNKNOWN, Origin, Origins, Tally
 from ...peer.quota.refusals import Refusals
 from ...peer.quota.shares import Shares
-from ...peer.telemetry import Telemetry
 from .assets import Asset, load_assets
 from .delta import JsonValue
 from .feed import Feed, Viewer

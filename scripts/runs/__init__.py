@@ -3,6 +3,7 @@
     appoint   `flockstep run appoint`: new voters for a run that has stalled.
     listed    `flockstep runs` and `run list`: the runs that bootstraps list.
     owner     `flockstep run vouch | revoke | ban | pardon | revise`: the statements of an owner.
+    pack      `flockstep data pack`: makes shards of tokens, which volunteers read by a run's link.
     plan      What a run will take on given computers, computed from its `run.toml` before anybody trains.
     run       `flockstep run create | invite | info`, and `flockstep plan`.
     start     `[model] from` of a `run.toml`: a run's first state from a checkpoint or an export.

@@ -17,13 +17,13 @@ from ...dht.members.remembered import Remembered
 from ...dht.rendezvous import fetch_manifest, find_members, visit
 from ...dht.run.link import JoinLink
 from ...dht.run.statements import OwnerStatements
-from ...peer.config import PeerConfig
-from ...peer.errors import LocalError, NetworkError, UsageError
-from ...peer.home_lock import home_lock
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import LocalError, NetworkError, UsageError
+from ...peer.base.home_lock import home_lock
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
+from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
-from ...peer.telemetry import Telemetry, log_path
-from ...peer.transport import PeerId
 
 
 def appoint_voters(text: str, voters: Sequence[PeerId], config: PeerConfig, say: Callable[[str], object]) -> None:

@@ -22,16 +22,16 @@ from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunL
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...optim.models.needs import gigabytes, needs_of, num, size_of_gpt
 from ...peer.address import split_p2p
-from ...peer.config import PeerConfig
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.plain import plain_text
+from ...peer.base.transport import Address, PeerId
 from ...peer.identity import Identity, identity_path
+from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
-from ...peer.plain import plain_text
-from ...peer.telemetry import Telemetry, log_path
-from ...peer.transport import Address, PeerId
 from ...peer.wire.schema import decode
-from ..agree import WHO_MAY_JOIN
+from ..peers.agree import WHO_MAY_JOIN
 
 ANY_RUN = "a" * 52
 """In a link that only names bootstraps."""

@@ -31,14 +31,14 @@ from ...dht.run.statements import (
     OwnerVerb,
     unpack_statements,
 )
-from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.plain import plain_text
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
+from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
-from ...peer.plain import plain_text
-from ...peer.telemetry import Telemetry, log_path
-from ...peer.transport import PeerId
-from ..story import KEEPER_DEVICE
+from ..watch.story import KEEPER_DEVICE
 from ..watch.watching import watched
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What a run will take on given computers, computed from its `run.toml` before anybody trains. Pure.
 
-Theory of operation. From the pace of its rounds (`optim.fit`) and the speed of the computers all else
+Theory of operation. From the pace of its rounds (`optim.train.fit`) and the speed of the computers all else
 follows: the share of time that trains, tokens a day, hours, energy. Each constant names its source.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...dht.run.manifest import Manifest
-from ...optim.fit import MOST_STEPS, TRAINED_SHARE, Pace, pace_of, remedy
 from ...optim.models.needs import ModelSize, encoded_bytes, gigabytes, needs_of, num, round_bytes
-from ...peer.errors import UsageError, did_you_mean
+from ...optim.train.fit import MOST_STEPS, TRAINED_SHARE, Pace, pace_of, remedy
+from ...peer.base.errors import UsageError, did_you_mean
 from ..watch.words import span
 
 PEAK_SHARE = 0.35

@@ -33,20 +33,20 @@ from ...optim.consent import is_hub_id
 from ...optim.data.hub import newest_commit, pinned_source
 from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
 from ...optim.models.needs import ModelSize, check_length, check_vocabulary, size_of_gpt
-from ...optim.pin import PinnedModel, pin_model
 from ...optim.shards.packed import is_packed, pinned_data, seed_folder
 from ...optim.shards.seeding import SEED
+from ...optim.train.pin import PinnedModel, pin_model
 from ...peer.address import split_p2p
-from ...peer.config import PeerConfig
-from ...peer.digest import digest
-from ...peer.disk import user_path, write_whole
-from ...peer.errors import FlockstepError, LocalError, UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.digest import digest
+from ...peer.base.disk import user_path, write_whole
+from ...peer.base.errors import FlockstepError, LocalError, UsageError
+from ...peer.base.plain import SHORT_ID, plain_text
+from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
-from ...peer.plain import SHORT_ID, plain_text
-from ...peer.telemetry import Telemetry, log_path
-from ...peer.transport import PeerId
-from ..voters import describe_voters, how_to_share, who_decides, why_votes
+from ...peer.log.telemetry import Telemetry, log_path
 from ..watch.status import show, status_figures
+from ..watch.voters import describe_voters, how_to_share, who_decides, why_votes
 from ..watch.watching import watched
 from ..watch.words import member_story
 from .listed import how_to_join, list_run
@@ -202,7 +202,7 @@ def _warning_of_data(data: Data) -> str:
     """Return what is wrong with the data, in a line; empty if nothing is, or nothing is known without torch."""
     if find_spec("torch") is None:
         return ""
-    from ...optim.pin import warning_of_data
+    from ...optim.train.pin import warning_of_data
 
     return warning_of_data(data.source)
 

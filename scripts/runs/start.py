@@ -16,14 +16,14 @@ from torch import Tensor
 from ...collectives.chain.chain import start_of_run
 from ...collectives.state import merkle
 from ...collectives.state.checkpoint_file import Draft
+from ...collectives.vector.arrays import Floats
 from ...dht.run.manifest import Model
-from ...optim.flat import FlatLayout
 from ...optim.models.gpt_config import gpt_config
 from ...optim.models.kept import MODEL, load_tensors
 from ...optim.models.registry import build_model
-from ...peer.arrays import Floats
-from ...peer.errors import UsageError
-from ..newest import manifest_beside, open_newest
+from ...optim.step.flat import FlatLayout
+from ...peer.base.errors import UsageError
+from ..checkpoints.newest import manifest_beside, open_newest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

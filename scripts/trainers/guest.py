@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 
-from ...optim.swarm import Swarm, tokens_in
-from ...peer.config import PeerConfig
-from ...peer.digest import keyed
-from ...peer.plain import plain_text
-from ...peer.telemetry import Event
-from ..story import count_of
+from ...optim.train.swarm import Swarm, tokens_in
+from ...peer.base.config import PeerConfig
+from ...peer.base.digest import keyed
+from ...peer.base.plain import plain_text
+from ...peer.log.telemetry import Event
+from ..watch.story import count_of
 
 SAID = (
     *("layout.unpinned", "inner.own_optimizer", "data.order"),

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flockstep.optim.swarm import Swarm
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Event
+from flockstep.optim.train.swarm import Swarm
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.trainers.guest import Guest, count_tokens
 from lightning import pytorch
 from torch import Tensor

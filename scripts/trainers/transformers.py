@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import transformers
-from flockstep.optim.swarm import Swarm
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Event
+from flockstep.optim.train.swarm import Swarm
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.trainers.guest import Guest, count_tokens
 from torch import Tensor, nn
 

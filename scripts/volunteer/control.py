@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import LocalError
-from ...peer.home_lock import home_lock, is_locked
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import LocalError
+from ...peer.base.home_lock import home_lock, is_locked
 
 TRAINING_LOCK = "training.lock"
 """Held by `flockstep join` for as long as it runs, paused or not."""

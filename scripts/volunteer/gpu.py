@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...peer.errors import LocalError
+from ...peer.base.errors import LocalError
 
 if TYPE_CHECKING:
     import torch

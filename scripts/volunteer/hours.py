@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 
 _WINDOW = re.compile(r"(\d{1,2})(?::(\d{2}))?-(\d{1,2})(?::(\d{2}))?")
 MINUTES_OF_A_DAY = 24 * 60

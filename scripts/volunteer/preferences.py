@@ -19,9 +19,9 @@ from typing import Annotated
 from ...dht.run.link import MAX_VIA
 from ...dht.run.settings import faults, from_table, parse_toml, read_toml
 from ...peer.address import split_p2p
-from ...peer.disk import disk_errors
-from ...peer.errors import UsageError, did_you_mean
-from ...peer.transport import Address
+from ...peer.base.disk import disk_errors
+from ...peer.base.errors import UsageError, did_you_mean
+from ...peer.base.transport import Address
 from ...peer.wire.schema import Between, Size
 from .policy import MAX_CELSIUS, MAX_WATTS
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...peer.disk import disk_errors, write_whole
-from ...peer.errors import LocalError, UsageError
+from ...peer.base.disk import disk_errors, write_whole
+from ...peer.base.errors import LocalError, UsageError
 from .units import Job, Line, ServiceFile, launchd_service, systemd_service, windows_service
 
 SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")

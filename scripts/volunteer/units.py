@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import list2cmdline
 from xml.sax.saxutils import escape
 
-from ...peer.errors import UsageError
+from ...peer.base.errors import UsageError
 
 RESTART_PERIOD = 30
 """Seconds between a failure and the next start: a network that is not up yet is, by then."""

@@ -21,11 +21,11 @@ from ...collectives.chain.chain import NOTHING
 from ...collectives.chain.fork_choice import head_of
 from ...dht.members.remembered import Remembered
 from ...dht.run.link import JoinLink
-from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, UsageError
-from ...peer.plain import SHORT_ID, plain_text
-from ...peer.telemetry import Telemetry
-from ...peer.transport import PeerId
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import NetworkError, UsageError
+from ...peer.base.plain import SHORT_ID, plain_text
+from ...peer.base.transport import PeerId
+from ...peer.log.telemetry import Telemetry
 from .snapshot import WHOLE_HISTORY
 from .watching import watched
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from ...collectives.picture.picture import Picture, RunState
 from ...collectives.picture.snapshot import MAX_SNAPSHOT_BYTES, check_snapshot, encode_snapshot
 from ...dht.run.link import JoinLink
-from ...peer.config import PeerConfig
-from ...peer.disk import write_whole
-from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
+from ...peer.base.plain import plain_text
 from ...peer.identity import Identity, identity_path
-from ...peer.plain import plain_text
 from .watching import picture_of
 from .words import progress_words
 

@@ -12,14 +12,14 @@ from rich.text import Text
 from ...collectives.picture.picture import Picture, RunState
 from ...collectives.picture.snapshot import figures_of
 from ...dht.run.link import JoinLink
-from ...peer.config import PeerConfig
-from ...peer.errors import UsageError
-from ...peer.home_lock import HOME_LOCK, is_locked
-from ...peer.plain import plain_text
-from ...peer.telemetry import log_path, read_events
-from ..live_view import peers_table
-from ..story import PeerStory
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import UsageError
+from ...peer.base.home_lock import HOME_LOCK, is_locked
+from ...peer.base.plain import plain_text
+from ...peer.log.telemetry import log_path, read_events
 from ..volunteer.control import TRAINING_LOCK
+from .live_view import peers_table
+from .story import PeerStory
 from .watching import picture_of, show_pictures, watched
 from .words import describe_picture, heading, member_story, progress_words, state_words
 

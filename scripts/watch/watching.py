@@ -11,12 +11,12 @@ from ...collectives.picture.fold import MAX_RECENT
 from ...collectives.picture.picture import Picture
 from ...dht.directory.interface import Directory
 from ...dht.run.link import JoinLink
-from ...peer.background import background
-from ...peer.config import PeerConfig
-from ...peer.errors import FlockstepError
+from ...peer.base.background import background
+from ...peer.base.config import PeerConfig
+from ...peer.base.errors import FlockstepError
+from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
-from ...peer.telemetry import Telemetry, log_path
-from ..voters import who_decides
+from .voters import who_decides
 
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from ...collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble, TroubleKind
 from ...collectives.picture.votes import VotesHere
-from ...peer.plain import SHORT_ID
-from ...peer.transport import Rung
-from ..story import PeerStory
+from ...peer.base.plain import SHORT_ID
+from ...peer.base.transport import Rung
+from .story import PeerStory
 
 TROUBLES_SHOWN = 5
 

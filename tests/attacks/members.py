@@ -16,7 +16,7 @@ from attacks.peer import HONEST, Corrupt, Stand, Train, entry
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.optim.member.border import BLANK, OpenRun, Pulse, TelemetryNotice
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Command, NetworkProcess, Notice
 from support.bootstraps import Bootstrap, publish_run

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
-from flockstep.collectives.lines import CodecChoice
+from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.state.archive import Archive
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round_into
+from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.optim.member import opening
 from flockstep.optim.member.border import (
     BLANK,
@@ -40,12 +41,11 @@ from flockstep.optim.member.border import (
 )
 from flockstep.optim.member.member import Member
 from flockstep.optim.member.participant import Connected, Participant, serve
-from flockstep.peer.arrays import Floats
-from flockstep.peer.digest import keyed
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.transport import PeerId
+from flockstep.peer.log.telemetry import Event
 from flockstep.peer.process.bridge import Channel, Command, Handler
 from flockstep.peer.process.shared import SharedVectors
-from flockstep.peer.telemetry import Event
-from flockstep.peer.transport import PeerId
 from flockstep.scripts.lab.attacks.gradients import Attack, Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, made
 from flockstep.scripts.lab.simulate.harm import careless

@@ -22,13 +22,13 @@ from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.lines import CodecChoice
+from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, NetworkError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.log_file import LogFile
+from flockstep.peer.log.file import LogFile
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire import MAX_CLAIM_BYTES, Accusations, Claim
 from flockstep.peer.wire.schema import encode

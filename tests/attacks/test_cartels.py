@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.codec import FlatSum
+from flockstep.collectives.vector.codec import FlatSum
 from flockstep.peer import wire
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies

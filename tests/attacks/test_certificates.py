@@ -10,13 +10,13 @@ import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate, genesis, value_hash
-from flockstep.collectives.codec import EMPTY
+from flockstep.collectives.vector.codec import EMPTY
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign, verify_signed
 from support.certificates import decided, seats, signed

@@ -11,17 +11,17 @@ import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.allreduce import actions
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.codec import EMPTY
+from flockstep.collectives.vector.codec import EMPTY
 from flockstep.dht.run.admission import Charter, Invitation, Ticket
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Cost, Guard, Standing
 from flockstep.peer.quota.origins import NOWHERE
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm

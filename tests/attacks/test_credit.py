@@ -18,9 +18,9 @@ from flockstep.collectives.visit.watcher import RunWatcher
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer import wire
+from flockstep.peer.base.transport import PeerId
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import decided
 from support.keepers import KeptRun, all_at, in_memory, kept_run

@@ -8,9 +8,9 @@ import pytest
 import trio
 from flockstep.collectives.state import merkle
 from flockstep.peer import wire
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.bulk import Bulk
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 from support.restoring_peer import RestoringPeer, all_of, catch_up
 from support.swarm import SimSwarm, with_swarm

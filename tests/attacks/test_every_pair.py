@@ -23,7 +23,7 @@ from typing import TypeAlias
 import pytest
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.peer import wire
-from flockstep.peer.digest import keyed
+from flockstep.peer.base.digest import keyed
 from flockstep.peer.wire.schema import encode
 from support.rounds import PEERS, PENDING, ConnectedRounds, Fetch, Mail, order_of, signed
 

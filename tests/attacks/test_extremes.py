@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from attacks.voters import founded
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
     columns_of,
@@ -20,9 +19,10 @@ from flockstep.collectives.robust.checks import (
 )
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.robust.sketch import SKETCH_BLOCK, CountSketch, excess
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES
-from flockstep.peer.arrays import Floats
-from flockstep.peer.digest import digest
+from flockstep.peer.base.digest import digest
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.lab.attacks.protocol import computes
 from support.liars import banned, events_of

@@ -11,8 +11,8 @@ from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability import bans, evidence
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.chain.certificate import genesis
-from flockstep.collectives.hints import MAX_HINTS
-from flockstep.collectives.incoming import MAX_WAITS
+from flockstep.collectives.driver.hints import MAX_HINTS
+from flockstep.collectives.driver.incoming import MAX_WAITS
 from flockstep.collectives.round import early
 from flockstep.collectives.round.early import EarlyMessages
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
@@ -21,15 +21,15 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest, keyed
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest, keyed
+from flockstep.peer.base.errors import StreamClosed
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node import bulk
 from flockstep.peer.node import node as node_file
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.signed import sign
 from support.certificates import certify
@@ -181,7 +181,7 @@ def test_a_members_early_messages_stay_within_the_budget() -> None:
 
 
 def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.attempt.EARLY_BYTES", 3000)
+    monkeypatch.setattr("flockstep.collectives.driver.attempt.EARLY_BYTES", 3000)
 
     async def body(swarm: SimSwarm) -> None:
         first, *others = swarm.sims

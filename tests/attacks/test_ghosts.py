@@ -29,16 +29,16 @@ from flockstep.dht.members.vouchers import tag_of, tags_of
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.guard import BURST_SIGNATURES, SIGNATURES_PER_SECOND
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import LOCAL_NETWORKS, GateLimits
 from flockstep.peer.quota.origins import Origins
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52

@@ -11,8 +11,8 @@ import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability.trust import TRUST_WINDOW
 from flockstep.collectives.allreduce.actions import CompareSketch, OutcomeKind
-from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, tables_of
+from flockstep.collectives.vector.codec import CELL, weighted_mean
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.lab.attacks.protocol import computes, lying_owner

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks.values import Lie
 from flockstep.scripts.lab.bench.adversary import AdversaryOptions, Found, run_adversary
 from flockstep.scripts.lab.training.attacked import SIZES

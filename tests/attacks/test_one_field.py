@@ -31,8 +31,8 @@ from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import Outcome
 from flockstep.collectives.chain.certificate import open_value
 from flockstep.peer import wire
-from flockstep.peer.digest import DIGEST_BYTES
-from flockstep.peer.errors import FlockstepError
+from flockstep.peer.base.digest import DIGEST_BYTES
+from flockstep.peer.base.errors import FlockstepError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import Between, Size, decode, encode
 from flockstep.peer.wire.signed import sign

@@ -9,9 +9,9 @@ import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability import conduct, trust
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, newcomer_record
-from flockstep.optim.pace import Pace
+from flockstep.optim.step.pace import Pace
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire import Certificate
 from support.certificates import certify
 from support.keepers import KeptRun, all_at, in_memory, kept_run, key

@@ -12,8 +12,8 @@ from flockstep.collectives.accountability.bans import MAX_EARLY_CARRIERS
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.chain.certificate import certificate_hash
-from flockstep.collectives.codec import Codec
-from flockstep.collectives.lines import CodecChoice
+from flockstep.collectives.vector.codec import Codec
+from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire

@@ -16,11 +16,11 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.optim.member.catch_up import PROOF_PATIENCE
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 from support.certificates import grow
 from support.migrants import PHASE, Town, found, in_town, wait_for
 from support.restoring_peer import RestoringPeer, catch_up, run_rounds

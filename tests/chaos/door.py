@@ -23,12 +23,12 @@ from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.address import split_p2p
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import FlockstepError, NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import FlockstepError, NetworkError
+from flockstep.peer.base.transport import PeerId, Rung
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import PeerId, Rung
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr

@@ -26,14 +26,14 @@ from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.directory.messages import Message, about
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import FlockstepError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import FlockstepError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import ASK, _packet, message_packet
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, StopMessage

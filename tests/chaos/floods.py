@@ -19,12 +19,12 @@ import trio
 from chaos.door import ERRORS, NOT_EXEMPT, Door, connect, newcomer_finds, one_member, stranger
 from flockstep.dht.directory.messages import Message, about
 from flockstep.dht.run.link import JoinLink
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.host import Libp2pHost
 from flockstep.peer.libp2p.stream import CONNECTION_ERRORS
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, Question
 from flockstep.peer.nat.speed import SPEED_PROTOCOL, Piece
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import encode
 from libp2p.kad_dht.common import PROTOCOL_ID as KAD

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from chaos.seeded import mean_hash
-from flockstep.collectives.codec import CELL
+from flockstep.collectives.vector.codec import CELL
 from support.commands import Command
 
 Event: TypeAlias = dict[str, Any]

@@ -17,21 +17,21 @@ import numpy as np
 import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, FlatSum
-from flockstep.collectives.contribution import Averaged, Contribution
+from flockstep.collectives.driver.averager import Averager
+from flockstep.collectives.driver.contribution import Averaged, Contribution
 from flockstep.collectives.spec import Spec
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, FlatSum
 from flockstep.dht.run.admission import Charter
 from flockstep.optim.member.apply import decode_outputs, spans
-from flockstep.peer.arrays import Floats
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.node.bulk import Blob
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Certificate, Members, MembersAsk
 from flockstep.peer.wire.framing import MAX_FRAME_BYTES
 from flockstep.peer.wire.schema import decode, encode

@@ -5,11 +5,11 @@ from functools import cache, lru_cache
 
 import numpy as np
 from flockstep.collectives.accountability.trust import token_weights
-from flockstep.collectives.codec import CELL, Codec, codec_named
 from flockstep.collectives.robust.rule import Weighting
 from flockstep.collectives.robust.rules import MEAN
-from flockstep.peer.arrays import Floats
-from flockstep.peer.digest import digest
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, Codec, codec_named
+from flockstep.peer.base.digest import digest
 
 RUN = "c" * 52
 """The id of the run that all peers of chaos take part in."""

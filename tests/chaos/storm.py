@@ -28,9 +28,9 @@ from pathlib import Path
 
 import psutil
 from flockstep.peer.identity import Identity, identity_path
-from flockstep.peer.telemetry import Event, log_path, read_events
-from flockstep.scripts.local_run import HERE, open_run
-from flockstep.scripts.processes import Process, Processes, descendants
+from flockstep.peer.log.telemetry import Event, log_path, read_events
+from flockstep.scripts.demo.local_run import HERE, open_run
+from flockstep.scripts.demo.processes import Process, Processes, descendants
 
 KILL_EVERY, STOP_EVERY = 30.0, 60.0
 """Seconds: a mean, and a period."""

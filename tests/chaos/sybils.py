@@ -22,13 +22,13 @@ from flockstep.collectives.chain.voters import electorate_after
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import MemberTable
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import keyed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import sign
 from flockstep.scripts.lab.simulate.options import SimulateOptions, Span
 from flockstep.scripts.lab.simulate.peer import SIM_RUN

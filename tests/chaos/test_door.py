@@ -21,8 +21,8 @@ from chaos.door import (
 from chaos.floods import FLOODS, LIMITED, persist
 from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.errors import ConnectFailed
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.base.errors import ConnectFailed
+from flockstep.peer.log.telemetry import Telemetry
 from support.bootstraps import publish_run
 from support.loopback import LOOPBACK
 from support.trainers import RUN

@@ -9,9 +9,9 @@ import pytest
 from chaos.door import free_port
 from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed
+from flockstep.peer.log.telemetry import Event, Telemetry
 from support.bootstraps import Bootstrap, publish_run
 from support.trainers import RUN, Trainer
 

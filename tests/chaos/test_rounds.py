@@ -10,8 +10,8 @@ import pytest
 from chaos.chaos import Chaos, Strike
 from chaos.group import Group, Report
 from chaos.packets import Networks
-from flockstep.collectives.codec import CELL
-from flockstep.peer.errors import LocalError
+from flockstep.collectives.vector.codec import CELL
+from flockstep.peer.base.errors import LocalError
 
 NUM_PEERS = 4
 NUM_CELLS = 64

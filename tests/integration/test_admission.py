@@ -10,10 +10,10 @@ from flockstep.dht.run.admission import Invitation, Ticket
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.optim.member.reach import reach_run
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity, identity_path
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.runs.owner import state_as_owner
 from flockstep.scripts.runs.run import invite, run_info
 from support.trainers import RUN, Trainer

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run
 from integration.test_keep import HERE, event_of, join, processes

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 from flockstep.scripts.lab.bench import worker
 from flockstep.scripts.lab.bench.peer import BenchPeer, identity_of
 from flockstep.scripts.lab.bench.worker import WorkerAnswer

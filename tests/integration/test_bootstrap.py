@@ -16,12 +16,12 @@ from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.published import validate_published
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.address import split_p2p
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.home_lock import home_lock
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.home_lock import home_lock
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
-from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
+from flockstep.peer.log.telemetry import Event, Telemetry, log_path, read_events
+from flockstep.scripts.peers.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap, publish_run
 from support.commands import Command, flockstep
 from support.loopback import LOOPBACK
@@ -128,8 +128,8 @@ async def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_process_says_where_it_is_and_leaves_when_told(tmp_path: Path, number: signal.Signals) -> None:
     command = (
-        "from pathlib import Path; from flockstep.peer.config import PeerConfig; "
-        "from flockstep.scripts.bootstrap import BootstrapOptions, run_bootstrap; "
+        "from pathlib import Path; from flockstep.peer.base.config import PeerConfig; "
+        "from flockstep.scripts.peers.bootstrap import BootstrapOptions, run_bootstrap; "
         f"run_bootstrap(PeerConfig(home=Path({str(tmp_path)!r}), host='127.0.0.1', port=0), BootstrapOptions(),"
         " lambda line: print(line, flush=True))"
     )

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer import host as host_file
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed
+from flockstep.peer.base.transport import Address
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Address
+from flockstep.peer.log.telemetry import Event, Telemetry
 from support.loopback import LOOPBACK
 
 SOMEBODY = Identity.from_seed(bytes(32)).peer_id

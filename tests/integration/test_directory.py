@@ -18,12 +18,12 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.directory.messages import Message, add_peer_to, binary_id, peers_of
 from flockstep.dht.directory.store import Entry
 from flockstep.dht.published import validate_published
-from flockstep.peer.errors import LocalError, NetworkError, NoRightToVote, ProtocolViolation
+from flockstep.peer.base.errors import LocalError, NetworkError, NoRightToVote, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
-from flockstep.peer.telemetry import Event, Telemetry
 from multiaddr import Multiaddr
 from support.loopback import LOOPBACK
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.scripts.cli import main
-from flockstep.scripts.processes import descendants, running
+from flockstep.scripts.demo.processes import descendants, running
 from support.bootstraps import TINY_RUN, Bootstrap, publish_run
 from support.connect_proxy import connect_proxy
 from support.tls import Authority

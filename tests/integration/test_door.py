@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed, NetworkError, StreamClosed
 from flockstep.peer.bootstrap.relay_server import PIECE, RELAY_BURST_SECONDS, Throttle
 from flockstep.peer.bootstrap.server import BootstrapServer
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import gate
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from support.loopback import ECHO, echo
 
 NOT_EXEMPT = ("192.0.2.0/24",)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN
 from support.commands import flockstep

@@ -24,19 +24,19 @@ from flockstep.dht.keys import run_key
 from flockstep.dht.rendezvous import find_manifest, open_bootstraps
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed, FlockstepError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed, FlockstepError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import tcp
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat import bootstraps, diagnose
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, Dialback
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.doctor.network import NetworkVisit
 from flockstep.scripts.doctor.sheet import Sheet
-from flockstep.scripts.join import describe_event
+from flockstep.scripts.peers.join import describe_event
 from support.loopback import LOOPBACK
 
 FOR_EVER = replace(LOOPBACK, dial_timeout=math.inf)

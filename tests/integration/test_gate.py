@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import gate
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.quota.origins import Origin, Rates
 from flockstep.peer.quota.shares import Shares
 from flockstep.peer.strangers.frames import TURN, carrier
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.yamux.machine import HEADER, UPDATE
 from support.real_time import over_sockets
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import trio
 from flockstep.dht.directory.kademlia import open_directory
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.gate import OTHER_KEY
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from libp2p.crypto.rsa import create_new_key_pair
 from libp2p.peer.id import ID
 from libp2p.utils.varint import encode_varint_prefixed

@@ -18,9 +18,9 @@ from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import fetch_manifest, publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from support.loopback import LOOPBACK
 

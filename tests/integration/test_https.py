@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import ConnectFailed
+from flockstep.peer.base.transport import Rung
+from flockstep.peer.base.troubles import BAD_PROXY, PROXY_GONE, PROXY_REFUSES, PROXY_WANTS_LOGIN, REFUSED, UNTRUSTED
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https import proxy
 from flockstep.peer.https.certificate import TlsCertificate
 from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat import bootstraps
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung
-from flockstep.peer.troubles import BAD_PROXY, PROXY_GONE, PROXY_REFUSES, PROXY_WANTS_LOGIN, REFUSED, UNTRUSTED
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.connect_proxy import ConnectProxy, connect_proxy, pump

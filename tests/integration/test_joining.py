@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from flockstep import PeerConfig, Swarm
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from support.bootstraps import kept
 from support.commands import Command
 from support.trainers import RUN, Trainer

@@ -11,14 +11,14 @@ import flockstep
 import pytest
 import trio
 from flockstep.dht.directory.kademlia import open_directory
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.https.certificate import TlsCertificate
 from flockstep.peer.https.serve import WebPlace
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.gate import OTHER_KEY
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from support.tls import Authority
 
 PACKAGES = Path(sys.prefix) / "js"

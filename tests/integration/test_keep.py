@@ -12,8 +12,8 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.models.kept import save_tensors
 from flockstep.optim.models.registry import build_model
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN, Bootstrap

@@ -20,9 +20,9 @@ from flockstep.optim.data.datasets import Units, source_of, units_of
 from flockstep.optim.data.leases import EPOCHS_AHEAD, MAX_DONE, MAX_EPOCH, Lease, Share
 from flockstep.optim.member.share import read_share
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from support.trainers import PATIENCE, RUN, TRUTH, Trainer, dataset, run_rounds
 from torch import Tensor

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.stream import CONNECTION_ERRORS
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat import dialback
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.nat.upgrade import is_relayed
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import encode
 from libp2p.peer.id import ID

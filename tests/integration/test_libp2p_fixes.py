@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.errors import LocalError, StreamClosed
+from flockstep.peer.base.errors import LocalError, StreamClosed
+from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import fixes
 from flockstep.peer.libp2p.tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.strangers.frames import FIRST_WINDOW, MAX_WINDOW
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.yamux import muxer
 from flockstep.peer.yamux.machine import HEADER, PING, SYN
 from libp2p.io.exceptions import ConnectionClosedError

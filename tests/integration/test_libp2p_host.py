@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, ProtocolViolation, StreamClosed, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import (
+    ConnectFailed,
+    LocalError,
+    NetworkError,
+    ProtocolViolation,
+    StreamClosed,
+    UsageError,
+)
+from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.packets import PACKETS
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
 from libp2p.peer.id import ID
 from support.loopback import ECHO, LOOPBACK, echo
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.transport import Rung
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.listen import interfaces
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung
 from multiaddr import Multiaddr
 from support.loopback import LOOPBACK
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.packets import PACKETS
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from libp2p.peer.id import ID

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.errors import StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import tcp
 from flockstep.peer.libp2p.dial import tcp_stream
 from flockstep.peer.libp2p.liveness import LOOK_INTERVAL, SILENT_LOOKS, shows_life
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
+from flockstep.peer.log.telemetry import Event, Telemetry
 from support.loopback import ECHO, LOOPBACK
 
 SO_ATTACH_FILTER = 26

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
-from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
+from flockstep.peer.base.errors import MalformedMessage, NetworkError, StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat import speed
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given

@@ -24,15 +24,15 @@ from flockstep.dht.rendezvous import open_bootstrap_host, open_bootstraps
 from flockstep.dht.run.link import JoinLink
 from flockstep.optim.member.reach import reach_run
 from flockstep.peer.address import split_p2p
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError, NetworkError, UsageError, sole_error
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import LocalError, NetworkError, UsageError, sole_error
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
-from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
+from flockstep.scripts.peers.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap
 from support.certificates import certify
 from support.commands import Command, flockstep

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from flockstep import PeerConfig, Swarm
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Event
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event
 from support.trainers import RUN, TRUTH
 from torch import Tensor, nn
 

@@ -10,12 +10,12 @@ from flockstep import Swarm
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.optim.trainer import join_run
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.optim.train.trainer import join_run
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.agree import Agreement
+from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.scripts.peers.agree import Agreement
 from flockstep.scripts.runs.owner import revise_run, state_as_owner
 from flockstep.scripts.runs.run import create_run, run_info
 from support.bootstraps import TINY_RUN

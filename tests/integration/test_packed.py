@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.run.manifest import load_manifest
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import kept
 from support.commands import Command, flockstep

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from flockstep.collectives.picture.fold import KEEPS
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.troubles import NEEDS_PROGRAM
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.page.delta import operations_between
 from flockstep.scripts.page.server import PageServer
 from support.fake_runs import FakeRun, peer_id

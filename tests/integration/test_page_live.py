@@ -10,13 +10,13 @@ from urllib.request import urlopen
 import pytest
 import trio
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
-from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
-from flockstep.scripts.local_run import START_SECONDS
+from flockstep.peer.log.telemetry import Event, Telemetry, log_path, read_events
+from flockstep.scripts.demo.local_run import START_SECONDS
+from flockstep.scripts.demo.processes import Processes
 from flockstep.scripts.page import page, runs
-from flockstep.scripts.processes import Processes
+from flockstep.scripts.peers.bootstrap import BootstrapOptions, keep_bootstrap
 from flockstep.scripts.runs.listed import list_run
 from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from flockstep.dht.run.link import JoinLink
-from flockstep.scripts.agree import SOURCES_FILE
+from flockstep.scripts.peers.agree import SOURCES_FILE
 from support.commands import Command
 
 RUN = """

@@ -14,7 +14,7 @@ import pytest
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.telemetry import Telemetry, log_path, read_events
+from flockstep.peer.log.telemetry import Telemetry, log_path, read_events
 from flockstep.peer.wire.signed import verify_signed
 from support.bootstraps import TINY_RUN
 from support.commands import Command

@@ -13,9 +13,9 @@ from flockstep import Swarm
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import load_manifest
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
-from flockstep.peer.troubles import NEEDS_PROGRAM
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from flockstep.scripts.runs.run import create_run

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from flockstep.dht.run.manifest import load_manifest
 from flockstep.optim.data.tokenizer import hash_of
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import kept
 from support.commands import flockstep

@@ -17,11 +17,13 @@ from chaos.edge import victim as fuzzed
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.directory.messages import Message, MessageReader, send
 from flockstep.dht.directory.server import MAX_QUESTION_BYTES
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.errors import StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.gate import OTHER_KEY
 from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
 from flockstep.peer.nat.speed import SPEED_PROTOCOL
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
@@ -30,8 +32,6 @@ from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
 from flockstep.peer.strangers.identify import MAX_IDENTIFY_BYTES, MAX_LISTENED, MAX_PROTOCOLS
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL, PINGS_BURST_SECONDS, PINGS_PER_SECOND
 from flockstep.peer.strangers.streams import FEW, QUESTION_BYTES, few_of_each
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
 from flockstep.peer.yamux.machine import DATA, HEADER
 from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host

@@ -9,13 +9,13 @@ import pytest
 from flockstep.dht.directory import server as directory_server
 from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.directory.messages import Message, MessageReader, about, send
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
-from flockstep.peer.telemetry import Telemetry
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.kad_dht.common import PROTOCOL_ID

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from flockstep import PeerConfig, StepReport, Swarm
-from flockstep.collectives.codec import CELL
-from flockstep.peer.telemetry import Event
+from flockstep.collectives.vector.codec import CELL
+from flockstep.peer.log.telemetry import Event
 from support.trainers import RUN, network_pid
 from torch import nn
 

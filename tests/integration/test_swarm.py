@@ -15,10 +15,10 @@ import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.layout import UNPINNED
-from flockstep.optim.evaluating import HeldOutResult
 from flockstep.optim.models.needs import Memory
-from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.optim.train.evaluating import HeldOutResult
+from flockstep.peer.base.errors import FlockstepError, NetworkError, UsageError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import verify_signed
 from support.trainers import RUN, TRUTH, Trainer, run_rounds
 from torch import nn
@@ -71,7 +71,7 @@ def test_vectors_that_do_not_fit_into_the_memory_lie_in_a_file_without_a_name(
         raise OSError(errno.ENOMEM, "Cannot allocate memory")  # As in a container with a limit below the free memory.
 
     monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
-    monkeypatch.setattr("flockstep.optim.swarm.memory", lambda: Memory(free, free))
+    monkeypatch.setattr("flockstep.optim.train.swarm.memory", lambda: Memory(free, free))
     peer = Trainer(publish(RUN.format(rounds=2, peers=1)), tmp_path, 0)
     run_rounds([peer])
     assert [event["round"] for event in peer.named("round.done")] == [1, 2]

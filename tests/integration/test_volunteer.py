@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from flockstep.peer.telemetry import log_path, read_events
+from flockstep.peer.log.telemetry import log_path, read_events
 from support.bootstraps import TINY_RUN
 from support.commands import Command, flockstep
 
@@ -204,7 +204,7 @@ def test_wandb_offline_gets_the_points(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     link = "flockstep://" + "a" * 52 + "?via=/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     script = (
-        "import sys; from pathlib import Path; from flockstep.scripts.loggers import open_loggers; "
+        "import sys; from pathlib import Path; from flockstep.scripts.peers.loggers import open_loggers; "
         "loggers = open_loggers(['wandb:tests'], Path(sys.argv[1]), sys.argv[2]); "
         "failure = loggers.take({'event': 'step', 'step': 1, 'loss': 2.0}); "
         "print(repr(failure + loggers.close()))"

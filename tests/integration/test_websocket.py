@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, UsageError
+from flockstep.peer.base.errors import ConnectFailed, LocalError, NetworkError, UsageError
+from flockstep.peer.base.transport import Rung, Stream
+from flockstep.peer.base.troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED, WRONG_PEER
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.https import serve
 from flockstep.peer.https.certificate import TlsCertificate
@@ -18,11 +20,9 @@ from flockstep.peer.https.serve import NO_REQUEST, WebPlace
 from flockstep.peer.https.websocket import READ_BYTES, WebStream
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.tcp import TrafficMeter
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, ask
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
-from flockstep.peer.troubles import NO_TLS, NO_WEBSOCKET, UNTRUSTED, WRONG_PEER
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.loopback import ECHO, LOOPBACK, echo, until

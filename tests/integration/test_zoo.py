@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.scripts.export import export
+from flockstep.scripts.checkpoints.export import export
 from safetensors.torch import load_file
 from support.trainers import PATIENCE, RUN
 from support.zoo import IN_THE_GATE, ZOO, Animal, Batch, Tamer

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, FlatSum, codec_named
-from flockstep.collectives.contribution import Contribution
+from flockstep.collectives.driver.averager import Averager
+from flockstep.collectives.driver.contribution import Contribution
 from flockstep.collectives.spec import Spec
+from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
 from flockstep.dht.run.admission import Charter
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 
 PEERS = 4
 IDENTITIES = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(PEERS)]

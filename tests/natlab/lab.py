@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from flockstep.scripts.lab.namespaces import Namespaces, ShapedLine, check_namespaces, run_program
 
 HERE = Path(__file__).parent

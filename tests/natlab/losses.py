@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, log_path, read_events
+from flockstep.peer.log.telemetry import Event, log_path, read_events
 
 BESIDE = ("dial.", "gossip.", "member.", "phase.", "reachability.", "relay.", "upnp.")
 """Events of what goes on beside a round: their reasons are none for a loss in it."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import trio
 from flockstep.peer.address import split_p2p
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError
+from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream
+from flockstep.peer.log.telemetry import Event, Telemetry
 
 ECHO = "/natlab/echo/1"
 MEGABYTE = 1 << 20

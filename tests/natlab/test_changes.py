@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from flockstep.peer.transport import Rung
+from flockstep.peer.base.transport import Rung
 from natlab.lab import Home, Lab
 from natlab.people import Person, start_bootstrap
 

@@ -21,9 +21,9 @@ PATIENCE = 120.0
 FULL_RELAY = """
 import sys
 from pathlib import Path
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.scripts.bootstrap import BootstrapOptions, run_bootstrap
+from flockstep.scripts.peers.bootstrap import BootstrapOptions, run_bootstrap
 options = BootstrapOptions(limits=BootstrapLimits(reservations=0))
 run_bootstrap(PeerConfig(home=Path(sys.argv[1])), options, lambda line: print(line, flush=True))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.peer.transport import Rung
+from flockstep.peer.base.transport import Rung
 from natlab.lab import PROXY_PORT, Home, Lab, environment
 from natlab.people import Person, start_bootstrap
 from natlab.test_training import command, publish

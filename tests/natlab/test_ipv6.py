@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flockstep.peer.transport import Rung
+from flockstep.peer.base.transport import Rung
 from natlab.lab import Home, Lab
 from natlab.people import Person, start_bootstrap
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, log_path, read_events
+from flockstep.peer.log.telemetry import Event, log_path, read_events
 from natlab.lab import Home, Lab, environment
 from natlab.losses import losses
 from natlab.people import start_bootstrap

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.peer.transport import Rung
+from flockstep.peer.base.transport import Rung
 from natlab.lab import Home, Lab, environment
 from natlab.people import Person, start_bootstrap
 

@@ -15,7 +15,7 @@ from flockstep.collectives.visit.polls import Appointed, Poll, appoint, ask_poll
 from flockstep.collectives.visit.watcher import RunWatcher
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer import wire
-from flockstep.peer.errors import NetworkError, UsageError
+from flockstep.peer.base.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode

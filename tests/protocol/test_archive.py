@@ -18,8 +18,8 @@ from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE, Draf
 from flockstep.collectives.state.move import is_moving
 from flockstep.collectives.state.transfer import ask_offers
 from flockstep.optim.member.apply import leaf_step
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.wire import StateAsk

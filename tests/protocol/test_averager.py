@@ -16,14 +16,14 @@ from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate, check_votes
 from flockstep.collectives.chain.kept_outputs import index_of
 from flockstep.collectives.chain.quorum import drawn_for
-from flockstep.collectives.contribution import Averaged
-from flockstep.collectives.hints import SENDERS
+from flockstep.collectives.driver.contribution import Averaged
+from flockstep.collectives.driver.hints import SENDERS
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import ProtocolViolation, RemoteError
+from flockstep.peer.base.errors import ProtocolViolation, RemoteError
+from flockstep.peer.log.telemetry import Event
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.bulk import Blob
-from flockstep.peer.telemetry import Event
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
@@ -426,7 +426,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 def test_contributions_beyond_the_limit_of_an_owner_lie_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("flockstep.collectives.attempt.memory_for_parts", lambda own: own // 2)  # 2.5 parts of 5.
+    monkeypatch.setattr("flockstep.collectives.driver.attempt.memory_for_parts", lambda own: own // 2)  # 2.5 parts of 5.
     held: dict[str, dict[tuple[int, int], Blob]] = {}
 
     def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:

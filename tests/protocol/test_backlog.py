@@ -5,17 +5,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import StreamClosed
+from flockstep.peer.base.transport import Stream, Transport
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.stream import STREAM_WINDOW
 from flockstep.peer.node import bulk, node
 from flockstep.peer.node.bulk import BULK_PROTOCOL
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import ASK, MAX_OPEN_ASKS, SESSION_PROTOCOL, _packet
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream, Transport
 from flockstep.peer.wire.framing import frame
 
 SERVER, READER, OTHER = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))

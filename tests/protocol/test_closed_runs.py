@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.chain.chain import position_after
-from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import leaves, state_root
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
@@ -23,12 +23,12 @@ from flockstep.dht.rendezvous import find_members
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.optim.member.apply import leaf_step
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 from support.certificates import RUN, certify
 from support.swarm import OUTER
 

@@ -12,11 +12,11 @@ from flockstep.dht.members.gossip import NEIGHBOURS, Gossip
 from flockstep.dht.members.table import LIFETIME, MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 
 run_test = run_virtual
 

@@ -8,9 +8,9 @@ import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.hivemind.directory import JoinedDirectories, all_directories
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.errors import NetworkError, UsageError
+from flockstep.peer.base.errors import NetworkError, UsageError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.telemetry import Event, Telemetry
 
 HERE = ("/memory/me",)
 

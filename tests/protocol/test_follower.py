@@ -15,13 +15,13 @@ from flockstep.dht.directory.store import Entry, Store
 from flockstep.dht.keys import head_key, named_key, run_key
 from flockstep.dht.run.manifest import SignedManifest
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.bootstrap import _known_charter
+from flockstep.scripts.peers.bootstrap import _known_charter
 from support.certificates import certify
 from support.keepers import kept_run, key
 from support.light import KEEPERS, SIGNED, chain_of, mark_of

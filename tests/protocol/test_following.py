@@ -7,10 +7,10 @@ import pytest
 import trio
 from flockstep.dht.run.revision import UNREVISED, Revision, revised, settings_of
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
-from flockstep.peer.errors import CannotFollow
+from flockstep.peer.base.errors import CannotFollow
 from flockstep.peer.memory.network import run_virtual
-from flockstep.scripts import unfollowed
-from flockstep.scripts.unfollowed import Watch
+from flockstep.scripts.peers import unfollowed
+from flockstep.scripts.peers.unfollowed import Watch
 from support.keepers import KeptRun, Peer, in_memory, kept_run, key
 from support.revisions import NAMES, WALKED
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.losses import Losses
 from flockstep.collectives.state.archive import LOSSES_FILE
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.telemetry import Telemetry
 from support.keepers import CELLS, KeptRun, all_at, in_memory, kept_run
 
 FRAGMENTS = 3

@@ -56,17 +56,17 @@ from flockstep.collectives.chain.certificate import (
     value_hash,
 )
 from flockstep.collectives.chain.voters import electorate_after
-from flockstep.collectives.codec import EMPTY, codec_named
 from flockstep.collectives.robust.checks import commitment, num_bytes, seed_of
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.gather import mark_of
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.collectives.spec import Terms
+from flockstep.collectives.vector.codec import EMPTY, codec_named
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.digest import keyed
-from flockstep.peer.errors import ProtocolViolation, RemoteError
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -11,11 +11,11 @@ from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import LIFETIME, PAGE, MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 
 RUN = "a" * 52
 ANNA, BERT, CARL, DORA = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3, 4))

@@ -14,11 +14,11 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError, UsageError, sole_error
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError, UsageError, sole_error
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.signed import sign
 from support.certificates import certify
 from support.migrants import PHASE, Town, found, in_town, wait_for

@@ -13,14 +13,14 @@ import trio
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.chain.packed import unpack_certificate
-from flockstep.collectives.codec import CELL, Codec
+from flockstep.collectives.vector.codec import CELL, Codec
 from flockstep.dht.keys import head_key
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import sign
 from support.keepers import CELLS, MODEL, PHASE_SECONDS, KeptRun, Peer, all_at, in_memory, kept_run, key
 

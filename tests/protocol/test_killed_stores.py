@@ -11,11 +11,12 @@ import pytest
 from flockstep.collectives.accountability.appointing import AppointmentRecord
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
-from flockstep.peer import telemetry, wire
-from flockstep.peer.errors import LocalError
+from flockstep.peer import wire
+from flockstep.peer.base.errors import LocalError
 from flockstep.peer.identity import Identity
-from flockstep.peer.log_file import LogFile
-from flockstep.peer.telemetry import Telemetry, read_events
+from flockstep.peer.log import telemetry
+from flockstep.peer.log.file import LogFile
+from flockstep.peer.log.telemetry import Telemetry, read_events
 from support.killed_lives import Killer
 
 RUN = "a" * 52

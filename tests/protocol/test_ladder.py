@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import trio
 import trio.testing
+from flockstep.peer.base.transport import Address, PeerId, Rung
 from flockstep.peer.libp2p.ladder import STAGGER, Climb
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Address, PeerId, Rung
+from flockstep.peer.log.telemetry import Event, Telemetry
 
 RELAY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 LAN = "/ip4/192.168.1.7/tcp/4001"

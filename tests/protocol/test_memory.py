@@ -6,12 +6,12 @@ import weakref
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.errors import ProtocolViolation, StreamClosed
+from flockstep.peer.base.errors import ProtocolViolation, StreamClosed
+from flockstep.peer.base.transport import EagerStream, Rung, Stream, Traffic
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.memory.stream import SEGMENT, STREAM_WINDOW
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import EagerStream, Rung, Stream, Traffic
 from support.memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.errors import ConnectFailed, StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import MemoryNetwork
-from flockstep.peer.transport import Stream
 from support.memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 
 

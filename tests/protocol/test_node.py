@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.node import bulk, session
@@ -21,8 +23,6 @@ from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.node.guard import BURST
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import message_packet
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 
 A, B, C = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))

@@ -17,13 +17,13 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import STATEMENTS_PER_PAGE, OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 
 RUN = "a" * 52
 OWNER, ANNA, BERT, CARL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))

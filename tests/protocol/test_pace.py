@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import DeadlineExceeded, NetworkError, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import DeadlineExceeded, NetworkError, UsageError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.bulk import ROUND_FIRST_SECONDS
 from flockstep.peer.node.file_blob import BLOB_PIECE_BYTES, FileBlob
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT, CLEO = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 DATA = bytes(range(256)) * (8 * BLOB_PIECE_BYTES // 256)

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import trio
 from flockstep.collectives.chain.certificate import value_of
-from flockstep.collectives.lines import StatedLines
-from flockstep.collectives.partition import split
 from flockstep.collectives.round.gather import refusal
+from flockstep.collectives.vector.lines import StatedLines
+from flockstep.collectives.vector.partition import split
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import banned, events_of, lies

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate
+from flockstep.peer.base.transport import Climber
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.transport import Climber
 from flockstep.peer.wire.signed import verify_signed
 from support.swarm import SimPeer, SimSwarm, all_at_once, with_swarm
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from flockstep.collectives.relays import (
+from flockstep.collectives.driver.relays import (
     MAX_OTHER_PAIRS,
     MAX_PAIRS,
     MAX_PASSED_BYTES,
@@ -15,11 +15,11 @@ from flockstep.collectives.relays import (
     Relays,
 )
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import sign
 
 RUN = "run"

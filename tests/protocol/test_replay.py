@@ -14,13 +14,13 @@ from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
-from flockstep.collectives.codec import codec_named
 from flockstep.collectives.state import head_proofs
+from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.run.admission import OPEN
-from flockstep.optim.outer import OuterSettings
+from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed

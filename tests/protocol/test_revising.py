@@ -11,10 +11,10 @@ import pytest
 import trio
 from flockstep.collectives.allreduce.actions import Setup
 from flockstep.collectives.chain.certificate import settings_after, signed_in, value_of
-from flockstep.collectives.codec import codec_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.gather import refusal
 from flockstep.collectives.round.vote import Vote
+from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.members.owner_log import OWNER_PERIOD
 from flockstep.dht.run.manifest import Manifest
 from flockstep.dht.run.revision import open_revision, why_not_revise

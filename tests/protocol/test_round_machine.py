@@ -38,7 +38,7 @@ from flockstep.collectives.round.machine import RESTARTS, Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st

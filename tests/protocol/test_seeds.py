@@ -14,16 +14,16 @@ from flockstep.optim.data.tokenizer import files_folder, hash_of
 from flockstep.optim.shards.index import ShardIndex
 from flockstep.optim.shards.seeding import HELD_SECONDS, SCAN_SECONDS, SEED, STALL_SECONDS, Seeds, shards_folder
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.disk import write_whole
-from flockstep.peer.errors import LocalError, NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.disk import write_whole
+from flockstep.peer.base.errors import LocalError, NetworkError
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node import bulk
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 from support.packed import packed, train_tokenizer
 

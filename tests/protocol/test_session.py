@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import MalformedMessage, NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import MalformedMessage, NetworkError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.stream import SEGMENT, MemoryStream
 from flockstep.peer.node import session
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import message_packet, unpack_message
-from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
 

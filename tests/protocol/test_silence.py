@@ -5,17 +5,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import StreamClosed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import StreamClosed
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.node import bulk
 from flockstep.peer.node.node import MAX_MISSED_BEATS, Node
 from flockstep.peer.node.session import SESSION_PROTOCOL, message_packet
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
 
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

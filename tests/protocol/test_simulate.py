@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.attempt import Attempt
+from flockstep.collectives.driver.attempt import Attempt
 from flockstep.collectives.robust.rule import Floats64, Weighting
 from flockstep.optim.member.apply import OuterState
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.cli import main
 from flockstep.scripts.lab.simulate.options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.lab.simulate.report import Report
@@ -194,7 +194,7 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
     def lose_one(*, weights: Floats64, flagged: dict[int, str]) -> Weighting:
         return Weighting(weights=np.hstack([0 * weights[:, :1], weights[:, 1:]]), flagged=flagged)
 
-    monkeypatch.setattr("flockstep.collectives.attempt.Weighting", lose_one)
+    monkeypatch.setattr("flockstep.collectives.driver.attempt.Weighting", lose_one)
     (first, *_) = simulate(replace(CALM, rule="mean", rounds=1)).violations
     assert first.invariant == "all or nothing"
     assert "not what the rule makes of the cut" in first.text

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.averager import Averager
+from flockstep.collectives.driver.averager import Averager
+from flockstep.collectives.vector.arrays import Floats
 from flockstep.peer import wire
-from flockstep.peer.arrays import Floats
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS
 from flockstep.scripts.lab.baselines.rules import rule_named

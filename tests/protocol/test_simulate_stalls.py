@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.simulate.check import RoundRow
 from flockstep.scripts.lab.simulate.options import Kill, Partition, SimulateOptions, Span, Strike
 from flockstep.scripts.lab.simulate.report import Report

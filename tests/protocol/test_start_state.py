@@ -11,12 +11,12 @@ import pytest
 import trio
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.chain import start_of_run
-from flockstep.collectives.codec import CELL
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import Draft
+from flockstep.collectives.vector.codec import CELL
 from flockstep.dht.run.manifest import Admission, SignedManifest
+from flockstep.peer.base.transport import PeerId
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.transport import PeerId
 from support.keepers import CELLS, TENSORS, KeptRun, all_at, in_memory, kept_run, key
 
 KEEPER = 10

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.collectives.chain.chain import start_of_run
-from flockstep.collectives.codec import CELL
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import Draft, TensorAt
+from flockstep.collectives.vector.codec import CELL
 from flockstep.dht.run.admission import OPEN
 from flockstep.dht.run.layout import LayoutPin
 from flockstep.optim.keeper.state_size import ASKED_AT_ONCE, kept_size, size_from_members
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Event
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event
 from support.restoring_peer import CELLS, RestoringPeer, run_rounds
 from support.swarm import RUN, SimSwarm
 

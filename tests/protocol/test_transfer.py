@@ -14,12 +14,12 @@ from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import STATE
 from flockstep.collectives.state.transfer import LEAF_STALL_SECONDS, Offer, ask_leaves, ask_offers
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import NetworkError
+from flockstep.peer.base.transport import PeerId, Stream
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import file_blob
 from flockstep.peer.node.bulk import Blob
-from flockstep.peer.transport import PeerId, Stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.certificates import certify

@@ -7,7 +7,7 @@ from flockstep.collectives.chain.certificate import value_hash
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.wire.schema import encode
 from support.rounds import PEERS, SLOT, a_ready, a_vote, signed
 

@@ -16,14 +16,14 @@ from flockstep.collectives.agreement.actions import AgreementTiming
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.allreduce.actions import Action, FetchValue, Forward, VoteSetup
 from flockstep.collectives.chain.certificate import check_certificate, check_proof, check_votes, value_hash
-from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.round.gather import heard, held, proposal
 from flockstep.collectives.round.vote import Vote
+from flockstep.collectives.vector.codec import EMPTY
 from flockstep.dht.run.admission import OPEN
 from flockstep.peer import wire
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign, verify_signed
 from hypothesis import given, settings

@@ -26,13 +26,13 @@ from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Admission, Data, EvalSettings, SignedManifest
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from flockstep.scripts.watch.words import member_story, state_words

@@ -10,9 +10,9 @@ from pathlib import Path
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 
 from .commands import Command
 

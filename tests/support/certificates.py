@@ -6,7 +6,7 @@ from typing import Any
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import genesis, value_hash, value_of
 from flockstep.collectives.chain.chain import ChainLink
-from flockstep.collectives.codec import EMPTY
+from flockstep.collectives.vector.codec import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode

@@ -121,7 +121,7 @@ def _run(
         sys.path.insert(0, str(program.parent))
         runpy.run_path(str(program), run_name="__main__")
     elif program == "flockstep":
-        from flockstep.optim.swarm import Swarm
+        from flockstep.optim.train.swarm import Swarm
         from flockstep.scripts.cli.main import main
 
         if arguments[:1] == ("join",):

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 import trio
-from flockstep.peer.errors import ConnectFailed, UsageError
+from flockstep.peer.base.errors import ConnectFailed, UsageError
 from flockstep.peer.process.bridge import Channel, Command, Notice
 
 

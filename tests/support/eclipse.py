@@ -16,14 +16,14 @@ from flockstep.dht.directory.kademlia import KademliaDirectory
 from flockstep.dht.directory.messages import Message, MessageReader, add_peer_to, send
 from flockstep.dht.directory.routing import position, position_of_key
 from flockstep.dht.directory.server import DirectoryServer
-from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.base.errors import ProtocolViolation
+from flockstep.peer.base.transport import Address, PeerId, Stream
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.quota.refusals import Refusals
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import Address, PeerId, Stream
 from libp2p.kad_dht.common import PROTOCOL_ID
 
 RUN = "a" * 52

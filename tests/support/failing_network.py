@@ -15,7 +15,7 @@ from flockstep.optim.member.border import (
     StateSynced,
     SyncState,
 )
-from flockstep.peer.errors import LocalError, NetworkError, UsageError
+from flockstep.peer.base.errors import LocalError, NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Channel
 

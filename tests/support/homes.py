@@ -10,12 +10,12 @@ from flockstep.collectives.state import merkle
 from flockstep.collectives.state.archive import LEDGER_FILE
 from flockstep.collectives.state.checkpoint_file import Draft
 from flockstep.dht.run.manifest import SignedManifest
-from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.kept import keep_buffers, keep_model, parts_of
 from flockstep.optim.models.registry import build_model
+from flockstep.optim.step.flat import FlatLayout
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import certify
 from torch import nn

@@ -15,11 +15,11 @@ from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.codec import CELL, Codec, codec_named, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
-from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.collectives.state.merkle import state_root
+from flockstep.collectives.vector.codec import CELL, Codec, codec_named, round_into
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.owner_log import publish_pages
 from flockstep.dht.members.remembered import Remembered
@@ -52,16 +52,16 @@ from flockstep.optim.member.participant import Connected
 from flockstep.optim.member.reach import ReachedRun
 from flockstep.optim.shards.seeding import Seeds
 from flockstep.peer import wire
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import keyed
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.transport import Host, PeerId, Reachability, Rung
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.node.node import Node
 from flockstep.peer.process.bridge import Channel
 from flockstep.peer.quota.origins import UNKNOWN, Origin
-from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Host, PeerId, Reachability, Rung
 
 CELLS = 40
 TENSORS = (TensorAt("weight", (CELLS * CELL,), "float32", 0),)

@@ -17,7 +17,7 @@ from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.peer import wire
-from flockstep.peer.telemetry import Event
+from flockstep.peer.log.telemetry import Event
 from support.restoring_peer import RestoringPeer
 from support.swarm import SimSwarm, with_swarm
 

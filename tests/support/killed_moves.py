@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from flockstep.collectives.chain.chain import ChainPosition, position_after, start_of_run
 from flockstep.collectives.chain.kept_outputs import OutputIndex, _packed
-from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import Draft, load_checkpoint
 from flockstep.collectives.state.move import Mover, PlannedRound, is_moving
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.member.apply import leaf_step
-from flockstep.optim.outer import OuterSettings
-from flockstep.peer.arrays import Floats
-from flockstep.peer.digest import digest
+from flockstep.optim.step.outer import OuterSettings
+from flockstep.peer.base.digest import digest
 from support.certificates import RUN, grow
 
 CELLS, ROUNDS = 10, 3

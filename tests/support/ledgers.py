@@ -7,7 +7,7 @@ from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import LONE, RUN
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flockstep.peer.telemetry import Event
+from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.lab.attacks import protocol
 from flockstep.scripts.lab.attacks.protocol import Lie, lies
 from support.swarm import SimPeer, SimSwarm

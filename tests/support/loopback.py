@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.transport import Stream
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.transport import Stream
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"

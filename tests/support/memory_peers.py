@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable
 
 import trio
+from flockstep.peer.base.transport import Stream, Transport
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.memory.stream import SEGMENT
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import Stream, Transport
 
 ECHO = "/test/echo/1"
 SINK = "/test/sink/1"

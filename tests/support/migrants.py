@@ -7,11 +7,11 @@ import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import Head
-from flockstep.collectives.codec import CELL, FlatSum, codec_named
-from flockstep.collectives.contribution import Contribution
+from flockstep.collectives.driver.contribution import Contribution
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
+from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
@@ -21,11 +21,11 @@ from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.member import Member
 from flockstep.optim.member.reach import Contact
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 from support.swarm import OUTER, RUN, delta_of, identities
 
 CELLS = 8

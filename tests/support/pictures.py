@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import cache
 
 from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
-from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.picture.fold import ChainFold, Sight, params_of
 from flockstep.collectives.picture.picture import (
     Credit,
@@ -21,6 +20,7 @@ from flockstep.collectives.picture.picture import (
 from flockstep.collectives.picture.shown import troubles_of
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.collectives.spec import charter_of
+from flockstep.collectives.vector.codec import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from support.certificates import decided

@@ -12,9 +12,9 @@ from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.member.held import HeldState
-from flockstep.optim.outer import OuterSettings
+from flockstep.optim.step.outer import OuterSettings
+from flockstep.peer.log.telemetry import Event
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.telemetry import Event
 from support.swarm import OUTER, RUN, SimPeer, SimSwarm, with_swarm
 
 CELLS = 40

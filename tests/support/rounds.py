@@ -30,8 +30,8 @@ from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.digest import keyed
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import Outcome, OutcomeKind
-from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, FlatSum, codec_named
-from flockstep.collectives.contribution import Averaged, Contribution
-from flockstep.collectives.mixed import codecs_named
+from flockstep.collectives.driver.averager import Averager
+from flockstep.collectives.driver.contribution import Averaged, Contribution
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import OuterState, decode_outputs, leaf_step
-from flockstep.optim.outer import OuterSettings
-from flockstep.peer.arrays import Floats
-from flockstep.peer.config import PeerConfig
+from flockstep.optim.step.outer import OuterSettings
+from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
-from flockstep.peer.telemetry import Event, Telemetry
 
 OUTER = OuterSettings(lr=0.8, momentum=0.5)
 RUN = "a" * 52

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 from flockstep import PeerConfig, Swarm
-from flockstep.peer.telemetry import Event
+from flockstep.peer.log.telemetry import Event
 from torch import nn
 from torch.utils.data import TensorDataset
 

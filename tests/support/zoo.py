@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.optim.models.registry import build_model, training_loss
-from flockstep.peer.telemetry import Event
+from flockstep.peer.log.telemetry import Event
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -10,14 +10,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES, Manifest
 from flockstep.dht.run.settings import OneOf, Reserved, Rest
 from flockstep.optim.data.streams import STREAMS
 from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.metrics import EVENT_COUNTS, TRAFFIC_BYTES
+from flockstep.peer.log.metrics import EVENT_COUNTS, TRAFFIC_BYTES
 from flockstep.peer.quota.limits import BootstrapLimits, limit_options, option_of
 from flockstep.peer.wire.schema import Size
 from flockstep.scripts.cli.main import app
@@ -169,7 +169,7 @@ def test_links_to_a_heading_name_one() -> None:
 
 
 def test_every_metric_of_a_bootstrap_is_documented() -> None:
-    source = (ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8")
+    source = (ROOT / "scripts" / "peers" / "bootstrap.py").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     made = {*re.findall(r'Figure\("(flockstep_\w+)"', source), TRAFFIC_BYTES, EVENT_COUNTS}
     assert made == set(re.findall(r"`(flockstep_\w+)(?:\{[\w,]+\})?`", page))

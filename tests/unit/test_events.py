@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
-from flockstep.peer.events import EVENTS, FIELDS, page
-from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.join import LINES, describe_event
+from flockstep.peer.log.events import EVENTS, FIELDS, page
+from flockstep.peer.log.telemetry import Telemetry
+from flockstep.scripts.peers.join import LINES, describe_event
 from support.sources import NAMES, ROOT, calls, nodes
 
 FILES = [name for name in NAMES if not name.endswith("events.py")]
 EMITTERS = ("emit", "note", "Note")
 """Calls whose first argument is the name of an event."""
 SUBJECTS = {name.partition(".")[0] for name in EVENTS}
-READERS = ("peer/metrics.py",)
+READERS = ("peer/log/metrics.py",)
 """Files below `scripts` that read events and emit none."""
 FILE_ENDS = ("html", "log", "json", "safetensors", "toml", "txt")
 
@@ -114,7 +114,7 @@ def test_an_event_outside_of_the_table_is_an_error_here_and_none_in_a_running_pe
 
 def test_the_page_of_events_is_the_table() -> None:
     written = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
-    assert written.splitlines() == list(page()), "write it with: python -m flockstep.peer.events > docs/events.md"
+    assert written.splitlines() == list(page()), "write it with: python -m flockstep.peer.log.events > docs/events.md"
 
 
 def test_a_common_field_is_in_several_events() -> None:

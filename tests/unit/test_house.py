@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ import pytest
 from support.sources import FILES, FLOORS, NAMES, ROOT, calls, nodes, parsed
 
 PURE = {
-    "peer/config.py",
-    "peer/errors.py",
-    "peer/events.py",
+    "peer/base/config.py",
+    "peer/base/errors.py",
+    "peer/log/events.py",
     "peer/nat/reachability.py",
     "peer/node/guard.py",
-    "peer/plain.py",
+    "peer/base/plain.py",
     "peer/quota/limits.py",
     "peer/quota/origins.py",
     "peer/quota/packet_filter.py",
     "peer/strangers/frames.py",
-    "peer/transport.py",
-    "peer/troubles.py",
+    "peer/base/transport.py",
+    "peer/base/troubles.py",
     "peer/wire/direct.py",
     "peer/wire/fields.py",
     "peer/wire/framing.py",
@@ -52,13 +53,13 @@ PURE = {
     "collectives/chain/branches.py",
     "collectives/chain/chain.py",
     "collectives/chain/voters.py",
-    "collectives/codec.py",
+    "collectives/vector/codec.py",
     "collectives/evaluation/draw.py",
     "collectives/evaluation/result.py",
     "collectives/light/followed.py",
     "collectives/light/marks.py",
     "dht/run/listing.py",
-    "collectives/partition.py",
+    "collectives/vector/partition.py",
     "collectives/picture/fold.py",
     "collectives/picture/picture.py",
     "collectives/picture/shown.py",
@@ -75,14 +76,14 @@ PURE = {
     "collectives/state/schedule.py",
     "optim/data/leases.py",
     "optim/data/units.py",
-    "optim/fit.py",
-    "optim/flat.py",
+    "optim/train/fit.py",
+    "optim/step/flat.py",
     "optim/models/gpt_config.py",
     "optim/models/needs.py",
-    "optim/outer.py",
-    "optim/pace.py",
+    "optim/step/outer.py",
+    "optim/step/pace.py",
     "optim/shards/index.py",
-    "scripts/card.py",
+    "scripts/checkpoints/card.py",
     "scripts/page/delta.py",
     "scripts/runs/plan.py",
     "scripts/volunteer/hours.py",
@@ -107,20 +108,20 @@ ONLY_USERS = {
     "wsproto": ("peer/https/websocket.py",),
     "h11": ("peer/https/proxy.py", "peer/nat/gateway.py"),
     "msgpack": ("peer/wire/schema.py",),
-    "blake3": ("peer/digest.py",),
-    "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/processes.py"),
+    "blake3": ("peer/base/digest.py",),
+    "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/demo/processes.py"),
     "bitsandbytes": ("optim/models/quantized.py",),
     "pynvml": ("scripts/volunteer/gpu.py",),
-    "prometheus_client": ("peer/metrics.py",),
-    "tensorboard": ("scripts/loggers.py",),
-    "wandb": ("scripts/loggers.py",),
-    "trackio": ("scripts/loggers.py",),
+    "prometheus_client": ("peer/log/metrics.py",),
+    "tensorboard": ("scripts/peers/loggers.py",),
+    "wandb": ("scripts/peers/loggers.py",),
+    "trackio": ("scripts/peers/loggers.py",),
     "typer": ("scripts/cli/*.py", "scripts/lab/verbs.py"),
     "transformers": ("optim/models/hf.py", "scripts/trainers/transformers.py"),
     "lightning": ("scripts/trainers/lightning.py",),
     "peft": ("optim/models/hf.py",),
-    "boto3": ("scripts/upload.py",),
-    "huggingface_hub": ("scripts/upload.py", "optim/data/hub.py"),
+    "boto3": ("scripts/checkpoints/upload.py",),
+    "huggingface_hub": ("scripts/checkpoints/upload.py", "optim/data/hub.py"),
     "httpx": ("optim/data/hub.py",),
     "pyarrow": ("optim/data/pages.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
@@ -131,22 +132,21 @@ ONLY_USERS = {
 """Each third-party library that may be swapped one day, and the files that may import it."""
 
 FOUNDATION = {
-    "peer": {
-        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "home_lock", "identity"),
-        *("loading", "log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
-    },
-    "dht": {"records", "keys"},
-    "collectives": {"codec", "lines", "mixed", "partition", "spec"},
-    "optim": {
-        *("consent", "device", "eager", "examples", "flat", "inner", "micro_batches", "muon", "outer", "pace", "precision"),
-        "ranks",
-    },
-    "scripts": {"agree", "live_view", "local_run", "newest", "processes", "story", "terminal", "voters"},
-    "scripts/lab": {"namespaces"},
+    "peer": ("base", "identity", "address", "log"),
+    "dht": ("records", "keys"),
+    "collectives": ("vector", "spec"),
+    "optim": ("consent", "step"),
+    "scripts": (),
+    "scripts/lab": ("namespaces",),
 }
-"""The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
+"""The rooms and root files of each floor on which the others stand, lowest first: each may import those before it.
+
+`spec` alone names a rule, too.
+"""
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "peer/base": (),
+    "peer/log": (),
     "peer/wire": (),
     "peer/node": ("wire", "quota"),
     "peer/process": (),
@@ -162,6 +162,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dht/directory": (),
     "dht/members": ("run", "directory"),
     "dht/hivemind": ("directory", "members", "run"),
+    "collectives/vector": (),
     "collectives/agreement": (),
     "collectives/robust": (),
     "collectives/chain": ("agreement",),
@@ -173,19 +174,24 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/round": ("allreduce", "robust", "agreement", "chain", "accountability"),
     "collectives/state": ("chain", "accountability"),
     "collectives/visit": ("agreement", "chain", "accountability", "light", "evaluation", "picture"),
+    "collectives/driver": ("accountability", "agreement", "allreduce", "chain", "robust", "round", "visit"),
+    "optim/step": (),
     "optim/models": (),
     "optim/data": (),
     "optim/shards": ("data",),
     "optim/member": ("data", "shards"),
     "optim/keeper": ("member",),
-    "scripts/demo": ("page",),
+    "optim/train": ("data", "member", "models", "shards"),
+    "scripts/demo": ("page", "watch"),
     "scripts/doctor": (),
-    "scripts/trainers": (),
+    "scripts/trainers": ("watch",),
     "scripts/page": ("watch",),
-    "scripts/runs": ("watch",),
+    "scripts/checkpoints": (),
+    "scripts/peers": ("checkpoints", "page", "volunteer", "watch"),
+    "scripts/runs": ("checkpoints", "peers", "watch"),
     "scripts/volunteer": (),
     "scripts/watch": ("volunteer",),
-    "scripts/cli": ("demo", "doctor", "page", "runs", "volunteer", "watch"),
+    "scripts/cli": ("checkpoints", "demo", "doctor", "page", "peers", "runs", "volunteer", "watch"),
     "scripts/lab/attacks": (),
     "scripts/lab/baselines": (),
     "scripts/lab/bench": ("attacks", "baselines", "training"),
@@ -253,7 +259,7 @@ def boxes_allowed(name: str) -> set[str] | None:
     The rules for rooms and foundation keep the face itself out of them.
     """
     floor, place = box(name).rsplit("/", 1)
-    foundation = {f"{floor}/{file}" for file in FOUNDATION[floor]}
+    foundation = {f"{floor}/{below}" for below in takewhile(lambda below: below != place, FOUNDATION[floor])}
     if box(name) == "collectives/spec":
         return foundation | {"collectives/robust"}
     if place in FOUNDATION[floor]:
@@ -294,12 +300,13 @@ def drawing() -> Iterator[str]:
     for floor in reversed(FLOORS):
         files = {path.stem for path in (ROOT / floor).glob("*.py")} - {"__init__"}
         yield floor
-        if face := sorted(files - FOUNDATION[floor]):
+        if face := sorted(files.difference(FOUNDATION[floor])):
             yield from wrapped("face", face)
-        rooms = [room for room in ROOMS if room.rsplit("/", 1)[0] == floor]
+        rooms = [room for room in ROOMS if str(Path(room).parent) == floor and Path(room).name not in FOUNDATION[floor]]
         for room in sorted(rooms, key=lambda room: (-storeys(room), room)):
             yield from wrapped(room.rsplit("/", 1)[1], ["──►", *sorted(ROOMS[room])] if ROOMS[room] else [])
-        yield from wrapped("foundation", sorted(FOUNDATION[floor]))
+        if FOUNDATION[floor]:
+            yield from wrapped("foundation", FOUNDATION[floor])
     yield from ("```", "", "| room | subject |", "|---|---|")
     for room in ROOMS:
         yield f"| `{room}` | {(ast.get_docstring(parsed(f'{room}/__init__.py')) or '').splitlines()[0].removesuffix('.')} |"
@@ -390,15 +397,15 @@ def test_help_loads_neither_torch_nor_the_network() -> None:
 
 
 def test_the_network_process_needs_no_torch() -> None:
-    modules = ["flockstep.optim.member.participant", "flockstep.optim.keeper.keeper", "flockstep.scripts.keep"]
+    modules = ["flockstep.optim.member.participant", "flockstep.optim.keeper.keeper", "flockstep.scripts.peers.keep"]
     modules += [f"flockstep.{name[:-3].replace('/', '.')}" for name in NAMES if name.split("/")[0] in FLOORS[:3]]
     assert "torch" not in loaded_after("\n".join(f"import {module}" for module in modules))
 
 
 WRITERS = {
-    "os.replace": {"peer/disk.py", "peer/telemetry.py"},  # The event log's becoming the old one is no write.
-    "os.link": {"peer/disk.py"},
-    "os.fsync": {"peer/disk.py", "peer/log_file.py", "collectives/state/checkpoint_file.py"},
+    "os.replace": {"peer/base/disk.py", "peer/log/telemetry.py"},  # The event log's becoming the old one is no write.
+    "os.link": {"peer/base/disk.py"},
+    "os.fsync": {"peer/base/disk.py", "peer/log/file.py", "collectives/state/checkpoint_file.py"},
     "tempfile.mkstemp": {"peer/process/shared.py"},  # The vectors that two processes share.
 }
 

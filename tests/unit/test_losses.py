@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry, log_path
+from flockstep.peer.log.telemetry import Telemetry, log_path
 from natlab.losses import losses
 
 

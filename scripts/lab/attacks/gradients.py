@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....peer.arrays import Floats
-from ....peer.errors import UsageError, did_you_mean
+from ....collectives.vector.arrays import Floats
+from ....peer.base.errors import UsageError, did_you_mean
 
 GROUP = "flockstep.attacks"
 """The group of entry points in which other packages publish attacks."""

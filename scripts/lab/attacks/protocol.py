@@ -29,19 +29,19 @@ import numpy as np
 import trio
 
 from ....collectives.allreduce.words import claims_in
-from ....collectives.averager import Averager
-from ....collectives.codec import CELL, FlatSum
-from ....collectives.contribution import Averaged, Contribution, NextRoot
+from ....collectives.driver.averager import Averager
+from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
 from ....collectives.robust.checks import seed_of
 from ....collectives.state.archive import Archive
+from ....collectives.vector.codec import CELL, FlatSum
 from ....peer import wire
-from ....peer.digest import digest
+from ....peer.base.digest import digest
+from ....peer.base.transport import Stream
 from ....peer.identity import Identity
 from ....peer.node.bulk import Blob
 from ....peer.node.file_blob import FileBlob
 from ....peer.node.guard import BURST
 from ....peer.node.node import Node
-from ....peer.transport import Stream
 from ....peer.wire.signed import sign
 
 LATE_SECONDS = 1.9

@@ -13,8 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from ....peer.arrays import Floats
-from ....peer.errors import UsageError
+from ....collectives.vector.arrays import Floats
+from ....peer.base.errors import UsageError
 
 SHRUNK, FLIPPED, SPIKES, PUSHED = range(4)
 """How an output is false: shorter, some signs turned, two long elements, or along the liars' own direction."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....collectives.codec import Codec, Encoded
 from ....collectives.robust.median import Median, decoded_rows
 from ....collectives.robust.rule import Floats64, Mask, Rule, Weighting, squared_distances, valid
-from ....peer.arrays import Floats
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import Codec, Encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

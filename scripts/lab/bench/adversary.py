@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ....collectives.codec import codec_named
 from ....collectives.robust.rules import RULES, rule_named
+from ....collectives.vector.codec import codec_named
 from ....dht.run.manifest import CODEC_NAMES
-from ....peer.errors import UsageError
+from ....peer.base.errors import UsageError
 from ..attacks.values import Lie
 from ..training.attacked import SIZES
 from ..training.lying import Case, Harm, LyingSwarm, Moment

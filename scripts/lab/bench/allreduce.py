@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ....collectives.codec import codec_named
-from ....peer.errors import UsageError
+from ....collectives.vector.codec import codec_named
+from ....peer.base.errors import UsageError
 from ..baselines.rules import rule_named
 from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
 from .measure import Case, Disturbance, Row, measure_case

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import cycle
 
-from ....peer.errors import UsageError
+from ....peer.base.errors import UsageError
 
 Gap = Sequence[tuple[int, float]]
 """(round, percent above data parallel), by round."""

@@ -29,9 +29,9 @@ from types import TracebackType
 
 import psutil
 
-from ....peer.errors import LocalError
+from ....peer.base.errors import LocalError
 from ....peer.process.bridge import ONE_ARENA
-from ...processes import descendants
+from ...demo.processes import descendants
 from .worker import WorkerAnswer
 
 PACKAGE = Path(__file__).parents[3]

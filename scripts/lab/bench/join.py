@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ....peer.disk import write_whole
-from ....peer.errors import LocalError
-from ....peer.telemetry import log_path, read_events
-from ...local_run import HERE, open_run
-from ...processes import PROCESS_POLL, Process, Processes
+from ....peer.base.disk import write_whole
+from ....peer.base.errors import LocalError
+from ....peer.log.telemetry import log_path, read_events
+from ...demo.local_run import HERE, open_run
+from ...demo.processes import PROCESS_POLL, Process, Processes
 
 BENCH_RUN_TOML = """\
 name = "bench-join"

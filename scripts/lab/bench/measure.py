@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....peer.errors import LocalError
+from ....peer.base.errors import LocalError
 from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
 from .worker import OPENING_SECONDS, WorkerAnswer
 

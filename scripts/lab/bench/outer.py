@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from ....collectives.codec import CELL, codec_named
-from ....optim.outer import OuterSettings
-from ....peer.errors import LocalError, UsageError
+from ....collectives.vector.codec import CELL, codec_named
+from ....optim.step.outer import OuterSettings
+from ....peer.base.errors import LocalError, UsageError
 from ..training.learner import TrainingSize
 from ..training.outer import OUTER_MODES, OUTER_SIZES, OuterResult, OuterTraining, train_outer
 from ..training.pool import each_trained

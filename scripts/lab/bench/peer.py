@@ -14,19 +14,19 @@ import trio
 
 from ....collectives.accountability.trust import token_weights
 from ....collectives.allreduce.actions import OutcomeKind
-from ....collectives.averager import Averager
 from ....collectives.chain.kept_outputs import Outputs
-from ....collectives.codec import CELL, FlatSum, codec_named, weighted_mean
-from ....collectives.contribution import Averaged, Contribution
+from ....collectives.driver.averager import Averager
+from ....collectives.driver.contribution import Averaged, Contribution
 from ....collectives.spec import Spec
+from ....collectives.vector.codec import CELL, FlatSum, codec_named, weighted_mean
 from ....dht.rendezvous import open_client
 from ....dht.run.admission import Charter
 from ....optim.member.apply import decode_outputs, spans
 from ....peer import wire
-from ....peer.config import PeerConfig
+from ....peer.base.config import PeerConfig
 from ....peer.identity import Identity
+from ....peer.log.telemetry import Event, Telemetry
 from ....peer.node.node import Node
-from ....peer.telemetry import Event, Telemetry
 from ..baselines.rules import rule_named
 from . import worker
 from .worker import WorkerAnswer, WorkerLine

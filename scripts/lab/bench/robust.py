@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from ....peer.errors import UsageError
+from ....peer.base.errors import UsageError
 from ..attacks.gradients import Attackers
 from ..baselines.rules import rule_named
 from ..training.attacked import SIZES, Training, train_under_attack

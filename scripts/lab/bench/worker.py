@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....peer.arrays import Floats
+from ....collectives.vector.arrays import Floats
 
 FILL_BLOCK = 1 << 20
 """Elements of a block: many times the blocks of any codec, and one is made in milliseconds."""

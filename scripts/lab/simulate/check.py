@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 
 from ....collectives.allreduce.actions import Outcome, OutcomeKind
-from ....collectives.contribution import Averaged, Contribution
+from ....collectives.driver.contribution import Averaged, Contribution
 from ....collectives.robust.rule import Rule
-from ....peer.arrays import Floats
-from ....peer.events import Fault, faults_of
-from ....peer.telemetry import Event
+from ....collectives.vector.arrays import Floats
+from ....peer.log.events import Fault, faults_of
+from ....peer.log.telemetry import Event
 from .options import Partition, SimulateOptions
 from .peer import SimulatedPeer
 

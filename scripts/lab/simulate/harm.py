@@ -23,14 +23,14 @@ import numpy as np
 
 from ....collectives.accountability.trust import token_weights
 from ....collectives.chain.certificate import value_of
-from ....collectives.codec import CELL, Codec, Encoded, FlatSum, weighted_mean
-from ....collectives.contribution import Averaged
+from ....collectives.driver.contribution import Averaged
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, Codec, Encoded, FlatSum, weighted_mean
 from ....optim.member.apply import decode_outputs, elements_of
-from ....peer.arrays import Floats
-from ....peer.digest import keyed
-from ....peer.errors import LocalError, UsageError
-from ....peer.events import Fault, faults_of
-from ....peer.telemetry import Event
+from ....peer.base.digest import keyed
+from ....peer.base.errors import LocalError, UsageError
+from ....peer.log.events import Fault, faults_of
+from ....peer.log.telemetry import Event
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, TOGETHER, changes
 from .options import SimulateOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ....dht.run.manifest import MOST_FRAGMENTS
-from ....peer.errors import UsageError
+from ....peer.base.errors import UsageError
 from ....peer.wire import MAX_ROSTER
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, SCALED, TOGETHER

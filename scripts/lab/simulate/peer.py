@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from ....collectives.allreduce.actions import OutcomeKind
-from ....collectives.averager import Averager
 from ....collectives.chain.chain import ChainPosition
-from ....collectives.codec import FlatSum
-from ....collectives.contribution import Averaged, Contribution, NextRoot
+from ....collectives.driver.averager import Averager
+from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
+from ....collectives.vector.codec import FlatSum
 from ....dht.directory.interface import Directory
 from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
@@ -31,15 +31,15 @@ from ....dht.run.admission import Charter
 from ....optim.member.apply import leaf_step
 from ....optim.member.member import Member
 from ....optim.member.reach import Contact
-from ....optim.pace import Pace, slowest
+from ....optim.step.pace import Pace, slowest
 from ....peer import wire
-from ....peer.config import PeerConfig
-from ....peer.digest import keyed
+from ....peer.base.config import PeerConfig
+from ....peer.base.digest import keyed
 from ....peer.identity import Identity
+from ....peer.log.telemetry import Telemetry
 from ....peer.memory.peer import MemoryTransport
 from ....peer.node.node import Node
 from ....peer.node.session import unpack_message
-from ....peer.telemetry import Telemetry
 from ....peer.wire import MAX_ROSTER
 from ..baselines.rules import rule_named
 from .options import SimulateOptions

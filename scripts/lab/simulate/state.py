@@ -16,15 +16,15 @@ import numpy as np
 from ....collectives.accountability.trust import weigh
 from ....collectives.allreduce.actions import Outcome
 from ....collectives.chain.certificate import value_of
-from ....collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named
-from ....collectives.contribution import Averaged
+from ....collectives.driver.contribution import Averaged
 from ....collectives.robust.checks import columns_of, judge_sketches, masked, seed_of, sketch_parts
 from ....collectives.robust.rule import Rule, Weighting
 from ....collectives.state import merkle
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, Codec, Encoded, FlatSum, codec_named
 from ....optim.member.apply import keep_rest
-from ....optim.outer import OuterSettings
-from ....peer.arrays import Floats
-from ....peer.digest import digest, keyed
+from ....optim.step.outer import OuterSettings
+from ....peer.base.digest import digest, keyed
 from ....peer.wire import MAX_ROSTER
 
 NUM_CELLS = MAX_ROSTER

@@ -22,16 +22,16 @@ import trio
 from rich.console import Console
 
 from ....collectives.allreduce.actions import OutcomeKind
-from ....collectives.contribution import Averaged, Contribution
+from ....collectives.driver.contribution import Averaged, Contribution
 from ....dht.directory.memory import MemoryBoard, MemoryDirectory
 from ....dht.published import validate_published
 from ....dht.run.admission import Charter
 from ....peer import wire
-from ....peer.digest import keyed
-from ....peer.errors import LocalError, sole_error
+from ....peer.base.digest import keyed
+from ....peer.base.errors import LocalError, sole_error
 from ....peer.identity import Identity
+from ....peer.log.telemetry import Event, Telemetry
 from ....peer.memory.network import MemoryNetwork, run_virtual
-from ....peer.telemetry import Event, Telemetry
 from ..baselines.rules import rule_named
 from .chaos import Chaos
 from .check import Checks

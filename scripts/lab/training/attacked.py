@@ -14,15 +14,15 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ....collectives.codec import CELL, Codec, codec_named, feedback
-from ....collectives.partition import split
 from ....collectives.robust import sketch
 from ....collectives.robust.rule import Weighting
-from ....optim.flat import FlatLayout
-from ....optim.outer import OuterSettings, outer_step
-from ....peer.arrays import Floats
-from ....peer.digest import keyed
-from ....peer.errors import LocalError
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, Codec, codec_named, feedback
+from ....collectives.vector.partition import split
+from ....optim.step.flat import FlatLayout
+from ....optim.step.outer import OuterSettings, outer_step
+from ....peer.base.digest import keyed
+from ....peer.base.errors import LocalError
 from ..attacks.gradients import Attackers
 from ..baselines.rules import rule_named
 from .learner import TINY, Learner, TrainingSize, domains_of, heldout_loss

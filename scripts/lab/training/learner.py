@@ -14,8 +14,8 @@ from torch import nn
 
 from ....dht.run.manifest import INNER_MOMENTUM, LONE_ADAMW_LR, Inner
 from ....optim.data.text import STDLIB, texts
-from ....optim.inner import InnerOptimizers, build_inner, schedule_of
 from ....optim.models.registry import build_model
+from ....optim.step.inner import InnerOptimizers, build_inner, schedule_of
 
 HELDOUT = 0.05
 """The share of each domain, at its end, that is held out for the reported loss."""

@@ -20,8 +20,6 @@ import numpy as np
 
 from ....collectives.accountability.trust import YOUNG_ROUNDS, weigh
 from ....collectives.allreduce.words import Seating, is_fit
-from ....collectives.codec import CELL, Encoded, codec_named
-from ....collectives.mixed import codecs_named
 from ....collectives.robust.checks import (
     CHECK_COLUMNS,
     TRUE_WITHIN,
@@ -38,10 +36,12 @@ from ....collectives.robust.checks import (
 )
 from ....collectives.robust.rule import Floats64, Weighting
 from ....collectives.robust.rules import rule_named
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, Encoded, codec_named
+from ....collectives.vector.mixed import codecs_named
 from ....peer import wire
-from ....peer.arrays import Floats
-from ....peer.digest import digest
-from ....peer.errors import LocalError
+from ....peer.base.digest import digest
+from ....peer.base.errors import LocalError
 from ..attacks.gradients import Attackers
 from ..attacks.values import Lie
 from .attacked import Training, TrainingSwarm

@@ -22,10 +22,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from ....collectives.codec import CELL, codec_named, feedback, weighted_mean
-from ....optim.outer import OuterSettings, outer_step
-from ....peer.arrays import Floats
-from ....peer.errors import LocalError, UsageError
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, codec_named, feedback, weighted_mean
+from ....optim.step.outer import OuterSettings, outer_step
+from ....peer.base.errors import LocalError, UsageError
 from .learner import TINY, Batches, TrainingSize, domains_of, heldout_loss
 from .stack import Stack, drawn
 

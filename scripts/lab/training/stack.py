@@ -11,9 +11,9 @@ import torch
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ....optim.flat import FlatLayout
-from ....optim.inner import InnerOptimizers, build_inner, schedule_of
 from ....optim.models.registry import build_model
+from ....optim.step.flat import FlatLayout
+from ....optim.step.inner import InnerOptimizers, build_inner, schedule_of
 from .learner import Batches, TrainingSize
 
 CLIP = 1.0

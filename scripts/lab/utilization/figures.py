@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....peer.telemetry import Event
+from ....peer.log.telemetry import Event
 
 RATE_WINDOW = 1.0
 """Seconds over which a rate counts: shorter bursts are what queues are for."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ....peer.disk import write_whole
-from ....peer.errors import LocalError
-from ....peer.telemetry import log_path, read_events
-from ...local_run import ADDRESS, LINK, START_SECONDS
-from ...processes import Processes
+from ....peer.base.disk import write_whole
+from ....peer.base.errors import LocalError
+from ....peer.log.telemetry import log_path, read_events
+from ...demo.local_run import ADDRESS, LINK, START_SECONDS
+from ...demo.processes import Processes
 from ..bench.group import Group, Worker, settled_machine
 from ..bench.worker import OPENING_SECONDS, WorkerAnswer
 from .figures import (

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from ....collectives.codec import codec_named
+from ....collectives.vector.codec import codec_named
 from ....dht.run.manifest import Manifest, Outer
 from ....dht.run.settings import OneOf
-from ....optim.fit import pace_of
 from ....optim.models.gpt_config import GPT_SIZES
-from ....peer.errors import UsageError
+from ....optim.train.fit import pace_of
+from ....peer.base.errors import UsageError
 from ..bench.allreduce import count, listed
 
 REAL = "real"

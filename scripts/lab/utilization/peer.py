@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ....optim.models.gpt import GPT
 from ....optim.models.gpt_config import GPT_SIZES
-from ....optim.swarm import Swarm
-from ....optim.trainer import inner_of
-from ....peer.config import PeerConfig
+from ....optim.train.swarm import Swarm
+from ....optim.train.trainer import inner_of
+from ....peer.base.config import PeerConfig
 from ..bench import worker
 from ..bench.worker import WorkerAnswer
 from .figures import StepClock

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ....peer.errors import LocalError
+from ....peer.base.errors import LocalError
 from ..bench.allreduce import INSTALL
 from .lines import check_lines
 from .measure import UtilizationRow, measure_utilization

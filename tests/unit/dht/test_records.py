@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.dht.records import MAX_BODY_BYTES, MAX_LIFETIME, MAX_RECORD_BYTES, MAX_SEQUENCE, Record
-from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, RemoteError
+from flockstep.peer.base.errors import BadSignature, LocalError, MalformedMessage, RemoteError
 from flockstep.peer.identity import Identity
 from hypothesis import given, settings
 from hypothesis import strategies as st

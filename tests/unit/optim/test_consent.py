@@ -10,9 +10,9 @@ from flockstep.optim.consent import check_public_model, is_public_data
 from flockstep.optim.data.sources import open_data
 from flockstep.optim.models.hf import check_base
 from flockstep.optim.models.registry import build_model
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError, UsageError
-from flockstep.peer.troubles import NEEDS_PROGRAM
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "".join(f"SECRET{line:04d}\n" for line in range(300))
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 from flockstep import PeerConfig
-from flockstep.collectives.codec import Codec, codec_named, feedback, weighted_mean
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import Codec, codec_named, feedback, weighted_mean
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
-from flockstep.optim.flat import FlatLayout
-from flockstep.optim.inner import InnerOptimizers, build_inner, schedule_of
-from flockstep.optim.micro_batches import MicroBatches
 from flockstep.optim.models.quantized import adamw_8bit, quantize_base
 from flockstep.optim.models.registry import build_model, training_loss
-from flockstep.optim.outer import OuterSettings, outer_step
-from flockstep.optim.precision import LossScale
-from flockstep.optim.trainer import ForwardPass
-from flockstep.peer.arrays import Floats
-from flockstep.peer.telemetry import Telemetry
+from flockstep.optim.step.flat import FlatLayout
+from flockstep.optim.step.inner import InnerOptimizers, build_inner, schedule_of
+from flockstep.optim.step.micro_batches import MicroBatches
+from flockstep.optim.step.outer import OuterSettings, outer_step
+from flockstep.optim.step.precision import LossScale
+from flockstep.optim.train.trainer import ForwardPass
+from flockstep.peer.log.telemetry import Telemetry
 from torch import nn
 
 PEERS, ROUNDS, STEPS, BATCH = 4, 20, 5, 8

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.codec import CELL
-from flockstep.optim.flat import FlatLayout
-from flockstep.optim.inner import InnerOptimizers, build_inner
-from flockstep.optim.outer import OuterSettings, outer_step
-from flockstep.peer.arrays import Floats
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL
+from flockstep.optim.step.flat import FlatLayout
+from flockstep.optim.step.inner import InnerOptimizers, build_inner
+from flockstep.optim.step.outer import OuterSettings, outer_step
 from flockstep.scripts.lab.training.learner import TINY, Learner
 from flockstep.scripts.lab.training.outer import OuterSwarm, OuterTraining
 from torch import nn

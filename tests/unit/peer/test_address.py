@@ -16,9 +16,9 @@ from flockstep.peer.address import (
     valid_address,
     why_not_dial,
 )
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.base.transport import Rung
 from flockstep.peer.identity import Identity
-from flockstep.peer.transport import Rung
 from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import base58
 import pytest
-from flockstep.peer.errors import LocalError
-from flockstep.peer.home_lock import home_lock
+from flockstep.peer.base.errors import LocalError
+from flockstep.peer.base.home_lock import home_lock
 from flockstep.peer.identity import Identity, is_peer_id, peer_of, verify
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 
 SEED = bytes(range(32))
 

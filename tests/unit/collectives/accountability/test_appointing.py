@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from flockstep.collectives.accountability.appointing import MAX_APPOINTED_BYTES, AppointmentRecord
 from flockstep.peer import wire
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from flockstep.peer.wire.signed import open_signed
 from hypothesis import given
 from hypothesis import strategies as st

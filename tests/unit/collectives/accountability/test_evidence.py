@@ -18,13 +18,13 @@ from flockstep.collectives.accountability.evidence import (
     look_at,
 )
 from flockstep.collectives.accountability.statements import STATEMENTS
-from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_part
 from flockstep.collectives.spec import Terms
+from flockstep.collectives.vector.codec import CELL, codec_named
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LaterVersion, NetworkError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LaterVersion, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.schema import encode

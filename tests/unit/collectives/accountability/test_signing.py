@@ -23,9 +23,9 @@ from flockstep.collectives.accountability.signing import (
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.chain.certificate import value_hash
 from flockstep.peer import wire
-from flockstep.peer.digest import DIGEST_BYTES, digest
+from flockstep.peer.base.digest import DIGEST_BYTES, digest
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from flockstep.collectives.agreement.electorate import LIAR_PROOF, NOBODY, Electorate
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from hypothesis import given
 from hypothesis import strategies as st
 

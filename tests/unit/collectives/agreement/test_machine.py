@@ -16,7 +16,7 @@ from flockstep.collectives.agreement.collected import NewestStatements
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import Decision, PrevoteQuorum, Propose, Statement, VoterReady
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from flockstep.peer.wire import Precommit, Prevote, Slot
 from hypothesis import given
 from hypothesis import strategies as st

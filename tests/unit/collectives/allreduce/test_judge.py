@@ -13,7 +13,6 @@ from flockstep.collectives.allreduce.actions import CompareSketch, Send, SketchP
 from flockstep.collectives.allreduce.facts import MessageLog
 from flockstep.collectives.allreduce.judge import SketchExchange
 from flockstep.collectives.allreduce.roster import RosterView
-from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
     columns_of,
@@ -23,8 +22,9 @@ from flockstep.collectives.robust.checks import (
     sketch_parts,
 )
 from flockstep.collectives.spec import Terms
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
+from flockstep.peer.base.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed

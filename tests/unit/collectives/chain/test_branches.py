@@ -11,7 +11,7 @@ from flockstep.collectives.chain.certificate import genesis, open_value, value_o
 from flockstep.collectives.chain.packed import checked
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed

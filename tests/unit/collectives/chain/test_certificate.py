@@ -19,7 +19,7 @@ from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.errors import BadSignature, MalformedMessage, ProtocolViolation
+from flockstep.peer.base.errors import BadSignature, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed

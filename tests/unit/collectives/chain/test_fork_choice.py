@@ -28,7 +28,7 @@ from flockstep.dht.records import Record
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.dht.run.layout import NO_LAYOUT
 from flockstep.peer import wire
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from support.certificates import RUN, certify, decided, grow
 

@@ -12,9 +12,9 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.keys import head_key, member_key
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import NetworkError, RemoteError
+from flockstep.peer.base.errors import NetworkError, RemoteError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.telemetry import Event, Telemetry
 from support.certificates import LONE, RUN, certify, decided, grow
 
 run_test = run_virtual

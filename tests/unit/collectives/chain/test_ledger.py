@@ -10,9 +10,9 @@ from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.chain.chain import NOTHING, ChainLink
 from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack_certificate, unpack_certificate
 from flockstep.peer import wire
-from flockstep.peer.errors import MalformedMessage, RemoteError
+from flockstep.peer.base.errors import MalformedMessage, RemoteError
 from flockstep.peer.identity import Identity
-from flockstep.peer.log_file import read_records
+from flockstep.peer.log.file import read_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.certificates import LONE, RUN, certify, decided, grow

@@ -10,8 +10,8 @@ import pytest
 from flockstep.collectives.chain import ledger as ledger_module
 from flockstep.collectives.chain.chain import NOTHING
 from flockstep.collectives.chain.packed import pack_certificate
-from flockstep.peer.log_file import LogFile, read_records
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.file import LogFile, read_records
+from flockstep.peer.log.telemetry import Telemetry
 from support.certificates import certify, grow
 from support.ledgers import named, open_ledger, rounds_in, write
 

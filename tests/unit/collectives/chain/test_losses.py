@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 from flockstep.collectives.chain.losses import MAX_NOTED_ROUNDS, Losses, known_losses
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 
 
 def test_losses_outlive_a_restart_with_gaps_and_within_a_bound(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from flockstep.dht.keys import head_key
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import LONE, certify

@@ -17,7 +17,7 @@ from flockstep.collectives.chain.voters import (
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.errors import MalformedMessage, ProtocolViolation
+from flockstep.peer.base.errors import MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from support.certificates import RUN, certify, decided, seats, signed

@@ -14,8 +14,8 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.dht.run.manifest import MAX_PROMPTS, EvalSettings
 from flockstep.peer import wire
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import BadSignature, RemoteError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import BadSignature, RemoteError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from support.certificates import RUN, certify

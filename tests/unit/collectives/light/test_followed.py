@@ -16,7 +16,7 @@ from flockstep.collectives.light.followed import (
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.manifest import SignedManifest
 from flockstep.peer import wire
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
 from hypothesis import strategies as st

@@ -13,8 +13,8 @@ from flockstep.collectives.light.marks import (
     decode_marks,
     thinned,
 )
-from flockstep.peer.digest import keyed
-from flockstep.peer.errors import MalformedMessage
+from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.errors import MalformedMessage
 from flockstep.peer.wire.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st

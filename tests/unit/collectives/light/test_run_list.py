@@ -22,7 +22,7 @@ from flockstep.dht.run.listing import (
     why_not_listed,
 )
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.identity import Identity
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.wire.schema import decode

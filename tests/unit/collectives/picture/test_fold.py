@@ -12,7 +12,7 @@ from flockstep.collectives.picture.picture import NOT_COUNTED
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.manifest import EvalSettings
 from flockstep.peer import wire
-from flockstep.peer.errors import ProtocolViolation, RemoteError
+from flockstep.peer.base.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,7 +14,7 @@ from flockstep.collectives.picture.snapshot import (
     figures_of,
     round_columns,
 )
-from flockstep.peer.errors import LocalError, MalformedMessage
+from flockstep.peer.base.errors import LocalError, MalformedMessage
 from flockstep.peer.identity import Identity
 from support.pictures import big_picture
 

@@ -5,11 +5,11 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.collectives.robust import sketch
 from flockstep.collectives.robust.sketch import ROWS, SKETCH_BLOCK, CountSketch
+from flockstep.collectives.vector.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.dht.run.manifest import CODEC_NAMES
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -20,10 +20,10 @@ from flockstep.collectives.state.checkpoint_file import (
     read_description,
     read_tensors,
 )
+from flockstep.collectives.vector.arrays import Floats
 from flockstep.dht.run.admission import Charter
-from flockstep.peer.arrays import Floats
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, RemoteError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, RemoteError
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open

@@ -12,7 +12,7 @@ from flockstep.collectives.state.move import rounds_between
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import LONE, RUN, certify
 

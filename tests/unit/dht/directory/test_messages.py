@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 import trio
 from flockstep.dht.directory.messages import Message, MessageReader, about_value, send
-from flockstep.peer.errors import MalformedMessage, StreamClosed
-from flockstep.peer.transport import Stream
+from flockstep.peer.base.errors import MalformedMessage, StreamClosed
+from flockstep.peer.base.transport import Stream
 from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.utils.varint import encode_varint_prefixed

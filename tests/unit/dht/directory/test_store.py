@@ -13,9 +13,9 @@ from flockstep.dht.directory.store import (
     Store,
 )
 from flockstep.dht.directory.store_file import MAX_ENTRY_BYTES, SLACK, SLACK_BYTES, StoreFile
-from flockstep.peer.log_file import LogFile
+from flockstep.peer.log.file import LogFile
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

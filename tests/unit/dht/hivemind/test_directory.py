@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import trio
 from flockstep.dht.hivemind.directory import HivemindDirectory
-from flockstep.peer.errors import NetworkError
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.base.errors import NetworkError
+from flockstep.peer.log.telemetry import Telemetry
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hivemind") is not None, reason="hivemind is installed")

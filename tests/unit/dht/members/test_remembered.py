@@ -11,10 +11,10 @@ from flockstep.dht.records import Record
 from flockstep.dht.run.admission import Invitation, Ticket
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
-from flockstep.peer.errors import LocalError
-from flockstep.peer.home_lock import append_lock
+from flockstep.peer.base.errors import LocalError
+from flockstep.peer.base.home_lock import append_lock
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire import Members
 from flockstep.peer.wire.schema import encode
 
@@ -93,7 +93,7 @@ def test_an_owner_signs_no_number_anew_whose_file_is_damaged(tmp_path: Path) -> 
 
 
 def test_who_writes_statements_waits_for_the_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.peer.home_lock.APPEND_PATIENCE", 0.0)
+    monkeypatch.setattr("flockstep.peer.base.home_lock.APPEND_PATIENCE", 0.0)
     kept, events = remembered(tmp_path)
     none = OwnerStatements(RUN, ANNA.peer_id)
     with append_lock(tmp_path / "statements.lock"):

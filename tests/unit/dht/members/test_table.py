@@ -10,9 +10,9 @@ from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.layout import NO_LAYOUT, LayoutPin
-from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
+from flockstep.peer.base.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
+from flockstep.peer.base.transport import Rung
 from flockstep.peer.identity import Identity
-from flockstep.peer.transport import Rung
 from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st

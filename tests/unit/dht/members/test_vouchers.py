@@ -13,7 +13,7 @@ from flockstep.dht.members.vouchers import (
     tags_of,
     witnesses,
 )
-from flockstep.peer.errors import MalformedMessage
+from flockstep.peer.base.errors import MalformedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import MemberTable, Merge, MergeOutcome
 from flockstep.dht.run.admission import BINDING_CONTEXT, OPEN, Charter, Credential, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
-from flockstep.peer.errors import ProtocolViolation, UsageError
+from flockstep.peer.base.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_INVITE_BYTES
 from flockstep.peer.wire.schema import decode, encode

@@ -33,9 +33,9 @@ from flockstep.dht.run.manifest import (
 )
 from flockstep.dht.run.settings import MAX_TOML_BYTES, parse_toml, read_toml
 from flockstep.dht.run.versions import check_version
-from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from flockstep.peer.base.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
-from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st

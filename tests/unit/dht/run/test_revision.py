@@ -26,7 +26,7 @@ from flockstep.dht.run.statements import (
     OwnerStatement,
     OwnerStatements,
 )
-from flockstep.peer.errors import CannotFollow, MalformedMessage, RemoteError, UsageError
+from flockstep.peer.base.errors import CannotFollow, MalformedMessage, RemoteError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_COUNT, MAX_REVISION_BYTES
 from flockstep.peer.wire.schema import encode

@@ -21,7 +21,7 @@ from flockstep.dht.run.statements import (
     open_statement,
     unpack_statements,
 )
-from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation, RemoteError
+from flockstep.peer.base.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from hypothesis import given

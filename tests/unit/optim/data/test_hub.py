@@ -16,8 +16,8 @@ from flockstep.optim.data.rows import Skip, Skips
 from flockstep.optim.data.sources import open_data
 from flockstep.optim.data.streams import TokenStream
 from flockstep.optim.data.tokenizer import ByteTokenizer
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import LocalError, UsageError
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 pyarrow = pytest.importorskip("pyarrow")

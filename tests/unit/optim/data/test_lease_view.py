@@ -7,7 +7,7 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.optim.data.lease_view import Neighbours
 from flockstep.optim.data.leases import MAX_EPOCH, Lease, Ranking, Share
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from trio.testing import MockClock
 

@@ -22,7 +22,7 @@ from flockstep.optim.data.leases import (
     open_share,
 )
 from flockstep.optim.data.units import MAX_UNITS
-from flockstep.peer.errors import LocalError, MalformedMessage
+from flockstep.peer.base.errors import LocalError, MalformedMessage
 from flockstep.peer.wire.schema import Between, Size, encode
 from support.lease_swarm import NEWS, SOURCE, UNIT_ITEMS, SimSwarm, found, unit_of_seconds
 

@@ -11,7 +11,7 @@ from flockstep.optim.data.pages import page_header
 from flockstep.optim.data.rows import MAX_DOCUMENT_BYTES, Flaw
 from flockstep.optim.data.streams import open_stream
 from flockstep.optim.data.tokenizer import BYTES
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 

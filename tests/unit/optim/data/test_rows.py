@@ -20,7 +20,7 @@ from flockstep.optim.data.rows import MAX_NAMED, Skip, Skips, wide_encoding
 from flockstep.optim.data.sources import TokenSource, open_source, warning_of
 from flockstep.optim.data.streams import TokenStream
 from flockstep.optim.data.tokenizer import ByteTokenizer
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.errors import LocalError, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 

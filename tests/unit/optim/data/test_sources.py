@@ -8,8 +8,8 @@ import torch
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.optim.data.text import MAX_TEXT_BYTES
 from flockstep.optim.data.tokenizer import read_tokenizer
-from flockstep.peer.disk import user_path
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.disk import user_path
+from flockstep.peer.base.errors import UsageError
 from torch import Tensor
 
 LENGTH = 8

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flockstep.optim.data.sources import heldout_batches, open_source
 from flockstep.optim.data.streams import HELD_OUT_EVERY, TokenStream
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pyarrow = pytest.importorskip("pyarrow")

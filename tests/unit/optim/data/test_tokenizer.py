@@ -17,9 +17,9 @@ from flockstep.optim.data.tokenizer import (
     pinned_tokenizer,
     provided_tokenizer,
 )
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, UsageError
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.partition import fragment_of, split
 from flockstep.collectives.state import merkle
+from flockstep.collectives.vector.codec import CELL, codec_named
+from flockstep.collectives.vector.partition import fragment_of, split
 from flockstep.optim.member.apply import OuterState
-from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.optim.step.outer import OuterSettings, outer_step
 
 CELLS = 2 * merkle.LEAF_ELEMENTS // CELL + 100
 """Three leaves, so that fragments begin and end within them."""

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 from flockstep.optim.data.leases import Ranking, Share
-from flockstep.optim.flat import FlatLayout
 from flockstep.optim.member.client import PeerClient, PhaseEnd
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.optim.step.flat import FlatLayout
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from torch import nn
 
 TESTS = str(Path(__file__).parents[3])

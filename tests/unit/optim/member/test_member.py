@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 from flockstep.optim.member.member import FINISH_SECONDS, finish_round
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event, Telemetry
 
 
 @pytest.mark.parametrize("lasts", [FINISH_SECONDS / 2, 2 * FINISH_SECONDS])

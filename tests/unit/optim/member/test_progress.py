@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 from flockstep.optim.member.progress import Progress
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 
 
 class Clock:

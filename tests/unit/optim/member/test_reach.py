@@ -10,7 +10,7 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, open_listing
 from flockstep.optim.member.reach import renew_listing
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 
 OWNER, RUN = Identity.from_seed(bytes(32)), "a" * 52
 KEY = listing_key(RUN, OWNER.peer_id)

@@ -28,8 +28,8 @@ from flockstep.optim.data.leases import (
 from flockstep.optim.member.border import NO_PULSE
 from flockstep.optim.member.client import PeerClient
 from flockstep.optim.member.share import Shares, read_share
-from flockstep.peer.errors import LocalError, UsageError
-from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from flockstep.dht.run.manifest import Inner
-from flockstep.optim.flat import FlatLayout, frozen_fingerprint
-from flockstep.optim.inner import build_inner
 from flockstep.optim.models import hf
 from flockstep.optim.models.needs import check_length
 from flockstep.optim.models.registry import (
@@ -20,7 +18,9 @@ from flockstep.optim.models.registry import (
     training_loss,
     vocabulary_of,
 )
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.optim.step.flat import FlatLayout, frozen_fingerprint
+from flockstep.optim.step.inner import build_inner
+from flockstep.peer.base.errors import LocalError, UsageError
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")

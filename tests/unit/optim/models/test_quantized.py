@@ -9,13 +9,13 @@ import torch
 from flockstep import PeerConfig
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Inner
-from flockstep.optim.flat import FlatLayout, frozen_fingerprint, whole_tensors
-from flockstep.optim.inner import InnerOptimizers, build_inner
 from flockstep.optim.models.kept import parts_of
 from flockstep.optim.models.quantized import FourBitLinear, adamw_8bit, load_bitsandbytes, quantize_base
 from flockstep.optim.models.registry import build_model, training_loss
-from flockstep.peer.errors import LocalError, UsageError
-from flockstep.scripts.join import TrainingOptions, join
+from flockstep.optim.step.flat import FlatLayout, frozen_fingerprint, whole_tensors
+from flockstep.optim.step.inner import InnerOptimizers, build_inner
+from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.scripts.peers.join import TrainingOptions, join
 from torch import Tensor, nn
 
 needs_library = pytest.mark.skipif(

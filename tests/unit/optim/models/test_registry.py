@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.optim.flat import FlatLayout, bytes_of
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
 from flockstep.optim.models.needs import ModelSize
 from flockstep.optim.models.registry import build_model, outline_of, size_of_model
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.optim.step.flat import FlatLayout, bytes_of
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, UsageError
 from torch import nn
 
 TINY = {"size": "0.2m", "layers": 2, "context": 16}

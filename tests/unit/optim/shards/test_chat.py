@@ -10,17 +10,17 @@ import pytest
 import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data
-from flockstep.optim.examples import BEGINS, ids_of, numbers_of, positions_of
-from flockstep.optim.micro_batches import MicroBatches
 from flockstep.optim.models.registry import build_model, separates, training_loss
 from flockstep.optim.shards.chat import ChatTemplate, chat_of
 from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenizer_of
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import config_beside, decode_config, encode_config
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
-from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.pack import pack_data
+from flockstep.optim.step.examples import BEGINS, ids_of, numbers_of, positions_of
+from flockstep.optim.step.micro_batches import MicroBatches
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Telemetry
+from flockstep.scripts.runs.pack import pack_data
 from support.packed import train_tokenizer
 
 TEMPLATE = (

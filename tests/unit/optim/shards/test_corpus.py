@@ -16,7 +16,7 @@ from flockstep.optim.shards.index import ShardIndex, read_index, shard_name, wri
 from flockstep.optim.shards.places import Place
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.seeding import SHARD, shards_folder
-from flockstep.peer.digest import digest
+from flockstep.peer.base.digest import digest
 from support.lease_swarm import NEWS, Peer, SimSwarm, found
 
 LENGTH = 64

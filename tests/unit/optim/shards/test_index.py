@@ -14,8 +14,8 @@ from flockstep.optim.shards.index import (
     write_index,
 )
 from flockstep.optim.shards.tokenizer_config import MAX_CONFIG_BYTES
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,9 +14,9 @@ from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenize
 from flockstep.optim.shards.packed import FromMembers, pinned_data, seed_folder
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import decode_config
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, NetworkError, NotAgreed, UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, NetworkError, NotAgreed, UsageError
 from flockstep.scripts.runs.run import create_run
 from support.packed import STORIES, packed, train_tokenizer
 

@@ -12,10 +12,10 @@ from flockstep.optim.shards import pack as packing
 from flockstep.optim.shards.index import ShardIndex, read_index
 from flockstep.optim.shards.pack import LEAST_SHARD_TOKENS, pack
 from flockstep.optim.shards.tokenizer_config import encode_config
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.cli.main import app
-from flockstep.scripts.pack import pack_data
+from flockstep.scripts.runs.pack import pack_data
 from support.packed import STORIES, packed, train_tokenizer
 from typer.testing import CliRunner
 

@@ -13,17 +13,17 @@ import torch
 from flockstep.dht.run.manifest import Data
 from flockstep.optim.consent import host_of, is_public_data
 from flockstep.optim.data.sources import heldout_batches
-from flockstep.optim.examples import BEGINS
 from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
 from flockstep.optim.shards.index import ShardIndex
 from flockstep.optim.shards.opening import open_corpus, tokenizer_of
 from flockstep.optim.shards.packed import check_revised, is_packed, pinned_data
 from flockstep.optim.shards.reader import TokenShards
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.digest import digest
-from flockstep.peer.errors import LocalError, NotAgreed, UsageError
-from flockstep.peer.home_lock import home_lock
+from flockstep.optim.step.examples import BEGINS
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError, NotAgreed, UsageError
+from flockstep.peer.base.home_lock import home_lock
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 from support.packed import STORIES, packed, train_tokenizer
 from support.web import WebStandIn, web_stand_in

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from flockstep.optim.shards import web as web_module
 from flockstep.optim.shards.web import NotThere, Web
 from flockstep.peer.address import is_public_ip
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from support.web import WebStandIn, web_stand_in
 
 NAME = "data.example.org"

@@ -5,8 +5,8 @@ import socket
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.libp2p.line_rate import AHEAD_SECONDS, LEAST_SLICE_BYTES, MESSAGE_BYTES, LineRate
 from flockstep.peer.libp2p.tcp import TrafficMeter, TunedStream
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.nat import dialback, speed
 from flockstep.peer.nat.dialback import Dialback
 from flockstep.peer.nat.speed import Piece, RateServer

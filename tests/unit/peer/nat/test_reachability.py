@@ -1,8 +1,8 @@
 """Reachability from the bootstraps' sightings: every kind of router, and properties."""
 
 import pytest
+from flockstep.peer.base.transport import Reachability, Rung
 from flockstep.peer.nat.reachability import Sighting, decide
-from flockstep.peer.transport import Reachability, Rung
 from hypothesis import given
 from hypothesis import strategies as st
 

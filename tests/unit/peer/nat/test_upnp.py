@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import NetworkError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.gateway import MAX_ANSWER_BYTES, find_gateway
 from flockstep.peer.nat.upnp import LEASE, NUM_MAPPED_PORTS, PERMANENT, PortMapping, find_router
-from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.scripts.doctor import visit
 from flockstep.scripts.doctor.sheet import Sheet
 from support.router import ME, SOMEBODY, Router

@@ -3,7 +3,8 @@
 from contextlib import suppress
 
 import pytest
-from flockstep.peer.errors import ProtocolViolation, StreamClosed
+from flockstep.peer.base.errors import ProtocolViolation, StreamClosed
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.guard import (
     ADDRESS_SHARE,
     BEATS,
@@ -23,7 +24,6 @@ from flockstep.peer.node.guard import (
 )
 from flockstep.peer.quota.limits import LOCAL_NETWORKS
 from flockstep.peer.quota.origins import NOWHERE, Origins
-from flockstep.peer.telemetry import Telemetry
 
 ORIGINS = Origins(LOCAL_NETWORKS)
 HERE, NEIGHBOUR, ELSEWHERE = map(ORIGINS.of, ("192.0.2.1", "192.0.2.2", "203.0.113.1"))

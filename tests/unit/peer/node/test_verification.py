@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import trio
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import BadSignature
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import BadSignature
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node import verification
 from flockstep.peer.node.node import FEW_SIGNATURES, Node
-from flockstep.peer.telemetry import Event, Telemetry
 
 MEMBER, STRANGER = "member", "stranger"
 MANY = FEW_SIGNATURES + 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from flockstep.peer.errors import ConnectFailed, DeadlineExceeded, UsageError
+from flockstep.peer.base.errors import ConnectFailed, DeadlineExceeded, UsageError
 from flockstep.peer.process.bridge import Cancelled, NetworkDied, NetworkProcess
 from support.echo_process import Collects, Die, Echo, Echoed, Fail, Wait
 

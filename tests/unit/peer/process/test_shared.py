@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from flockstep.peer.process.shared import SharedVectors, VectorShape, bytes_of
 
 SHAPES = {"theta": VectorShape(1000, np.float32), "residual": VectorShape(7, np.uint16)}

@@ -20,10 +20,10 @@ from flockstep.optim.member.border import (
     RoundEnded,
     TelemetryNotice,
 )
-from flockstep.peer.config import PeerConfig
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.transport import Rung
 from flockstep.peer.process.bridge import Command
 from flockstep.peer.process.typed_json import from_json, to_json
-from flockstep.peer.transport import Rung
 from flockstep.peer.wire import Certificate, Slot
 from flockstep.peer.wire.schema import Size
 

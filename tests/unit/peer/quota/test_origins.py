@@ -1,11 +1,11 @@
 """Origins of peers, their quotas, and the report of refused ones."""
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
 from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates, Tally
 from flockstep.peer.quota.refusals import REFUSAL_PERIOD, Refusals
-from flockstep.peer.telemetry import Event, Telemetry
 
 ORIGINS = Origins(LOCAL_NETWORKS)
 

@@ -19,8 +19,8 @@ from flockstep.collectives.chain.certificate import check_proof, open_value, val
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.chain.packed import checked, pack_certificate, unpack_certificate
 from flockstep.collectives.chain.voters import open_appointment
-from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.spec import Terms
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.directory import messages
 from flockstep.dht.keys import head_key, member_key, statements_key
 from flockstep.dht.members.body import MemberBody, MemberState
@@ -31,11 +31,11 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements, unpack_statements
 from flockstep.peer import address, wire
-from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
+from flockstep.peer.base.errors import MalformedMessage, RemoteError, UsageError
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.identity import Identity, is_peer_id
 from flockstep.peer.nat.dialback import MAX_DIALBACK_BYTES, DialbackAnswer, Question
 from flockstep.peer.node.session import message_packet, unpack_message
-from flockstep.peer.transport import Stream
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.framing import MAX_FRAME_BYTES, FrameBuffer, frame
 from flockstep.peer.wire.schema import decode, encode

@@ -19,7 +19,7 @@ from flockstep.dht.run.statements import (
     is_voucher,
 )
 from flockstep.peer import wire
-from flockstep.peer.errors import LaterVersion, LocalError, MalformedMessage
+from flockstep.peer.base.errors import LaterVersion, LocalError, MalformedMessage
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_CLAIMS, Accusations, Claim
 from flockstep.peer.wire.fields import MAX_VOUCHER_BYTES

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgpack
 import pytest
 from flockstep.peer import wire
-from flockstep.peer.errors import LocalError, MalformedMessage, OtherVersion
+from flockstep.peer.base.errors import LocalError, MalformedMessage, OtherVersion
 from flockstep.peer.wire.schema import MAX_LATER_BYTES, Added, Between, Size, decode, encode, grows
 from hypothesis import given
 from hypothesis import strategies as st

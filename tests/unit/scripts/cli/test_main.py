@@ -18,14 +18,16 @@ from flockstep.dht.members.body import MemberBody
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError, UsageError
-from flockstep.peer.home_lock import HOME_LOCK, home_lock
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.peer.base.home_lock import HOME_LOCK, home_lock
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Event, log_path
+from flockstep.peer.log.telemetry import Event, log_path
 from flockstep.scripts.cli import main
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
-from flockstep.scripts.join import (
+from flockstep.scripts.demo.local_run import LINK
+from flockstep.scripts.demo.processes import Process, descendants, running
+from flockstep.scripts.peers.join import (
     TrainingOptions,
     describe_event,
     join,
@@ -35,11 +37,9 @@ from flockstep.scripts.join import (
     progress_rows,
     shown,
 )
-from flockstep.scripts.live_view import DemoView
-from flockstep.scripts.local_run import LINK
-from flockstep.scripts.processes import Process, descendants, running
-from flockstep.scripts.story import PeerStory
 from flockstep.scripts.volunteer.control import TRAINING_LOCK
+from flockstep.scripts.watch.live_view import DemoView
+from flockstep.scripts.watch.story import PeerStory
 from flockstep.scripts.watch.words import member_story
 from rich.console import Console
 
@@ -448,7 +448,7 @@ def test_grandchildren_are_found_and_the_dead_do_not_count() -> None:
 def test_who_is_told_to_terminate_leaves_no_process_behind(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
-from flockstep.scripts.processes import Processes
+from flockstep.scripts.demo.processes import Processes
 with Processes() as processes:
     home = Path({str(tmp_path)!r})
     arguments = ["bootstrap", "--host", "127.0.0.1", "--port", "0", "--home", str(home)]

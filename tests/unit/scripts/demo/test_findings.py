@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.peer.telemetry import log_path, read_events
+from flockstep.peer.log.telemetry import log_path, read_events
 from flockstep.scripts.demo.findings import Findings, summary_of
-from flockstep.scripts.processes import Killed
-from flockstep.scripts.story import PeerStory, bits_per_parameter, rounds_of
+from flockstep.scripts.demo.processes import Killed
+from flockstep.scripts.watch.story import PeerStory, bits_per_parameter, rounds_of
 
 PARAMETERS = 1_000_000
 ROUNDS = 6

@@ -7,7 +7,7 @@ import torch
 from flockstep import PeerConfig
 from flockstep.dht.run.manifest import Inner, Manifest
 from flockstep.optim.models.needs import ModelSize, hours_of
-from flockstep.optim.trainer import ForwardPass
+from flockstep.optim.train.trainer import ForwardPass
 from flockstep.scripts.doctor import fit
 from flockstep.scripts.doctor.fit import Fit, fits
 from flockstep.scripts.doctor.sheet import Sheet

@@ -19,8 +19,8 @@ from flockstep.optim.models.needs import (
     needs_of,
 )
 from flockstep.optim.models.registry import size_of_model
+from flockstep.peer.base.troubles import Trouble
 from flockstep.peer.identity import Identity
-from flockstep.peer.troubles import Trouble
 from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
 from flockstep.scripts.doctor.sheet import Sheet
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flockstep.peer.errors import LocalError, UsageError
-from flockstep.peer.metrics import is_own_name
+from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.peer.log.metrics import is_own_name
+from flockstep.peer.log.telemetry import Telemetry, read_events
 from flockstep.peer.quota.origins import Origins
-from flockstep.peer.telemetry import Telemetry, read_events
 from flockstep.scripts.page import server as servers
 from flockstep.scripts.page.server import MAX_CONNECTIONS, MAX_VIEWERS_OF_ADDRESS, ORIGINS, PageServer
 from support.fake_runs import FakeRun

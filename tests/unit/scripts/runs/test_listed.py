@@ -9,10 +9,10 @@ from flockstep.dht.keys import RUNS_KEY, run_key
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.listing import ListedRun, RunList, sign_listing
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.peer.errors import NetworkError, UsageError
+from flockstep.peer.base.errors import NetworkError, UsageError
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.troubles import NEEDS_PROGRAM
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.scripts.runs.listed import (
     ANY_RUN,

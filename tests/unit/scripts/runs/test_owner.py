@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.dht.run.manifest import Manifest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.runs.owner import check_rounds
 
 TOML = 'name = "some"\n[data]\nsource = "text:{stdlib}"\n[outer]\nrounds = 20\nmode = "streaming"\nfragments = 5\n'

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from flockstep.dht.run.layout import LayoutPin
 from flockstep.dht.run.manifest import Manifest
-from flockstep.optim.fit import LINE_FACTOR, MOST_STEPS, ROUND_SECONDS, TRAINED_SHARE, Pace, pace_of, rate_of
 from flockstep.optim.models.needs import ModelSize
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import FlockstepError, UsageError
+from flockstep.optim.train.fit import LINE_FACTOR, MOST_STEPS, ROUND_SECONDS, TRAINED_SHARE, Pace, pace_of, rate_of
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import FlockstepError, UsageError
 from flockstep.scripts.runs.plan import (
     GPUS,
     LEAST_ROUNDS,

@@ -13,8 +13,8 @@ from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import FlockstepError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import FlockstepError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run, link_at_head
 from support.packed import packed, train_tokenizer
@@ -90,8 +90,8 @@ def test_a_run_is_created_without_torch_in_the_process_that_goes_on_as_its_keepe
     code = f"""
 import sys
 from pathlib import Path
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import FlockstepError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import FlockstepError
 from flockstep.scripts.runs.run import create_run
 try:
     create_run(Path({str(tmp_path)!r}, "run.toml"), [], PeerConfig(home=Path({str(tmp_path)!r})), print)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from flockstep.collectives.state.checkpoint_file import load_checkpoint
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
-from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.kept import save_tensors
 from flockstep.optim.models.registry import build_model
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.optim.step.flat import FlatLayout
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.export import export
+from flockstep.scripts.checkpoints.export import export
 from flockstep.scripts.runs.run import create_run
 from flockstep.scripts.runs.start import FirstState, read_first_state
 from torch.distributed import checkpoint

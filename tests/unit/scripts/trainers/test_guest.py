@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.trainers.guest import count_tokens, reorder
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.optim.models.machine import OthersLoad
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.volunteer.availability import LOAD_SECONDS, Availability, await_shift, shift
 from flockstep.scripts.volunteer.control import pause, pause_file, resume, training_here
 from flockstep.scripts.volunteer.hours import Hours

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flockstep.peer.errors import LocalError
+from flockstep.peer.base.errors import LocalError
 from flockstep.scripts.volunteer.availability import WATCH_PERIOD, Availability, shift
 from flockstep.scripts.volunteer.gpu import Gpu, GpuReading
 from flockstep.scripts.volunteer.idle import CALM_SECONDS

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.volunteer.preferences import Preferences, load_preferences
 
 VIA = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

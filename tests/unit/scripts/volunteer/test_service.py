@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.volunteer.service import install, peer_command, remove, service_of, show_log, show_status
 from flockstep.scripts.volunteer.units import Job, launchd_service, systemd_service, windows_service

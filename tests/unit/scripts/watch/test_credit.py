@@ -11,10 +11,10 @@ from flockstep.collectives.chain.certificate import value_of
 from flockstep.dht.members.body import MemberBody, open_member
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import Member, MemberTable
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.scripts.watch.credit import CreditTable, csv_of, table_of
 from rich.console import Console

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.collectives.picture.snapshot import encode_snapshot
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.watch.snapshot import check_file
 from support.pictures import BEGAN, big_picture

@@ -9,12 +9,12 @@ from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.picture.picture import NOT_COUNTED, Picture, RunState, RunTrouble, TroubleKind
 from flockstep.collectives.picture.snapshot import figures_of
 from flockstep.collectives.picture.votes import VotesHere
-from flockstep.peer.config import PeerConfig
-from flockstep.peer.telemetry import Telemetry, log_path
-from flockstep.peer.troubles import NEEDS_PROGRAM
-from flockstep.scripts.live_view import NAMED_WIDTH, peers_table
-from flockstep.scripts.story import PeerStory
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
+from flockstep.peer.log.telemetry import Telemetry, log_path
+from flockstep.scripts.watch.live_view import NAMED_WIDTH, peers_table
 from flockstep.scripts.watch.status import live_view, votes_line
+from flockstep.scripts.watch.story import PeerStory
 from flockstep.scripts.watch.words import describe_picture, member_story, progress_words, trouble_words
 from rich.console import Console
 from support.pictures import big_picture

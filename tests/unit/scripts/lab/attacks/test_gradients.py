@@ -6,8 +6,8 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
-from flockstep.peer.arrays import Floats
-from flockstep.peer.errors import UsageError
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks import gradients
 from flockstep.scripts.lab.attacks.gradients import ATTACKS, Attackers
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust import rules
 from flockstep.collectives.robust.median import Median
 from flockstep.collectives.robust.rule import Weighting
+from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.run.manifest import RULE_NAMES
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.baselines.flag import eigen
 from flockstep.scripts.lab.baselines.gram import CLIPPING_STEPS
 from flockstep.scripts.lab.baselines.rules import RULES, rule_named

@@ -12,8 +12,8 @@ from typing import Any
 import flockstep
 import numpy as np
 import pytest
-from flockstep.peer.arrays import Floats
-from flockstep.peer.errors import UsageError
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.bench import allreduce, worker
 from flockstep.scripts.lab.bench.allreduce import (
     AllreduceOptions,
@@ -118,8 +118,9 @@ def test_baselines_need_nothing_of_ours_but_numpy() -> None:
         nodes = ast.walk(ast.parse((BENCH / f"{name}.py").read_text(encoding="utf-8")))
         ours = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
         assert {alias.name for node in ours if node.module is None for alias in node.names} <= {"worker"}
-        assert {node.module for node in ours} <= {None, "worker", "peer.arrays"}
-    floats = ast.walk(ast.parse((BENCH.parents[2] / "peer" / "arrays.py").read_text(encoding="utf-8")))
+        assert {node.module for node in ours} <= {None, "worker", "collectives.vector.arrays"}
+    arrays = BENCH.parents[2] / "collectives" / "vector" / "arrays.py"
+    floats = ast.walk(ast.parse(arrays.read_text(encoding="utf-8")))
     imported = [alias.name for node in floats if isinstance(node, ast.Import) for alias in node.names]
     assert {name.split(".")[0] for name in imported} <= {"numpy"}
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from flockstep.peer.errors import LocalError
-from flockstep.peer.telemetry import log_path
+from flockstep.peer.base.errors import LocalError
+from flockstep.peer.log.telemetry import log_path
 from flockstep.scripts.lab.bench.join import (
     Coming,
     JoinOptions,

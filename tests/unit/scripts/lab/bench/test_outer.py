@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.lab.bench import outer
 from flockstep.scripts.lab.bench.outer import OuterOptions, baseline_of, run_outer
 from flockstep.scripts.lab.training.outer import OuterResult, OuterTraining

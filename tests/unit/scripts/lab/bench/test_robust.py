@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flockstep.collectives.robust.rule import Weighting
-from flockstep.peer.errors import UsageError
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.bench import robust
 from flockstep.scripts.lab.bench.robust import NAMED, RobustOptions, oracle_of, robust_options, run_robust

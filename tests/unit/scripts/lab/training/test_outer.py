@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.codec import CELL
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL
 from flockstep.optim.models.gpt_config import gpt_config
-from flockstep.optim.outer import OuterSettings
-from flockstep.peer.arrays import Floats
-from flockstep.peer.errors import UsageError
+from flockstep.optim.step.outer import OuterSettings
+from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.training.learner import Learner, domains_of
 from flockstep.scripts.lab.training.outer import (
     OUTER_SIZES,

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from flockstep.peer.telemetry import Event
+from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.lab.utilization.figures import (
     ROUND_PARTS,
     Boundary,

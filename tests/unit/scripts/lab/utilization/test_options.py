@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.lab import namespaces
 from flockstep.scripts.lab.utilization.lines import check_lines, shaped_line
 from flockstep.scripts.lab.utilization.options import (

@@ -1,0 +1,539 @@
+"""The driver of rounds: runs attempt after attempt, and dispatches round messages between them.
+
+Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. The vote
+on a round lasts over all its attempts, and statements of voters count in it also while I train. The messages that move
+data belong to an attempt: of those whose sender was ready before me, a few per peer are queued. Others may not know how
+the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
+
+A certificate ends my round if it continues my state and a quorum of the electorate has signed it, which the certificate
+of my state determines. Any other one is a hint: it makes me look for the run's chain, once in a while and between
+attempts. So do Readys for later rounds by more than a third of the votes.
+
+A member whose session I lose still counts while others have one with it: they pass on what it signs (`relays`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...dht.run.revision import open_revision
+from ...peer import wire
+from ...peer.base.digest import keyed
+from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.transport import PeerId
+from ...peer.node.bulk import Blob
+from ...peer.node.node import Node
+from ...peer.wire.signed import open_signed, verify_signed
+from ..accountability.conduct import Conduct
+from ..agreement.actions import AgreementTiming, Note
+from ..agreement.electorate import LIAR_PROOF, Electorate
+from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
+from ..chain.branches import why_not_next
+from ..chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
+from ..chain.kept_outputs import Outputs
+from ..chain.quorum import drawn_for
+from ..chain.voters import electorate_after, is_by_appointer, is_needed, why_no_quorum
+from ..robust.checks import commitment
+from ..round.deadlines import Deadlines
+from ..round.early import EarlyMessages
+from ..round.machine import Round
+from ..round.vote import Vote
+from ..spec import Spec
+from ..vector.lines import UNMEASURED, CodecChoice, stated
+from ..visit.polls import serve_votes
+from .attempt import Attempt, AttemptBytes
+from .contribution import Averaged, Contribution, NextRoot
+from .hints import LateReadys, NewcomerReadys, Spacing, senders
+from .relays import Relays
+
+HINT_SECONDS = 60.0
+"""Between two searches for the run's chain that hints have caused: each may hash the whole state."""
+MAX_SENT = 4
+"""Attempts of one round whose parts I keep: each holds a whole encoded contribution."""
+READY = wire.code_of_kind(wire.Ready)
+NAMED = (wire.Commit, wire.Have, wire.Sketch)
+"""What a cut may name: also of a member that was banned since, if another one shows it."""
+VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit, wire.Appointment)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The encoded parts that I sent in one attempt."""
+
+    cut: bytes
+    """The hash of its first cut; empty if that did not arrive."""
+    members: tuple[PeerId, ...]
+    bounds: tuple[int, ...]
+    parts: list[Blob]
+
+    def is_in(self, value: wire.Value) -> bool:
+        """Return True if a value was made in this attempt, as far as I know."""
+        return self.cut == value.cut if self.cut else (self.members, self.bounds) == (value.members, value.bounds)
+
+
+class Averager:
+    """Runs the rounds of one peer over its node."""
+
+    def __init__(
+        self,
+        node: Node,
+        spec: Spec,
+        active: Callable[[], frozenset[PeerId]],
+        kept: Outputs | None = None,
+        conduct: Conduct | None = None,
+    ) -> None:
+        self._node, self._now = node, node.running.now
+        self._spec = spec
+        self._active = active
+        self._last_attempt: Attempt | None = None
+        self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
+        self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
+        self._vote: Vote | None = None
+        self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
+        self._earlier: frozenset[PeerId] = frozenset()  # The members that were here when my round began.
+        self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
+        self._num_revealed = 0
+        """Attempts of this round in which my nonce may be known to others."""
+        self._sent: list[Sent] = []
+        """What I sent in the last attempts of this round: they may still be decided on."""
+        self._certificate: wire.Certificate | None = None
+        self._late_readys = LateReadys()
+        self._searches: Spacing[None] = Spacing(HINT_SECONDS)
+        self._kept = kept or Outputs(node)
+        self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
+        self.round = 1
+        self._is_hinted = False
+        """True if a certificate has hinted at another chain, and nobody has looked for it since."""
+        self.behind = False
+        """True if so many members are in later rounds that no quorum is left in mine, or if a certificate hints at it."""
+        self._relays = Relays(node, spec.run, self._statements_of, self._fail, lambda: self.electorate.votes)
+        node.on_message(wire.Signed, self._receive)
+        node.on_message(wire.Certificate, self._receive_certificate)
+        node.on_message(wire.Proof, self._receive_proof)
+        serve_votes(node, spec, lambda: self._vote_on().show(), self._take)
+        node.on_lost(self._lose)
+
+    def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
+        """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
+        before = self._slot
+        self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
+        self._conduct.advance(round_, certificate)
+        self._spec = self._spec.after(self._value)
+        self._choice = self._choice.among(self._spec.contribution)
+        if self._slot != before:
+            self._vote, self._num_revealed = None, 0
+            self._earlier = self._members()
+            self._came.clear()
+            self._unfetched.clear()
+            self._sent.clear()
+        for signed, message in self._early.take(round_):
+            if message.slot.round == round_:
+                self._give(signed, message)
+
+    @property
+    def certificate(self) -> wire.Certificate | None:
+        """The certificate of my state; None at the run's start."""
+        return self._certificate
+
+    @property
+    def decided(self) -> wire.Certificate | None:
+        """The certificate of my round, where it was decided and I could not end it; None else."""
+        return None if self._vote is None else self._vote.certificate
+
+    def ready(self) -> frozenset[PeerId]:
+        """Return the peers that train and have sent a Ready for my round."""
+        readys = self._vote.ready.items() if self._vote is not None else ()
+        return frozenset(peer for peer, (_, ready) in readys if ready.tokens)
+
+    def waiting(self) -> frozenset[PeerId]:
+        """Return the members that train and wait for a round: ready in my attempt, or since my last one ended."""
+        return self.ready() & self._members() & (self._came | self._in_my_attempt())
+
+    @property
+    def is_called(self) -> bool:
+        """True if voters with more than a third of the votes are ready in my attempt, or in a later one."""
+        electorate = self.electorate
+        return electorate.votes_of(self._in_my_attempt() & self._members()) >= electorate.third
+
+    def _in_my_attempt(self) -> frozenset[PeerId]:
+        return self._vote.reached if self._vote is not None else frozenset()
+
+    @property
+    def electorate(self) -> Electorate:
+        """The voters of my round, in the term that I am in."""
+        return self._vote.electorate if self._vote is not None else electorate_after(self._value, self._spec.charter)
+
+    @property
+    def is_needed(self) -> bool:
+        """True if the members that are here may not decide without my vote: one more of them could be lost meanwhile.
+
+        Who leaves then stays for one round, and says so in its Ready: the next electorate does not count it.
+        """
+        return is_needed(self._node.peer_id, self._active(), self.electorate, self._spec.charter)
+
+    @property
+    def why_no_quorum(self) -> str:
+        """Why the members that are here cannot decide, so that who trains need not wait for it; empty if they can."""
+        is_appointed = self._vote is not None and self._vote.may_enter(self._vote.slot.term + 1)
+        return "" if is_appointed else why_no_quorum(self.electorate, self._spec.charter, self._members())
+
+    @property
+    def finishing(self) -> bool:
+        """True if I have taken the cut of the running round: it still needs my part."""
+        return self._attempt is not None and self._attempt.machine.is_bound
+
+    @property
+    def busy(self) -> bool:
+        """True while an attempt runs."""
+        return self._last_attempt is not None
+
+    @property
+    def _attempt(self) -> Attempt | None:
+        """The running attempt; None once it is void, while its work still ends: what arrives then is for the next one."""
+        return None if self._last_attempt is None or self._last_attempt.is_void else self._last_attempt
+
+    def drawn(self) -> frozenset[PeerId]:
+        """Return the members drawn for my next round, as far as I know them."""
+        first = electorate_after(self._value, self._spec.charter).votes.keys()
+        return drawn_for(self._slot, self._members(), first, self._earlier)
+
+    @property
+    def _value(self) -> wire.Value | None:
+        return None if self._certificate is None else value_of(self._certificate)
+
+    @property
+    def _slot(self) -> wire.Slot:
+        """The first slot of my round."""
+        run, last = self._spec.run, self._certificate
+        return wire.Slot(run, self.round, genesis(run) if last is None else certificate_hash(last))
+
+    def _members(self) -> frozenset[PeerId]:
+        active, sought, me = self._active(), self._relays.sought, self._node.peer_id
+        return active | sought | {me} if sought or me not in active else active
+
+    def add_member(self, peer: PeerId) -> None:
+        """Show a new member whom I have banned, and add it to the running attempt."""
+        self._conduct.bans.greet(peer)
+        self._wait_for(peer)
+        if (hint := self._newcomers.take(peer)) is not None:
+            try:
+                self._receive(peer, hint)
+            except RemoteError as error:
+                self._node.charge(peer, "round", error)
+
+    def _wait_for(self, peer: PeerId) -> None:
+        attempt, members = self._attempt, self._members()
+        if attempt is not None and peer in members and len(members) <= wire.MAX_ROSTER:
+            attempt.act(attempt.machine.add_member(peer, self._now()))
+
+    @property
+    def why_not_average(self) -> str:
+        """Why a round cannot succeed now, so that waiting for it would only stop the training; empty if it can."""
+        spec, members = self._spec, self._members()
+        if banned := self._conduct.bans.mine:
+            return f"this peer is banned from the run: {banned}"
+        if len(members) < spec.min_peers:
+            return f"{len(members)} members are here, the run asks for {spec.min_peers}"
+        if spec.charter.authority is not None and spec.charter.authority not in members:
+            return "the run's owner, whose signature it requires, is away"
+        return ""
+
+    async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
+        """Take part in one attempt of a round. `next_root` computes the state root that outputs lead to, without effect."""
+        node, spec, vote = self._node, self._spec, self._vote_on(contribution)
+        self._relays.enter(vote.slot.round, vote.slot.attempt, self._members())
+        if why_not_average := self.why_not_average:
+            return Averaged(Outcome(OutcomeKind.VOID, vote.slot, why_not_average), (), ())
+        drawn = self.drawn()
+        if node.peer_id not in drawn:
+            reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
+            return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
+        machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
+        work = AttemptBytes(contribution.vector, contribution.patience)
+        codecs = self._choice, spec.output
+        attempt = self._last_attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
+        early, unfetched = self._early.take(self.round), [*self._unfetched]
+        self._unfetched.clear()
+        node.set_beat(node.config.beat_in_round)
+        try:
+            outcome = await attempt.run(early, unfetched)
+        finally:
+            self._last_attempt = None
+            self._came.clear()
+            node.set_beat(node.config.beat_outside)
+        self._num_revealed += machine.has_roster
+        if machine.has_roster:
+            exchange = machine.exchange
+            self._sent = [*self._sent, Sent(exchange.cut, exchange.members, exchange.bounds, work.mine)][-MAX_SENT:]
+        averaged = Averaged(outcome, (), ())
+        self._conduct.relieve(outcome.silent, outcome.late)
+        self._conduct.distrust(outcome.lied)
+        if machine.has_roster:
+            exchange = machine.exchange
+            known, voters = exchange.known, len(exchange.table.electorate.votes)
+            owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)
+            self._conduct.missed(outcome.idle, outcome.masked, known, owners, trainers)
+            self._conduct.lapsed(outcome.unsketched, outcome.slow, outcome.withheld, exchange.members[0], voters)
+        if outcome.kind is OutcomeKind.DONE:
+            self._deadlines.learn(machine.lengths)
+            phases = {peer: vote.ready[peer][1].seconds for peer in outcome.cut if peer in vote.ready}
+            averaged = replace(self._done(outcome, work), phases=phases)
+        if outcome.overdue is not None and outcome.slot.attempt >= (len(vote.electorate.votes) - 1) // 3:
+            self._deadlines.give_more_time(outcome.overdue)  # One proposer at least was honest: the deadlines are too short.
+        self.behind = self.behind or averaged.outcome.kind is OutcomeKind.BEHIND
+        node.blobs.drop([key for key in work.served if key not in self._kept])
+        return averaged
+
+    def _vote_on(self, contribution: Contribution | None = None) -> Vote:
+        """Return the vote on my round; it begins with the first message, or when I am ready."""
+        if self._vote is None:
+            spec, node, conduct = self._spec, self._node, self._conduct
+            first, electorate = self._slot, electorate_after(self._value, spec.charter)
+            timing = self._deadlines.timing(grace=0.0, transfer=0.0)
+            self._vote = Vote(
+                VoteSetup(
+                    me=node.peer_id,
+                    slot=first.at(*conduct.begin(first)),
+                    electorate=electorate,
+                    charter=spec.charter,
+                    timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling),
+                    sign=conduct.guard.sign,
+                    verify=verify_signed,
+                    proof=conduct.guard.lock_in(first.decision),
+                    least_attempt=conduct.guard.far,
+                    is_observer=conduct.guard.is_lost and len(electorate.votes) >= LIAR_PROOF,
+                )
+            )
+        return self._vote
+
+    def _done(self, outcome: Outcome, work: AttemptBytes) -> Averaged:
+        mine = self._node.peer_id
+        assert outcome.certificate is not None
+        parts = next((sent.parts for sent in reversed(self._sent) if sent.is_in(outcome.value)), [])
+        if mine in outcome.cut and not parts:
+            reason = "the round was certified with parts of mine that are no longer here"
+            return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason), (), ())
+        is_hinted, told = self._is_hinted, self._vote_on().told
+        self.expect(outcome.slot.round + 1, outcome.certificate)
+        self.behind = self._is_hinted = is_hinted  # My chain went on; whether there is another one is still to be seen.
+        # In a run with many more members than were drawn, the others learn of the round from member records.
+        members = self._active()
+        here = members if len(members) <= wire.MAX_ROSTER else frozenset()
+        if mine in senders(outcome.slot, outcome.members, self.electorate.votes):
+            self._node.send(sorted({*outcome.members, *here} - {*told, mine}), outcome.certificate)
+        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.value.outputs))
+
+    def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:
+        node, spec, value = self._node, self._spec, self._value
+        secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
+        nonce = keyed("nonce of a peer in an attempt", secret)
+        upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
+        last, tokens_before = ((), 0) if value is None else (value.members, value.tokens)
+        cells = spec.cells_of(vote.slot.round)
+        expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
+        control, transfer = self._deadlines.stated()
+        ready = wire.Ready(
+            vote.slot,
+            contribution.base_root,
+            contribution.tokens,
+            0.0 if node.is_relayed else upload,
+            download,
+            commitment(nonce),
+            spec.invite,
+            self._conduct.voucher if spec.charter.keepers is not None else b"",
+            is_leaving=contribution.is_leaving,
+            rates=stated(last, node.rate_from),
+            seconds=min(contribution.seconds, wire.MAX_PHASE_SECONDS) if contribution.tokens else 0.0,
+            control=min(control, wire.MAX_PHASE_SECONDS),
+            transfer=min(transfer, wire.MAX_PHASE_SECONDS),
+        )
+        return Setup(
+            ready=ready,
+            rule=spec.rule,
+            nonce=nonce,
+            active=active,
+            cells=cells,
+            part_bytes=spec.part_bytes,
+            output_bytes=spec.output.num_bytes,
+            tokens_before=tokens_before,
+            steps=contribution.steps,
+            loss=contribution.loss,
+            ramp=contribution.ramp,
+            min_peers=spec.min_peers,
+            phase_seconds=contribution.seconds,
+            timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
+            verify=verify_signed,
+            charter=self._conduct.charter,
+            is_banned=self._conduct.bans.__contains__,
+            trust_of=self._conduct.trust_of,
+            may_own=self._conduct.may_own,
+            is_prompt=self._conduct.is_prompt,
+            lost_at=self._relays.lost_at,
+            woke=lambda: node.running.woke,
+            awaits=self._conduct.awaits,
+            awaits_ready=self._conduct.awaits_ready,
+            awaits_sketch=self._conduct.awaits_sketch,
+            revision=b"" if value is None else value.revision,
+            newest_revision=self._conduct.revision,
+            why_not_revise=spec.why_not_revise,
+            number_of=lambda revision: open_revision(revision, spec.run, "").number,
+            last=last,
+        )
+
+    def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
+        # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
+        own = carrier == signed.sender
+        if not own and self._attempt is not None and signed.code == READY:
+            self._show(carrier, signed)
+        is_known = own or self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
+        if not (self._takes_part(carrier) and is_known):
+            if (dropped := self._newcomers.keep(carrier, signed)) is not None:
+                self._node.refuse(dropped, "round", "it or the signer of its message is no member")
+            return
+        if own:
+            self._relays.heard(carrier)
+        self._take(carrier, signed, open_signed(signed))
+
+    def _show(self, carrier: PeerId, signed: wire.Signed) -> None:
+        """Give my attempt a Ready that a voter passes on, whoever its author is: the voter's word names it."""
+        message = open_signed(signed) if carrier in self.electorate.votes else None
+        if self._attempt is not None and isinstance(message, wire.Ready) and message.slot.run == self._spec.run:
+            self._attempt.machine.show(carrier, signed, message)
+
+    def _takes_part(self, peer: PeerId) -> bool:
+        """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
+        in_attempt = self._attempt is not None and self._attempt.machine.has_seat(peer)
+        return in_attempt or self._node.is_member(peer) or peer in self._members()
+
+    def _take(self, carrier: PeerId, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """React to a message whose signatures are checked."""
+        if message.slot.run != self._spec.run:
+            raise ProtocolViolation("a message of another run")
+        if signed.sender in self._conduct.bans and (carrier == signed.sender or not isinstance(message, NAMED)):
+            return
+        self._conduct.receive(signed, message)
+        last = self._certificate
+        if isinstance(message, wire.Ready) and last is not None and last.slot.round >= message.slot.round:
+            self._answer_late(carrier, message.slot, last)
+        if message.slot.round < self.round:
+            return
+        self._relays.pass_on(message.slot.round, signed.sender, signed)
+        self._give(signed, message)
+
+    def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """Give a message of my round to the attempt or the vote, or keep it: until my attempt, until the round it is of."""
+        is_ahead, attempt = message.slot.round > self.round, self._attempt
+        if isinstance(message, wire.Ready) and message.slot.decision == self._slot.decision:
+            self._came.add(signed.sender)
+        is_early = is_ahead or (attempt is None and not isinstance(message, VOTE_MESSAGES))
+        if is_early and (loser := self._early.add(signed, message)) is not None:
+            self._node.refuse(loser, "round", "more than is kept before an attempt")
+        if attempt is not None:
+            if is_ahead:
+                attempt.machine.peer_ahead(signed.sender)
+            elif isinstance(message, wire.Ready):
+                self._wait_for(signed.sender)  # It may have started to train after I became ready.
+            attempt.receive(signed, message)
+        elif isinstance(message, VOTE_MESSAGES):
+            vote = self._vote_on()
+            if isinstance(message, wire.Appointment):
+                vote.tell(self._active())  # Those that train have no vote, and are to become ready.
+            try:
+                self._do(vote.receive(signed, message, self._now()))
+            except RemoteError as error:  # Not its carrier, which need not have seen that.
+                self._node.charge(signed.sender, type(message).__name__, error)
+        self.behind = self.behind or (self._vote is not None and self._vote.behind)
+
+    def _answer_late(self, peer: PeerId, slot: wire.Slot, certificate: wire.Certificate) -> None:
+        """Send who may not know that its round has ended the certificate of the last one, if that is mine to do."""
+        voters = self.electorate.votes
+        if self._node.peer_id not in senders(slot, self._members() - {peer}, voters):
+            return
+        if self._late_readys.may_answer(peer, self._node.now(), votes=peer in voters):
+            self._node.send(peer, certificate)
+        else:
+            self._node.refuse(peer, "round", "more Readys of decided rounds than are answered")
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Execute what the vote asks for between attempts."""
+        node = self._node
+        for action in actions:
+            match action:
+                case Forward(to, mail):
+                    node.send([peer for peer in to if peer != node.peer_id], mail)
+                case FetchValue():
+                    self._unfetched.append(action)
+                case Note(event, peer, step, reason):
+                    slot = self._vote_on().slot
+                    node.telemetry.emit(
+                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
+                    )
+        if self._vote is not None and self._vote.is_decided and not self.behind:
+            self.behind = True  # The round was decided while I trained.
+
+    def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
+        if not self._takes_part(carrier):
+            self._node.refuse(carrier, "certificate", "a stranger's certificate is not checked")
+            return
+        if certificate.slot.run != self._spec.run:
+            raise ProtocolViolation("a certificate of another run")
+        if certificate_hash(certificate) == self._slot.previous:
+            return  # That of my own state, whoever signed this copy.
+        work = partial(check_certificate, certificate, verify_signed, charter=self._spec.charter)
+        then = partial(self._take_certificate, carrier, certificate)
+        self._node.verify(carrier, "certificate", wire.MAX_ROSTER + 2, work, then)
+
+    def _take_certificate(self, carrier: PeerId, certificate: wire.Certificate, value: wire.Value) -> None:
+        """React to a certificate whose signatures are valid."""
+        self._conduct.examine(certificate)
+        if certificate.slot.round < self.round:
+            return
+        if why_not := why_not_next(certificate, self._slot.decision, self._certificate, self._spec.charter):
+            self._hint(carrier, certificate.slot.round, why_not)
+        elif (attempt := self._last_attempt) is not None:
+            attempt.machine.certified(certificate)
+            attempt.act([])
+        else:
+            self.behind = True
+
+    def _hint(self, carrier: PeerId, round_: int, reason: str) -> None:
+        """Take a certificate that does not end my round as its carrier's word that it is ahead of me."""
+        self._node.telemetry.emit("certificate.hint", peer=carrier, step="certificate", reason=reason, round=round_)
+        if carrier in self._members() and self._searches.may(None, self._node.now()):
+            self.behind = self._is_hinted = True
+
+    def _receive_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
+        if not self._takes_part(carrier):
+            self._node.refuse(carrier, "proof", "a stranger's proof is not checked")
+            return
+        if proof.slot.decision != self._slot.decision:
+            return
+        charter, first = self._spec.charter, electorate_after(self._value, self._spec.charter)
+
+        def work() -> None:
+            check_proof(proof, verify_signed, charter=charter)
+            check_votes(proof, first, charter)
+
+        self._node.verify(carrier, "proof", wire.MAX_ROSTER, work, lambda _: self._take_proof(carrier, proof))
+
+    def _take_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
+        self._relays.pass_on(proof.slot.round, carrier, proof)
+        if self._attempt is not None:
+            self._attempt.learn(proof)
+        elif proof.slot.round == self.round:
+            self._do(self._vote_on().learn(proof, self._now()))
+
+    def _lose(self, peer: PeerId, reason: str) -> None:
+        self._early.forget(peer)
+        self._newcomers.take(peer)
+        self._relays.lost(peer, reason, self._members())
+
+    def _statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
+        """Return what a member has said in my round, as far as I keep it."""
+        said = self._vote.statements_of(peer) if self._vote is not None else []
+        return said if self._last_attempt is None else [*said, *self._last_attempt.machine.statements_of(peer)]
+
+    def _fail(self, peer: PeerId, reason: str) -> None:
+        """React to the loss of a member that nobody here has a session with."""
+        if self._attempt is not None:
+            self._attempt.act(self._attempt.machine.lose(peer, reason, self._now()))

@@ -1,0 +1,292 @@
+"""Figures for Prometheus: those that follow from a peer's events, in one table, and the page that shows them.
+
+A figure is a counter if its name ends in `_total`, else a gauge. `METRICS` says from which field of which event a figure of a
+peer follows; a bootstrap adds figures of its own. The page is that of `prometheus_client`, on a thread of its own.
+"""
+
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import trio
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..base.errors import LocalError, UsageError
+from ..base.transport import Traffic
+from .telemetry import Event, Telemetry
+
+LOCAL_HOST = "127.0.0.1"
+"""Where a page is shown if no host is named: it has no password."""
+
+MAX_READERS = 16
+"""Connections to a page at once, each of which takes a thread and an open file; Prometheus has one for some milliseconds."""
+READER_SECONDS = 10.0
+"""Seconds in which a reader must send or take something: Prometheus' own timeout."""
+
+_HOST_PORT = re.compile(r"^(?:\[([0-9a-f:.]+)\]|([^:]*))(?::[0-9]*)?$", re.ASCII | re.IGNORECASE)
+"""A Host header (RFC 9110, 7.2): an IPv6 address in brackets, or another name, and a port."""
+
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number; `labels` distinguish those of one name."""
+
+    name: str
+    help: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+Figures = Callable[[], Iterable[Figure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table: the figure that the newest of these events sets."""
+
+    name: str
+    help: str
+    source: Mapping[str, str | float]
+    """By the name of an event: its field that holds the value (of a list: its length), or the value itself."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("flockstep_training", "1 while the peer is a member that trains or keeps, 0 while it is away.",
+           {"run.joined": 1.0, "state.synced": 1.0, "peer.paused": 0.0, "peer.leave": 0.0, "run.finished": 0.0}),
+    Metric("flockstep_paused", "1 while the peer may not train: its user, the hours, other programs.",
+           {"peer.paused": 1.0, "peer.resumed": 0.0}),
+    Metric("flockstep_round", "Rounds that the peer's state has behind it.",
+           {"round.done": "round", "state.synced": "round", "state.restored": "round", "round.replayed": "round"}),
+    Metric("flockstep_round_seconds", "Duration of the last certified round.", {"round.done": "seconds"}),
+    Metric("flockstep_round_members", "Members of the last certified round.", {"round.done": "roster"}),
+    Metric("flockstep_round_contributors", "Contributors that counted in it.", {"round.done": "cut"}),
+    Metric("flockstep_loss", "Training loss, nats per token.", {"step": "loss"}),
+    Metric("flockstep_inner_steps", "Inner steps since the peer joined.", {"step": "step"}),
+    Metric("flockstep_tokens_per_second", "Tokens that the peer trains in a second.", {"step": "tokens_per_s"}),
+    Metric("flockstep_run_tokens", "Tokens of the run and of this phase.", {"step": "tokens"}),
+    Metric("flockstep_phase_steps", "Inner steps of the last phase.", {"phase.end": "steps"}),
+    Metric("flockstep_checkpoint_round", "Round of the newest checkpoint on the disk.", {"checkpoint.written": "round"}),
+    Metric("flockstep_votes", "Votes of the voters that are here, as a keeper sees it.", {"run.votes": "votes"}),
+    Metric("flockstep_quorum_votes", "Votes that decide.", {"run.votes": "quorum"}),
+    Metric("flockstep_members", "Members that are here.", {"run.votes": "peers", "run.joined": "peers"}),
+    Metric("flockstep_bytes_total", "Bytes on all sockets.", {"step": "sent"}, {"direction": "sent"}),
+    Metric("flockstep_bytes_total", "Bytes on all sockets.", {"step": "received"}, {"direction": "received"}),
+)
+"""The figures of a peer, in the order of the page; those of one name follow each other."""
+
+ROUNDS, EVENT_COUNTS, TRAFFIC_BYTES = "flockstep_rounds_total", "flockstep_events_total", "flockstep_bytes_total"
+ROUND_ENDS = ("round.done", "round.void", "round.missed", "round.behind", "round.abstained")
+
+
+class EventFigures:
+    """The figures that follow from a peer's events: `take` every event, then `figures` at any time, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[int, float] = {}
+        """By the place of a row in the table."""
+        self._counts: dict[str, int] = dict.fromkeys(ROUND_ENDS, 0)
+        self._by_event: dict[str, list[int]] = {}
+        for place, metric in enumerate(METRICS):
+            for event in metric.source:
+                self._by_event.setdefault(event, []).append(place)
+
+    def take(self, event: Event) -> None:
+        """Count the next event."""
+        name = str(event["event"])
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + 1
+            for place in self._by_event.get(name, ()):
+                source = METRICS[place].source[name]
+                value = event.get(source) if isinstance(source, str) else source
+                number = float(len(value)) if isinstance(value, list) else value
+                if isinstance(number, int | float):
+                    self._values[place] = float(number)
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield what is known."""
+        with self._lock:
+            values, counts = dict(self._values), dict(self._counts)
+        for place, metric in enumerate(METRICS):
+            if place in values:
+                yield Figure(metric.name, metric.help, values[place], metric.labels)
+        for name in ROUND_ENDS:
+            outcome = name.partition(".")[2]
+            yield Figure(ROUNDS, "Attempts of rounds, by how they ended.", counts[name], {"outcome": outcome})
+        for name, count in sorted(counts.items()):
+            if count:
+                yield Figure(EVENT_COUNTS, "Events in the log.", count, {"event": name})
+
+
+def traffic_figures(traffic: Traffic) -> Iterator[Figure]:
+    """Yield the bytes of a host."""
+    for direction, num_bytes in (("sent", traffic.sent), ("received", traffic.received)):
+        yield Figure(TRAFFIC_BYTES, "Bytes on all sockets.", num_bytes, {"direction": direction})
+
+
+class _Source(Collector):
+    """What the library asks for figures, at each request."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def describe(self) -> list[Family]:
+        """Return nothing: the names are known once there are figures."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the figures by name."""
+        families: dict[str, Family] = {}
+        for figure in self._figures():
+            if figure.name not in families:
+                families[figure.name] = _family_of(figure)
+            families[figure.name].add_metric(list(figure.labels.values()), figure.value)
+        yield from families.values()
+
+
+def _family_of(figure: Figure) -> Family:
+    """The family of all figures of this name, still empty."""
+    if figure.name.endswith("_total"):
+        return CounterMetricFamily(figure.name, figure.help, labels=list(figure.labels))
+    return GaugeMetricFamily(figure.name, figure.help, labels=list(figure.labels))
+
+
+class _Reader(WSGIRequestHandler):
+    """One connection of a reader."""
+
+    timeout = READER_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  The base class names it.
+        """Log no requests."""
+
+
+class _PageServer(ThreadingMixIn, WSGIServer):
+    """Serves `MAX_READERS` connections; the oldest is closed for a newer one, so that who holds many keeps nobody out."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._readers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        self._noticed: set[str] = set()
+        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), port), _Reader)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        with self._lock:
+            self._readers[request] = None
+            is_crowded = len(self._readers) > MAX_READERS
+            if is_crowded:
+                oldest = next(iter(self._readers))
+                del self._readers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends, and closes it.
+        if is_crowded:
+            self._closed(f"more than {MAX_READERS} connections at once: the oldest was closed")
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection that was served."""
+        with self._lock:
+            self._readers.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note a connection that broke, in place of the traceback that the base class prints."""
+        self._closed(f"a connection broke, or was silent for {READER_SECONDS:g} s")
+
+    def _closed(self, reason: str) -> None:
+        with self._lock:
+            is_new = reason not in self._noticed
+            self._noticed.add(reason)
+        if is_new:
+            self._notice(reason)
+
+
+@contextlib.contextmanager
+def shown_metrics(place: str, figures: Figures, notice: Callable[[str], None]) -> Iterator[int]:
+    """Show the figures at `HOST:PORT` or, on this computer alone, at `PORT`; yields the port. Raises `LocalError`.
+
+    `notice` is called from a thread with the reason why connections were closed, once for each.
+    """
+    host, port = split_host_port(place)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Source(figures))
+    try:
+        server = _PageServer(host, port, notice)
+    except OSError as error:
+        remedy = "choose another port for --metrics; port 0 takes any"
+        raise LocalError(f"cannot show metrics at {place}: {error.strerror or error}", remedy=remedy) from error
+    app = make_wsgi_app(registry)
+    is_private = ipaddress.ip_address(str(server.server_address[0])).is_loopback  # Else others see the figures anyway.
+    server.set_app(_for_own_names(app, host) if is_private else app)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _for_own_names(app: Callable[..., Iterable[bytes]], host: str) -> Callable[..., Iterable[bytes]]:
+    """Refuse requests for foreign names, as the page of a run does."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if is_own_name(environ.get("HTTP_HOST", ""), host):
+            return app(environ, start_response)
+        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [b"this is not the name of this page: use its address"]
+
+    return answer
+
+
+async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, task_status: Any) -> None:
+    """Show figures at `HOST:PORT` until cancelled; they are read between two tasks of this loop. Raises `LocalError`."""
+    token = trio.lowlevel.current_trio_token()
+
+    def read() -> list[Figure]:
+        return trio.from_thread.run_sync(lambda: list(figures()), trio_token=token)
+
+    def notice(reason: str) -> None:
+        telemetry.emit("metrics.refused", step="metrics", reason=reason)
+
+    with shown_metrics(place, read, notice) as port:
+        telemetry.emit("metrics.ready", port=port)
+        task_status.started()
+        await trio.sleep_forever()
+
+
+def split_host_port(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """Split `HOST:PORT`, or `PORT` of this computer, as an option gives it. Raises `UsageError`."""
+    host, _, port = text.rpartition(":") if ":" in text else (LOCAL_HOST, "", text)
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise UsageError(f"{option} {text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
+    return host.strip("[]"), int(port)
+
+
+def is_own_name(stated: str, host: str) -> bool:
+    """Return True for a Host header that is an IP address, localhost or `host`, with any port.
+
+    A stranger's web site could point its own name here and read what is served (DNS rebinding), but no address.
+    """
+    name = _HOST_PORT.sub(r"\1\2", stated)
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return name.lower() in ("localhost", host.lower())

@@ -1,0 +1,11 @@
+"""The processes that last: a peer that trains, one that keeps a run, and a bootstrap.
+
+    agree       What `flockstep join` and `keep` show before the first time of a run, and the question whether to go on.
+    bootstrap   `flockstep bootstrap`: a directory server and a relay under a lasting identity.
+    join        `flockstep join`: trains with a run on this computer, and reports its progress.
+    keep        `flockstep keep`: holds a run's state, checks, votes and serves newcomers, without training.
+    loggers     TensorBoard, wandb and trackio: the curves of a peer, from its events.
+    otlp        Events over OpenTelemetry's protocol, to the collector that the environment names.
+    terminal    The signals that end a process in order, and an output that may be lost before it ends.
+    unfollowed  A member that cannot train under what its run's owner has revised keeps the run.
+"""

@@ -1,0 +1,243 @@
+"""What `flockstep join` and `keep` show before the first time of a run, and the question whether to go on.
+
+At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
+is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
+no others. The owner may revise the data later: each source is agreed to by itself, and `--yes` is no answer to one that
+was not shown. Without a terminal there is nobody to ask: the run is shown and joined, and a later join on a terminal asks.
+"""
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from ...dht.members.remembered import Remembered
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...dht.run.revision import revised_by
+from ...dht.run.statements import OwnerStatements
+from ...optim.consent import FROM_MEMBERS, host_of
+from ...peer.base.config import PeerConfig
+from ...peer.base.disk import write_whole
+from ...peer.base.errors import LocalError, NotAgreed, UsageError
+from ...peer.base.plain import plain_text
+from ...peer.log.telemetry import Telemetry, log_path
+from ..watch.voters import who_decides
+from .terminal import ending_signals
+
+WHO_MAY_JOIN = {
+    "open": "everybody",
+    "invite": "whoever has an invitation from its owner",
+    "allow": "the peers that its owner has listed",
+}
+LABEL_WIDTH = 10
+YES = ("y", "yes")
+SOURCES_FILE = "agreed-data"
+"""In the folder of a run: the data sources that the user has agreed to, or that were shown where nobody could be asked."""
+MAX_SOURCES = 64
+"""Of revised ones, the newest: an owner may name thousands."""
+
+
+class Purpose(StrEnum):
+    """What this computer is asked for."""
+
+    JOIN = "join"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shows runs by `say`, and asks by `read` unless it is None; `yes` is an answer given beforehand."""
+
+    config: PeerConfig
+    say: Callable[[str], None]
+    read: Callable[[str], str] | None
+    yes: bool
+    purpose: Purpose = Purpose.JOIN
+
+    def agree(self, signed: SignedManifest, may_ask: bool = True) -> str:
+        """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal.
+
+        `signed` holds the settings as the owner has revised them. `may_ask` is false in a run that this computer is in.
+        """
+        folder = self.config.home / "runs" / signed.run_id
+        agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
+        if self.purpose is Purpose.JOIN:
+            is_other = (folder / SOURCES_FILE).exists() and signed.manifest.data.source not in self._sources(folder)
+            if agreed.exists() or is_other or not may_ask:
+                return self._agree_to_data(signed, folder, may_ask)
+        if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
+            return "agreed to before"
+        lines = list(describe_run(signed, self.config, self.purpose))
+        for line in lines:
+            self.say(line)
+        if self.yes:
+            how = "agreed to by --yes"
+        elif self.read is None:
+            self.remember_data(signed)
+            return "nobody was there to ask"
+        elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
+            how = "agreed to by its user"
+        else:
+            done = "joined" if self.purpose is Purpose.JOIN else "kept"
+            raise LocalError(f"not {done}", remedy="the other members have not heard of this computer")
+        write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
+        if self.purpose is Purpose.JOIN:
+            self.remember_data(signed)
+        return how
+
+    def allows(self, signed: SignedManifest) -> bool:
+        """Return True if the user has agreed to the data of a run as its owner has revised it."""
+        sources = self._sources(self.config.home / "runs" / signed.run_id)
+        return signed.manifest.data.source in (*sources, self.config.allow_data)
+
+    def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
+        """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""
+        source, shown = signed.manifest.data.source, plain_text(signed.manifest.data.source)
+        if self.config.data or source in self._sources(folder):
+            return "agreed to before"
+        if source == self.config.allow_data:
+            how = "agreed to by --allow-data"
+        elif self.read is None or not may_ask:
+            what = f"the run's owner has named other data, {shown}, to which nobody here has agreed"
+            raise NotAgreed(what, remedy=f"flockstep agree, or --allow-data {shlex.quote(shown)}")
+        elif _says_yes(self.read, shown):
+            how = "agreed to by its user"
+        else:
+            raise LocalError("not joined", remedy="the other members have not heard of this computer")
+        self.remember_data(signed)
+        return how
+
+    def _sources(self, folder: Path) -> list[str]:
+        """Return the data that the user has agreed to: what was shown, which may not be what the run was published with."""
+        try:
+            found = json.loads((folder / SOURCES_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = []
+        return [it for it in (found if isinstance(found, list) else []) if isinstance(it, str)]
+
+    def remember_data(self, signed: SignedManifest) -> None:
+        """Write down that the user has agreed to the data of a run as its owner has revised it."""
+        folder = self.config.home / "runs" / signed.run_id
+        sources = list(dict.fromkeys((*self._sources(folder), signed.manifest.data.source)))
+        write_whole(folder / SOURCES_FILE, json.dumps(sources[-MAX_SOURCES:]).encode())
+
+
+def agree_to_data(
+    text: str, config: PeerConfig, say: Callable[[str], None], read: Callable[[str], str] | None, *, yes: bool
+) -> None:
+    """Ask whether this computer may train on the data that a run's owner has named since. Raises `FlockstepError`.
+
+    What was named is read from the disk, where the peer of this home folder keeps it.
+    """
+    link = JoinLink.parse(text)
+    folder = config.home / "runs" / link.run_id
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        remembered = Remembered(folder, link.run_id, telemetry)
+        published = remembered.manifest()
+        if published is None:
+            raise UsageError(f"no peer in {config.home} has joined this run", remedy="name its folder with --home")
+        stated = remembered.statements(OwnerStatements(link.run_id, published.manifest.owner))
+    signed = replace(published, manifest=revised_by(published, stated.revision))
+    agreement, source = Agreement(config, say, read, yes), plain_text(signed.manifest.data.source)
+    if agreement.allows(signed):
+        say(f"The run trains on {source}, as agreed to before.")
+        return
+    if not yes:
+        if read is None:
+            raise UsageError("there is no terminal to ask on", remedy=f"--yes agrees to {source}")
+        if not _says_yes(read, source):
+            raise LocalError("not agreed", remedy="this computer goes on holding the run's state, and trains nothing")
+    agreement.remember_data(signed)
+    say(f"Agreed: this computer trains on {source} from now on.")
+
+
+def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN) -> Iterator[str]:
+    """Yield what a person should know of a run before the first time. Raises `FlockstepError` as its model does."""
+    from ...optim.models.needs import gigabytes, needs_of, num, round_bytes, size_of_gpt
+
+    keeps = purpose is Purpose.KEEP
+    manifest = signed.manifest
+    model, source = plain_text(manifest.model_name), plain_text(manifest.data.source)
+    # Another model is built to be counted, which a stranger's options can make as long as they like.
+    is_known = manifest.model.name == "gpt" and not manifest.is_own
+    size = size_of_gpt(manifest.model.options) if is_known else None
+    needs = needs_of(manifest, size) if size is not None else None
+    unknown = "known once the state is here" if keeps else "known once the model is here"
+    home = shlex.quote(str(config.home))
+    yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
+    yield _row("run", signed.run_id)
+    by = ", ".join(plain_text(text) for text in (manifest.by, manifest.contact) if text)
+    yield _row("for", f"{by}, in their own words" if by else "somebody who gives no name")
+    yield _row("owner", f"the key {manifest.owner}, which has signed all of this")
+    yield _row("members", WHO_MAY_JOIN[manifest.admission.kind])
+    yield _row("voters", who_decides(manifest))
+    if keeps:
+        yield _row("keeping", "this computer holds the state, checks, serves, and votes if it may; it trains nothing")
+    yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
+    if not keeps:
+        yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+        if FROM_MEMBERS.fullmatch(config.data or manifest.data.source):
+            yield _row("from", "the members of the run")
+        if host := host_of(config.data or manifest.data.source):
+            yield _row("from", f"{plain_text(host)}, which sees this computer's IP address")
+    seconds = manifest.inner.seconds / manifest.outer.fragments
+    each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
+    streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""
+    yield _row("how long", f"{manifest.num_rounds:,} rounds, of about {each} each{streamed}; you may leave at any time")
+    if not keeps:
+        where = "a GPU if there is one, or else the processor" if config.device == "auto" else plain_text(config.device)
+        yield _row("works on", f"{where}; --threads, --hours and --when-idle leave some of it to you")
+        memory = unknown if needs is None else f"about {gigabytes(needs.memory + needs.training)}, and more for each batch"
+        yield _row("memory", memory)
+    disk = unknown if needs is None else gigabytes(needs.disk)
+    yield _row("disk", f"{disk}, below {home}")
+    if size is None:
+        yield _row("network", unknown)
+    else:
+        a_round, often = round_bytes(manifest, size), max(seconds, 1.0) if seconds else 60.0
+        pace = "" if seconds else " at a round a minute"
+        a_day = f"{gigabytes(int(a_round * 86400 / often))} a day{pace}"
+        yield _row("network", f"up to {gigabytes(a_round)} a round, {a_day}, sent and as much received; --max-up limits it")
+    yield _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+    to_pause = "" if keeps else f"`flockstep pause --home {home}` for a while, "
+    yield _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
+
+
+def _says_yes(read: Callable[[str], str], source: str) -> bool:
+    host = host_of(source)
+    place = f", read from {host}" if host else ""
+    return read(f"The run's owner has named other data, {source}{place}. Train on it? [y/N] ").strip().lower() in YES
+
+
+def terminal_reader() -> Callable[[str], str] | None:
+    """Return what reads an answer from the terminal; None without one."""
+    return _read if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def _read(question: str) -> str:
+    try:
+        with _interruptible():
+            return input(question)
+    except EOFError:
+        return ""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let one Ctrl-C end the question: elsewhere it asks for an orderly leave, of which a pending `input` hears nothing."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:{LABEL_WIDTH}}{text}"

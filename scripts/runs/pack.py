@@ -1,0 +1,165 @@
+"""`flockstep data pack`: makes shards of tokens, which volunteers read by a run's link, of text, JSON, parquet or the hub."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...optim.data.rows import MAX_NAMED, Flaw, Skips
+from ...optim.data.streams import STREAMS, Documents, open_documents
+from ...optim.data.text import texts
+from ...optim.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
+from ...optim.shards.chat import CHAT_COLUMNS, ChatTemplate, Rendered, chat_of
+from ...optim.shards.index import TOKENIZER
+from ...optim.shards.pack import pack, pack_chats
+from ...optim.shards.tokenizer_config import END, TEMPLATE, config_beside, encode_config
+from ...peer.base.disk import user_path
+from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.plain import plain_text
+
+KINDS = {".jsonl": "json", ".json": "json", ".gz": "json", ".parquet": "parquet"}
+"""Of a path without a kind, by its ending; all others are text."""
+SHOWN_PERIOD = 0.2
+"""Between two lines of progress: to the eye it moves."""
+T = TypeVar("T")
+
+
+def pack_data(
+    source: str,
+    out: Path,
+    write_line: Callable[[str], None],
+    *,
+    tokenizer: str = "bytes",
+    shard_tokens: int = 0,
+    chat: bool = False,
+) -> None:
+    """Pack a source with a tokenizer, its file, its folder or `bytes`, into the new folder `out`. Raises `FlockstepError`.
+
+    With `chat` its rows are lists of messages, of which the answers alone have a loss.
+    """
+    kind, _, place = source.partition(":")
+    if kind not in ("text", *STREAMS):
+        kind, place = KINDS.get(user_path(source).suffix, "text"), source
+    data = b""
+    if tokenizer != BYTES.name:
+        path = user_path(tokenizer)
+        path = path / TOKENIZER if path.is_dir() else path
+        data = read_tokenizer(path)
+    beside = config_beside(path) if data else {}
+    made_by = FileTokenizer(path, data, beside.get(END, "")) if data else BYTES
+    config = _config(beside, made_by) if isinstance(made_by, FileTokenizer) else b""
+    files = {"tokenizer_file": data, "tokenizer_config": config}
+    if chat and (not isinstance(made_by, FileTokenizer) or kind not in STREAMS):
+        remedy = "give --tokenizer, and a source of JSON or parquet"
+        raise UsageError("--chat needs a tokenizer with a chat template, and rows with messages", remedy=remedy)
+    skips, unanswered = Skips(), 0
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[done]}")
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("packing", total=None, done="")
+        began = shown_at = time.monotonic()
+
+        def tell(documents: int, tokens: int) -> None:
+            nonlocal shown_at
+            now = time.monotonic()
+            if now - shown_at > SHOWN_PERIOD:
+                shown_at = now
+                speed = tokens / (now - began) / 1e6
+                progress.update(task, done=f"{documents:,} documents, {tokens:,} tokens, {speed:.2f} M a second")
+
+        def at(done: int, total: int) -> None:
+            progress.update(task, total=total if total > 1 else None, completed=done)
+
+        if chat and isinstance(made_by, FileTokenizer):
+            template = ChatTemplate.beside(path)
+
+            def render(chat: object) -> Rendered | Flaw | None:
+                nonlocal unanswered
+                try:
+                    found = template.render(chat)
+                except UsageError as error:
+                    return Flaw(f"is left out: {error}")
+                unanswered += found is None
+                return found
+
+            def rendered() -> Iterator[Rendered]:
+                chats = _chats(kind, place, render, skips, at)
+                first = next(chats, None)
+                if first is None:
+                    why = f": {skips.first}" if skips.first else ""
+                    remedy = "an answer is a message with the role assistant; ?column=NAME names another column of messages"
+                    raise UsageError(f"no row of {source} is a chat with an answer{why}", remedy=remedy)
+                yield first
+                yield from chats
+
+            index = pack_chats(rendered(), made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
+        else:
+            documents = _documents(kind, place, skips, at)
+            index = pack(documents, made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
+    size = sum(shard.num_bytes for shard in index.shards)
+    write_line(
+        f"Packed {index.num_documents:,} documents into {len(index.shards):,} shards of {out}: {index.num_tokens:,} tokens, "
+        f"{size / 1e6:,.1f} MB. Its index is {index.hash.hex()}."
+    )
+    if unanswered:
+        write_line(f"{unanswered:,} rows without an answer were left out.")
+    if skips.first is not None:
+        count = f"{MAX_NAMED} or more" if skips.count >= MAX_NAMED else skips.count
+        write_line(f"What could not be read was left out, {count} in all, such as {skips.first}")
+    if made_by.end is None and not chat:
+        remedy = f'name one in a tokenizer_config.json beside it, {{"{END}": "…"}}, and pack again'
+        write_line(f"No token ends a document, since none is known of this tokenizer: {remedy}.")
+    source = json.dumps(f"tokens:swarm:{plain_text(str(out))}", ensure_ascii=False)
+    write_line(f"Train on it, each member with what the others have:  [data] source = {source}")
+    write_line("Or put the folder on a web server or into a dataset of the hub: docs/data.md.")
+
+
+def _config(beside: dict[str, str], tokenizer: FileTokenizer) -> bytes:
+    if TEMPLATE not in beside and tokenizer.end_text:  # A template has been rendered with what the file says.
+        beside.setdefault(END, tokenizer.end_text)
+    return encode_config(beside)
+
+
+def _documents(kind: str, place: str, skips: Skips, at: Callable[[int, int], None]) -> Iterator[str]:
+    """Yield the documents of a source; `at` is told how many of its pieces are done. Raises `FlockstepError`."""
+    if kind == "text":
+        number = 0
+        for number, text in enumerate(texts(place, skips), 1):
+            at(number, 0)
+            yield text.decode()
+        if not number and skips.first is not None:
+            raise UsageError(f"text:{place} holds no text: {skips.first}", remedy=skips.first.remedy or "name text in UTF-8")
+        return
+    documents, _ = open_documents(kind, place, skips=skips)
+    yield from _pieces(documents, documents.read, f"{kind}:{place}", at)
+
+
+def _chats(
+    kind: str,
+    place: str,
+    render: Callable[[object], Rendered | Flaw | None],
+    skips: Skips,
+    at: Callable[[int, int], None],
+) -> Iterator[Rendered]:
+    """Yield the chats of a source as text; see `_documents`."""
+    documents, column = open_documents(kind, place, column="messages", is_text=False, skips=skips)
+
+    def read(piece: int) -> Iterator[Rendered]:
+        return documents.made(piece, (column, *CHAT_COLUMNS), lambda row: render(chat_of(row, column)))
+
+    yield from _pieces(documents, read, f"{kind}:{place}", at)
+
+
+def _pieces(
+    documents: Documents, read: Callable[[int], Iterator[T]], name: str, at: Callable[[int, int], None]
+) -> Iterator[T]:
+    try:
+        for piece in range(len(documents.pieces)):
+            at(piece, len(documents.pieces))
+            yield from read(piece)
+    except OSError as error:
+        raise LocalError(f"cannot read {name}: {error}", remedy="check the disk or the network") from error

@@ -1,0 +1,128 @@
+"""Who decides a run, in words; and the links and lines of a keeper."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.picture.votes import VotesHere
+from flockstep.dht.members.remembered import Remembered
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Admission, Data, Manifest, SignedManifest
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
+from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.scripts.peers.join import describe_event
+from flockstep.scripts.peers.keep import KeepingLines, describe_keeping, voteless, with_bootstraps
+from flockstep.scripts.watch.story import RESTORED_START
+from flockstep.scripts.watch.voters import describe_voters, how_to_share, who_decides, why_votes
+
+IDS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 6)]
+OWNER = Identity.from_seed(bytes([1]) * 32)
+RUN = Manifest(owner=IDS[0], name="run", data=Data(source="own"))
+
+
+@pytest.mark.parametrize(
+    ("keepers", "stall", "said"),
+    [
+        (1, "wait", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round ends"),
+        (2, "wait", "its 2 keepers decide, 2 of 2 votes; while one of them is away, no round ends"),
+        (3, "wait", "its 3 keepers decide, 2 of 3 votes; while more than 1 of them is away, no round ends"),
+        (4, "wait", "its 4 keepers decide, 3 of 4 votes; while more than 1 of them is away, no round ends"),
+        (1, "present", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round ends"),
+        (4, "present", "its 4 keepers decide, 3 of 4 votes; where fewer are here, those that are here decide"),
+    ],
+)
+def test_who_decides_and_what_their_loss_means(keepers: int, stall: str, said: str) -> None:
+    admission = Admission(keepers=" ".join(IDS[1:keepers]), stall=stall)
+    assert who_decides(replace(RUN, admission=admission)).startswith(said)
+
+
+def test_who_decides_where_no_keepers_vote() -> None:
+    assert who_decides(replace(RUN, admission=Admission(authority="owner"))).startswith("its owner alone decides")
+    assert who_decides(replace(RUN, admission=Admission(voters="members"))) == (
+        "all members decide, one vote each; its owner alone in the first round"
+    )
+    assert who_decides(RUN).endswith("and all wait for it")
+
+
+def test_an_owner_that_decides_alone_is_told_how_others_get_a_vote() -> None:
+    assert "`flockstep run vouch 'flockstep://x' ID` gives it a vote" in how_to_share(RUN, "flockstep://x")
+    for rules in (Admission(keepers=IDS[1]), Admission(authority="owner"), Admission(voters="members")):
+        assert how_to_share(replace(RUN, admission=rules), "flockstep://x") == ""
+
+
+def test_the_votes_that_are_here_are_named_with_those_that_are_missing() -> None:
+    votes = VotesHere(3, Electorate(dict.fromkeys(IDS[:4], 1)), (IDS[0], IDS[1]))
+    assert str(votes).startswith("votes: 2 of 4 are here, 3 needed: no quorum is here; missing: ")
+    assert set(votes.missing) == {IDS[2], IDS[3]}
+    assert (votes.figures["votes"], votes.figures["quorum"], votes.figures["total"]) == (2, 3, 4)
+
+
+def test_why_each_voter_may_vote_is_told_from_what_the_owner_signed() -> None:
+    manifest = replace(RUN, admission=Admission(keepers=IDS[1]))
+    votes = VotesHere(41, Electorate(dict.fromkeys(IDS, 1)), (IDS[0],))
+    assert describe_voters(votes, manifest) == [
+        f"{peer[-8:]}  {'here' if peer == IDS[0] else 'away'}  {why}"
+        for peer, why in sorted(
+            zip(
+                IDS,
+                (
+                    "owns the run",
+                    "is listed in the manifest",
+                    *["the owner vouched for it"] * 3,
+                ),
+                strict=True,
+            )
+        )
+    ]
+    assert why_votes(IDS[3], replace(RUN, admission=Admission(kind="allow", voters="members"))) == "is a member"
+
+
+def test_further_bootstraps_of_a_link_are_added_once_and_checked() -> None:
+    first, second = (f"/ip4/192.0.2.{number}/tcp/4001/p2p/{IDS[number]}" for number in (1, 2))
+    link = JoinLink("a" * 52, (first,), (3, b"h" * 32))
+    assert with_bootstraps(link, [first, second]) == JoinLink("a" * 52, (first, second), (3, b"h" * 32))
+    with pytest.raises(UsageError, match="is not an address"):
+        with_bootstraps(link, ["192.0.2.1"])
+
+
+def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> None:
+    event: Event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
+    said = "after round 3: 5 members are here, 2 of 4 votes, 3 needed; missing: x"
+    assert describe_keeping(event) == said
+    said_twice: list[str] = []
+    lines = KeepingLines(said_twice.append, as_json=False)
+    for number in (3, 4):
+        lines.show({**event, "round": number})
+    lines.show({**event, "round": 5, "votes": 3})
+    assert [line.split(":")[0] for line in said_twice] == ["after round 3", "after round 5"]
+    assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
+    assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
+
+
+@pytest.mark.parametrize("describe", [describe_keeping, describe_event])
+def test_a_state_of_the_start_continues_no_round(describe: Callable[[Event], str]) -> None:
+    assert describe({"event": "state.restored", "round": 0}) == RESTORED_START
+    assert describe({"event": "state.restored", "round": 7}).startswith("continues from round 7")
+
+
+def test_a_keeper_without_a_vote_says_how_it_gets_one(tmp_path: Path) -> None:
+    owner = Identity.from_seed(bytes([1]) * 32)
+    config, telemetry = PeerConfig(home=tmp_path), Telemetry()
+    signed = SignedManifest.sign(replace(RUN, owner=IDS[0], admission=Admission(keepers=IDS[1])), owner)
+    link = JoinLink(signed.run_id, ("/ip4/192.0.2.1/tcp/4001/p2p/" + IDS[0],))
+    said = voteless(signed, link, IDS[2], config, telemetry)
+    assert f"the run's owner gives it one: flockstep run vouch '{link}' {IDS[2]}" in said
+    assert [voteless(signed, link, voter, config, telemetry) for voter in IDS[:2]] == ["", ""]
+    log = OwnerStatements(signed.run_id, IDS[0])
+    Remembered(tmp_path / "runs" / signed.run_id, signed.run_id, telemetry).append(
+        log, owner, (OwnerStatement("vouch", IDS[2]),)
+    )
+    assert voteless(signed, link, IDS[2], config, telemetry) == ""
+    rules = Admission(kind="allow", allow=IDS[2], voters="members")
+    listed = SignedManifest.sign(replace(RUN, owner=IDS[0], admission=rules), owner)
+    assert voteless(listed, link, IDS[2], config, telemetry) == ""  # No word of the owner's gives it a vote.
