@@ -17,13 +17,13 @@ from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Cost, Guard, Standing
 from flockstep.peer.quota.origins import NOWHERE
 from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
+from support.recorded import recorded
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -52,9 +52,7 @@ def test_garbage_and_huge_lengths_end_a_stream_and_nothing_else(protocol: str, g
 
 
 def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
-    events: list[Event] = []
-    telemetry = Telemetry(clock=lambda: 0.0)
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded(clock=lambda: 0.0)
     keeper = Guard(telemetry)
     for _ in range(BURST):
         keeper.take("peer", Cost(messages=1), 0.0, NOWHERE, Standing.MEMBER)

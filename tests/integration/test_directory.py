@@ -26,6 +26,7 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
 from multiaddr import Multiaddr
 from support.loopback import LOOPBACK
+from support.recorded import recorded
 
 RUN = "a" * 52
 KEY = f"/flockstep/{RUN}"
@@ -72,9 +73,7 @@ class Swarm:
 
 @asynccontextmanager
 async def swarm(*announce: str) -> AsyncIterator[Swarm]:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     config = replace(LOOPBACK, announce=announce)
     with trio.fail_after(120):  # A safety net against a hang.
         async with (

@@ -20,9 +20,10 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from support.loopback import LOOPBACK
+from support.recorded import recorded
 
 # Not `importorskip`: hivemind and libp2p cannot be imported into one process.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("hivemind") is None, reason="flockstep[hivemind] is missing")
@@ -91,9 +92,7 @@ def test_a_run_is_published_and_found_through_a_hivemind_dht_alone(stranger: Str
 
 async def test_members_are_found_with_their_addresses_and_junk_is_told(stranger: Stranger) -> None:
     run_id, address = signed_run().run_id, "/ip4/127.0.0.1/tcp/4001"
-    telemetry = Telemetry()
-    events: list[Event] = []
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
 
     directory = HivemindDirectory(telemetry, validate_published)
     async with trio.open_nursery() as nursery:

@@ -23,6 +23,7 @@ from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.connect_proxy import ConnectProxy, connect_proxy, pump
 from support.loopback import ECHO, echo, until
+from support.recorded import recorded
 from support.tls import Authority
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0, dial_timeout=60.0)
@@ -61,9 +62,7 @@ async def bootstrap(authority: Authority, port: int = 0) -> AsyncIterator[tuple[
 
 @asynccontextmanager
 async def peer() -> AsyncIterator[tuple[Libp2pHost, list[Event]]]:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     async with open_host(Identity.generate(), LOOPBACK, telemetry) as host:
         yield host, events
 

@@ -11,10 +11,11 @@ from flockstep.peer.base.transport import Rung
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.listen import interfaces
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
 from multiaddr import Multiaddr
 from support.loopback import LOOPBACK
+from support.recorded import recorded
 
 EVERYWHERE = PeerConfig(home=Path("unused"), port=0, upnp=False)
 
@@ -45,9 +46,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 @pytest.mark.usefixtures("ip6")
 async def test_one_port_on_both_versions_of_ip() -> None:
-    telemetry = Telemetry()
-    events: list[Event] = []
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     async with (
         open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as bootstrap,
         open_host(Identity.generate(), EVERYWHERE, telemetry) as host,

@@ -37,6 +37,7 @@ from support.bootstraps import TINY_RUN, Bootstrap
 from support.certificates import certify
 from support.commands import Command, flockstep
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
+from support.recorded import recorded
 
 RUN = SIGNED.run_id
 CHAIN = chain_of(30)
@@ -116,9 +117,7 @@ async def until_named(directory: Directory, link: JoinLink, peers: set[str]) -> 
 
 async def start_of(link: JoinLink, home: Path) -> tuple[Head | None, list[Event]]:
     """Where a newcomer with a new home folder starts, and its events."""
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     try:
         async with reach_run(link, settings(home), telemetry) as reached:
             return reached.anchor, events

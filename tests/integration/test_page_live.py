@@ -12,7 +12,7 @@ import trio
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry, log_path, read_events
+from flockstep.peer.log.telemetry import log_path, read_events
 from flockstep.scripts.demo.local_run import START_SECONDS
 from flockstep.scripts.demo.processes import Processes
 from flockstep.scripts.page import page, runs
@@ -20,6 +20,7 @@ from flockstep.scripts.peers.bootstrap import BootstrapOptions, keep_bootstrap
 from flockstep.scripts.runs.listed import list_run
 from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
+from support.recorded import recorded
 
 SECONDS = 120.0
 PAGE_ADDRESS = r"http://\S+/"
@@ -90,9 +91,7 @@ async def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monk
 
     monkeypatch.setattr(runs, "serve_runs", failing)
     monkeypatch.setattr(page, "RETRY_PERIOD", 0.0)
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     config, options = PeerConfig(home=tmp_path, host="127.0.0.1", port=0), BootstrapOptions(page="127.0.0.1:0")
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:

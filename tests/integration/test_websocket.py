@@ -26,6 +26,7 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.loopback import ECHO, LOOPBACK, echo, until
+from support.recorded import recorded
 from support.tls import Authority
 from wsproto import ConnectionType as Role
 from wsproto import WSConnection
@@ -56,9 +57,7 @@ class Bootstrap:
 
 @asynccontextmanager
 async def bootstrap(certificate: TlsCertificate | None = None) -> AsyncIterator[Bootstrap]:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     limits, places = BootstrapLimits(), (WebPlace("127.0.0.1", 0, certificate),)
     async with open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=limits, web=places) as host:
         host.handle(ECHO, echo)

@@ -23,7 +23,8 @@ from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.base.transport import Rung, Stream
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event
+from support.recorded import recorded
 
 ECHO = "/natlab/echo/1"
 MEGABYTE = 1 << 20
@@ -101,9 +102,7 @@ class Peer:
 
 
 async def main(bootstraps: list[str]) -> None:
-    telemetry = Telemetry()
-    events: list[Event] = []
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     config = PeerConfig(home=Path("unused"))
     async with open_host(Identity.generate(), config, telemetry) as host, trio.open_nursery() as nursery:
         host.handle(ECHO, echo)

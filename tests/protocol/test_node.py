@@ -24,6 +24,7 @@ from flockstep.peer.node.guard import BURST
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import message_packet
 from flockstep.peer.wire.framing import frame
+from support.recorded import recorded
 
 A, B, C = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))
 
@@ -118,9 +119,7 @@ async def test_whoever_has_left_hears_nothing_any_more() -> None:
     async with party(A) as guests:
         a = guests.nodes[A.peer_id]
         heard: list[str] = []
-        events: list[Event] = []
-        telemetry = Telemetry(clock=trio.current_time)
-        telemetry.subscribe(events.append)
+        telemetry, events = recorded(clock=trio.current_time)
         async with Node(guests.network.transport(B.peer_id, telemetry=telemetry), B, PeerConfig(), telemetry) as b:
             a.learn(B.peer_id, (f"/memory/{B.peer_id}",))
             b.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))

@@ -24,6 +24,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
+from support.recorded import recorded
 
 RUN = "a" * 52
 OWNER, ANNA, BERT, CARL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
@@ -188,9 +189,7 @@ def test_the_command_and_the_owners_peer_share_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("junk", [b"", b"junk", ONE.packed[:-70] + bytes(70)])
 def test_a_damaged_file_of_statements_is_an_event_and_no_more(tmp_path: Path, junk: bytes) -> None:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     (tmp_path / "statements").write_bytes(junk)
     assert Remembered(tmp_path, RUN, telemetry).statements(NONE) == NONE
     assert [event["event"] for event in events] == ["run.forgotten"] * bool(junk)

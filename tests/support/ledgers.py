@@ -7,17 +7,16 @@ from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import LONE, RUN
+from support.recorded import recorded
 
 
 def open_ledger(
     path: Path, owner: str | None = None, founders: Sequence[Identity] = (LONE,)
 ) -> tuple[Ledger, list[Event]]:
-    events: list[Event] = []
-    telemetry = Telemetry(clock=lambda: 0.0)
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded(clock=lambda: 0.0)
     names = [owner] if owner else [founder.peer_id for founder in founders]
     charter = Charter(authority=owner, founders=frozenset(names))
     return Ledger.open(path, RUN, verify=verify_signed, telemetry=telemetry, charter=charter), events

@@ -5,7 +5,8 @@ import struct
 from pathlib import Path
 
 from flockstep.collectives.chain.losses import MAX_NOTED_ROUNDS, Losses, known_losses
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Telemetry
+from support.recorded import recorded
 
 
 def test_losses_outlive_a_restart_with_gaps_and_within_a_bound(tmp_path: Path) -> None:
@@ -26,7 +27,6 @@ def test_losses_outlive_a_restart_with_gaps_and_within_a_bound(tmp_path: Path) -
 
 
 def test_a_disk_that_fails_is_an_event(tmp_path: Path) -> None:
-    telemetry, events = Telemetry(), list[Event]()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     Losses(tmp_path / "gone" / "losses", telemetry).note(1, 2.0)
     assert [event["event"] for event in events] == ["losses.unwritten"]

@@ -17,6 +17,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.wire import Members
 from flockstep.peer.wire.schema import encode
+from support.recorded import recorded
 
 RUN = "a" * 52
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -33,9 +34,7 @@ def member(identity: Identity, expires: float = 0.0, addresses: tuple[str, ...] 
 
 
 def remembered(folder: Path) -> tuple[Remembered, list[Event]]:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     return Remembered(folder, RUN, telemetry), events
 
 

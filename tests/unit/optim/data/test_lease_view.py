@@ -7,8 +7,9 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.optim.data.lease_view import Neighbours
 from flockstep.optim.data.leases import MAX_EPOCH, Lease, Ranking, Share
 from flockstep.peer.identity import Identity
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
+from support.recorded import recorded
 from trio.testing import MockClock
 
 ME, OTHER, LIAR = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
@@ -48,9 +49,7 @@ def test_a_member_counts_while_it_is_here_and_what_it_left_half_finished_stays_k
     [b"junk", bytes(MAX_SHARE_BYTES), encode(Share(source=b"data"))[:-1], BEYOND],
 )
 def test_a_malformed_share_is_ignored_with_one_event_and_hides_nobody_elses(junk: bytes) -> None:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
 
     async def see() -> None:
         table = MemberTable("run", ME.peer_id)

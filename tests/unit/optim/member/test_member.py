@@ -4,14 +4,12 @@ import pytest
 import trio
 import trio.testing
 from flockstep.optim.member.member import FINISH_SECONDS, finish_round
-from flockstep.peer.log.telemetry import Event, Telemetry
+from support.recorded import recorded
 
 
 @pytest.mark.parametrize("lasts", [FINISH_SECONDS / 2, 2 * FINISH_SECONDS])
 def test_who_leaves_waits_for_the_round_for_a_while_and_says_so_where_it_does_not_end_it(lasts: float) -> None:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
 
     async def leave() -> float:
         is_over = trio.Event()

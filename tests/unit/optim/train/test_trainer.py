@@ -23,6 +23,7 @@ from flockstep.optim.train.trainer import ForwardPass, can_separate, check_token
 from flockstep.peer.base.errors import CannotFollow, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
+from support.recorded import recorded
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -117,9 +118,7 @@ def test_where_compiling_fails_the_model_trains_without_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))  # As on a computer without one.
     monkeypatch.setattr(inductor, "fx_graph_cache", False)
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     model = Seen()
     forward = ForwardPass(model, CPU, PeerConfig(compile_model=True))
     with pytest.raises(RuntimeError) as caught:

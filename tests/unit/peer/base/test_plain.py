@@ -4,12 +4,12 @@ import io
 
 import pytest
 from flockstep.peer.base.plain import plain_lines, plain_text
-from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.scripts.watch.live_view import peers_table
 from flockstep.scripts.watch.story import PeerStory
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support.recorded import recorded
 
 HOSTILE = {
     "clipboard": "\x1b]52;c;cm0gLXJmIH4=\x1b\\",
@@ -39,9 +39,7 @@ def test_plain_texts_stay_as_they_are(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_no_event_carries_a_text_that_does_something_to_a_terminal(text: str) -> None:
-    events: list[Event] = []
-    telemetry = Telemetry()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
     telemetry.emit("round.void", reason=text, round=3, roster=[text])
     telemetry.take({"event": "peer.lost", "peer": text})
     void, lost = events

@@ -19,15 +19,14 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from support.certificates import grow
 from support.full_disk import files_up_to
 from support.ledgers import open_ledger, rounds_in
+from support.recorded import recorded
 
 posix = pytest.mark.skipif(os.name != "posix", reason="Windows has neither SIGKILL nor limits on a file's size")
 
 
 def open_log(path: Path, *, sync: bool = True) -> tuple[LogFile, list[bytes], list[Event]]:
     """A log, what was in it, and the events that it leaves."""
-    events: list[Event] = []
-    telemetry = Telemetry(clock=lambda: 0.0)
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded(clock=lambda: 0.0)
     log, found = LogFile(path, telemetry, sync=sync), list[bytes]()
     log.load(lambda record: found.append(record.payload))
     return log, found, events

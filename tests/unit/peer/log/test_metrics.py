@@ -24,7 +24,8 @@ from flockstep.peer.log.metrics import (
     shown_metrics,
     split_host_port,
 )
-from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.log.telemetry import Event
+from support.recorded import recorded
 
 ROOT = Path(__file__).parents[4]
 FIGURES = [
@@ -81,8 +82,7 @@ def test_who_holds_many_connections_open_keeps_no_reader_out_and_is_closed() -> 
 
 
 async def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
-    telemetry, events = Telemetry(), list[Event]()
-    telemetry.subscribe(events.append)
+    telemetry, events = recorded()
 
     def figures() -> Iterator[Figure]:
         yield Figure("swarm_time", "Known in the loop alone.", trio.current_time() * 0 + 7)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from flockstep.peer.base.errors import LocalError
 from flockstep.peer.log import telemetry as telemetry_file
-from flockstep.peer.log.telemetry import Event, Telemetry, old_log_path, read_events
+from flockstep.peer.log.telemetry import Telemetry, old_log_path, read_events
 from flockstep.scripts.watch.story import PeerStory
 from support.full_disk import files_up_to
+from support.recorded import recorded
 
 
 def test_events_are_read_back_as_they_were_emitted(tmp_path: Path) -> None:
@@ -155,9 +156,7 @@ def test_a_full_disk_ends_the_log_but_not_the_events(capsys: pytest.CaptureFixtu
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
-    heard: list[Event] = []
-    telemetry = Telemetry(full)
-    telemetry.subscribe(heard.append)
+    telemetry, heard = recorded(full)
     telemetry.emit("network.died")
     telemetry.emit("network.restarted")
     assert [event["event"] for event in heard] == ["network.died", "network.restarted"]
