@@ -14,32 +14,17 @@ import re
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 from flockstep.scripts.lab.simulate.options import SimulateOptions, Span
 from flockstep.scripts.lab.simulate.world import simulate
+from support.simulations import CALM
 
 
 def restless(seed: int, peers: int, rounds: int, rule: str) -> SimulateOptions:
     """Everything that roads and people do, at once; nobody lies."""
-    return SimulateOptions(
-        peers=peers,
-        rounds=rounds,
-        seed=seed,
-        bandwidth=None,
-        latency=Span(0.02, 0.1),
-        loss=0.02,
-        churn=0.5,
-        stall=0.2,
-        stall_time=Span(5.0, 20.0),
-        partitions=(),
-        strikes=(),
-        attacks=(),
-        rule=rule,
-        tensors=rule != "mean",
-        steps_time=Span(10.0, 12.0),
-        min_peers=1,
-        out=None,
-    )
+    people = replace(CALM, loss=0.02, churn=0.5, stall=0.2, stall_time=Span(5.0, 20.0), steps_time=Span(10.0, 12.0))
+    return replace(people, peers=peers, rounds=rounds, seed=seed, rule=rule, tensors=rule != "mean")
 
 
 def main() -> None:
