@@ -16,7 +16,6 @@ from flockstep.collectives.agreement.collected import NewestStatements
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import Decision, PrevoteQuorum, Propose, Statement, VoterReady
-from flockstep.peer.base.errors import LocalError
 from flockstep.peer.wire import Precommit, Prevote, Slot
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,49 +63,6 @@ def reasons(actions: list[AgreementAction]) -> list[str]:
     return [action.reason for action in actions if isinstance(action, Note)]
 
 
-def run(machines: dict[str, VoterMachine], now: float = 0.0) -> dict[str, Decision | None]:
-    """Deliver everything among these machines; a new value is X and its bytes are everywhere."""
-    queue = [(name, action) for name, machine in machines.items() for action in machine.resume(now)]
-    queue += [(name, action) for name, machine in machines.items() for action in machine.hold(X, now)]
-    made = set[str]()
-    while queue or made < {name for name, machine in machines.items() if machine.making is not None}:
-        for name, machine in machines.items():
-            if machine.making is not None and name not in made:
-                made.add(name)
-                queue += [(name, action) for action in machine.offer(machine.slot, X, machine.making, now)]
-        name, action = queue.pop(0)
-        results: dict[str, list[AgreementAction]] = {}
-        match action:
-            case Dispatch(statement):
-                results = {it: machines[it].receive(name, statement, now) for it in machines if it != name}
-        queue += [(other, result) for other, actions in results.items() for result in actions]
-    return {name: machine.decision for name, machine in machines.items()}
-
-
-@pytest.mark.parametrize("voters", ["A", "AB", "ABCD", "ABCDEFGHIJ"])
-def test_voters_that_are_all_there_decide_in_the_first_attempt_without_a_clock(voters: str) -> None:
-    electorate = Electorate(dict.fromkeys(voters, 1))
-    decisions = run({voter: a_machine(voter, electorate=electorate) for voter in voters})
-    assert {decision.value for decision in decisions.values() if decision} == {X}
-    assert {decision.slot for decision in decisions.values() if decision} == {SLOT}
-
-
-def test_a_later_process_says_nothing_in_the_same_slot_and_holds_the_lock() -> None:
-    machine = started("B")
-    machine.hold(X, 0.0)
-    all_ready(machine)
-    actions = machine.receive("A", proposal(), 0.0) + machine.receive("A", Prevote(SLOT, X), 0.0)
-    actions += machine.receive("C", Prevote(SLOT, X), 0.0)
-    assert sent(actions) == [Prevote(SLOT, X), Precommit(SLOT, X)]
-    assert machine.newest_proof == proof()
-    again = a_machine("B", attempt=4, lock=proof())
-    assert sent(again.resume(9.0)) == [VoterReady(SLOT.at(0, 4), proof())]
-    # The other half of an equivocation finds the next slot, and a new value the lock.
-    again.hold(Y, 9.0)
-    assert sent(again.receive("A", proposal(Y), 9.0)) == []
-    assert sent(again.receive("A", proposal(Y, 4), 9.0)) == []
-
-
 def test_an_accept_waits_for_the_bytes_and_only_the_proposer_is_accepted() -> None:
     machine = started("B")
     assert reasons(machine.receive("C", proposal(), 0.0)) == ["a proposal by another voter than the proposer"]
@@ -116,22 +72,6 @@ def test_an_accept_waits_for_the_bytes_and_only_the_proposer_is_accepted() -> No
     (conflict,) = machine.receive("A", proposal(Y), 0.0)
     assert isinstance(conflict, Note)
     assert (conflict.event, conflict.peer) == ("agreement.equivocation", "A")
-
-
-def test_a_lock_holds_against_a_new_value_and_an_older_proof_and_gives_way_to_a_newer_one() -> None:
-    lock = proof(X, attempt=2)
-    for shown, value, accepted in (
-        ({}, Y, []),
-        ({"C": proof(Y, attempt=1)}, Y, []),
-        ({"C": proof(Y, attempt=3)}, Y, [Prevote(SLOT.at(0, 4), Y)]),
-        ({}, X, [Prevote(SLOT.at(0, 4), X)]),
-    ):
-        machine = started("B", 4, lock)
-        machine.hold(X, 0.0)
-        machine.hold(Y, 0.0)
-        actions = machine.receive("A", proposal(value, 4, "ACD", **shown), 0.0)
-        assert sent(actions) == accepted
-        assert reasons(actions) == ([] if accepted else ["I am locked on another value by a newer proof"])
 
 
 @pytest.mark.parametrize(
@@ -165,39 +105,6 @@ def test_strangers_are_refused_and_older_rounds_and_other_runs_are_not_received(
     assert reasons(machine.receive("X", Prevote(SLOT, X), 0.0)) == ["it is no voter of term 0"]
     assert machine.receive("A", Prevote(replace(SLOT, round=3), X), 0.0) == []
     assert machine.receive("A", Prevote(replace(SLOT, run="other"), X), 0.0) == []
-
-
-def test_a_proposer_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
-    machine = started("A")
-    all_ready(machine, "BC", now=5.0)
-    assert machine.deadline == 6.0
-    assert machine.tick(5.9) == []
-    assert machine.tick(6.0) == []
-    assert machine.making == (("A", None), ("B", None), ("C", None))
-    assert machine.deadline == 9.0
-    # A proof that comes while the value is made replaces it.
-    machine.receive("D", VoterReady(SLOT, proof(Y, voters="BCD")), 7.0)
-    assert proposal(Y, shown="ABCD", D=proof(Y, voters="BCD")) in sent(machine.meet("B", 7.0))
-    assert sent(machine.offer(SLOT, X, machine.making, 8.0)) == []
-
-
-def test_a_new_value_is_proposed_under_the_readys_that_it_was_made_under() -> None:
-    machine = started("A")
-    all_ready(machine, "BC")
-    machine.tick(1.0)
-    assert machine.making is not None
-    machine.receive("D", VoterReady(SLOT), 2.0)
-    machine.receive("C", VoterReady(SLOT.at(0, 1)), 2.0)  # It has left: three of the four are still in the slot.
-    assert sent(machine.offer(SLOT, X, machine.making, 3.0))[0] == proposal()
-
-
-def test_a_proof_of_an_earlier_attempt_is_shown_and_not_confirmed() -> None:
-    machine = started("B", 1)
-    machine.hold(X, 0.0)
-    actions = [machine.receive(voter, Prevote(SLOT, X), 0.0) for voter in "ACD"]
-    assert actions == [[], [], []]
-    all_ready(machine, attempt=2)
-    assert said(machine) == [VoterReady(SLOT.at(0, 2), proof(voters="ACD"))]
 
 
 def test_a_confirm_needs_the_bytes_and_they_are_fetched_from_those_that_accepted() -> None:
@@ -243,14 +150,6 @@ def test_a_proposer_proposes_only_what_was_made_in_its_slot_and_under_a_quorum()
     assert Propose(slot, X, shown) in sent(machine.offer(slot, X, shown, 1.0))
 
 
-def test_a_late_statement_does_not_replace_a_newer_one() -> None:
-    machine = started("B")
-    for attempt in (3, 1):
-        machine.receive("D", VoterReady(SLOT.at(0, attempt)), 0.0)
-    machine.receive("C", VoterReady(SLOT.at(0, 3)), 0.0)
-    assert machine.slot.attempt == 3
-
-
 def test_a_proposer_fetches_the_old_value_that_it_proposes() -> None:
     machine = started("A")
     for voter in "BC":
@@ -288,27 +187,6 @@ def test_an_attempt_has_no_deadline_before_a_quorum_is_in_it() -> None:
     assert reasons(machine.tick(14.0)) == ["no decision with A as the proposer"]
     assert machine.slot.attempt == 1
     assert machine.deadline == inf
-
-
-def test_an_attempt_outlasts_the_gathering_of_readys() -> None:
-    with pytest.raises(LocalError, match="outlast"):
-        AgreementTiming(control=4.0, attempt=4.0)
-
-
-def test_one_of_three_voters_in_a_later_attempt_moves_the_others() -> None:
-    machine = started("B", electorate=Electorate({"A": 1, "B": 1, "C": 1}))
-    assert sent(machine.receive("C", VoterReady(SLOT.at(0, 1 << 14)), 0.0)) == [VoterReady(SLOT.at(0, 1 << 14))]
-
-
-def test_a_third_in_a_later_attempt_moves_me_and_less_does_not() -> None:
-    machine = started("B")
-    assert machine.receive("C", VoterReady(SLOT.at(0, 1 << 40)), 0.0) == []
-    assert machine.slot == SLOT
-    actions = machine.receive("D", VoterReady(SLOT.at(0, 3)), 0.0)
-    assert reasons(actions) == ["1/3 of the votes or more are there"]
-    assert sent(actions) == [VoterReady(SLOT.at(0, 3))]
-    all_ready(machine, attempt=2)  # Late ones: never back.
-    assert machine.slot.attempt == 3
 
 
 def test_invariant_8_less_than_a_third_move_nobody_whatever_they_send() -> None:
@@ -370,39 +248,6 @@ def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     assert [type(statement) for statement in sent(actions)] == [VoterReady, Propose, Prevote, Precommit]
 
 
-def test_terms_that_i_was_not_in_have_no_voters_for_me() -> None:
-    lock = proof()
-    machine = started("B", lock=lock)
-    third = Electorate({"A": 1, "B": 1})
-    assert sent(machine.appoint(3, third, 0.0)) == [VoterReady(SLOT.at(3, 0), lock)]
-    assert machine.terms == (E, NOBODY, NOBODY, third)
-    assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["it is no voter of term 1"]
-    skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="A", term=2))
-    assert reasons(machine.receive("A", skipped, 0.0)) == ["a certificate by others than voters of term 2"]
-    # It learns of one from its appointment, and goes nowhere.
-    assert machine.appoint(2, third, 0.0) == []
-    assert machine.terms == (E, NOBODY, third, third)
-    skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="AB", term=2))
-    assert reasons(machine.receive("A", skipped, 0.0)) == []
-    assert reasons(machine.appoint(2, E, 0.0)) == ["term 2: another appointment for the same term"]
-    assert (machine.slot, machine.newest_proof) == (SLOT.at(3, 0), skipped.proof)
-
-
-def test_a_voter_that_may_not_sign_in_the_first_attempts_of_a_term_is_followed_to_a_later_one() -> None:
-    machine, other = started("B"), started("A")
-    far = VoterReady(SLOT.at(1, 4096))
-    assert sent(machine.appoint(1, Electorate({"A": 1, "B": 1}), 0.0, attempt=4096)) == [far]
-    other.appoint(1, Electorate({"A": 1, "B": 1}), 0.0)
-    assert sent(other.receive("B", far, 0.0)) == [far]
-
-
-def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_it() -> None:
-    machine = VoterMachine("B", SLOT.at(1, 0), (E, NOBODY), TIMING)
-    assert (machine.resume(0.0), machine.deadline) == ([], inf)
-    assert sent(machine.appoint(1, E, 0.0)) == [VoterReady(SLOT.at(1, 0))]
-    assert machine.slot == SLOT.at(1, 0)
-
-
 def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
     machine = a_machine("B")
     assert machine.hold(X, 0.0) == []
@@ -417,44 +262,6 @@ def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
     assert sent(machine.receive("A", propose, 0.0)) == [Prevote(propose.slot, X)]
     answers = [sent(machine.receive(voter, Prevote(propose.slot, X), 0.0)) for voter in "AC"]
     assert answers == [[], [Precommit(propose.slot, X)]]
-
-
-def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_decision() -> None:
-    machine = started("B")
-    actions = machine.abandon("its data did not arrive", 0.0)
-    assert reasons(actions) == ["its data did not arrive"]
-    assert sent(actions) == [VoterReady(SLOT.at(0, 1))]
-    for voter in "ACD":
-        machine.receive(voter, Precommit(SLOT, X), 0.0)
-    assert machine.abandon("its data did not arrive", 0.0) == []
-    assert machine.slot == SLOT.at(0, 1)
-
-
-def test_a_voter_that_was_not_appointed_signs_nothing_in_that_term() -> None:
-    machine = started("B")
-    assert sent(machine.appoint(1, Electorate({"A": 1}), 0.0)) == []
-    assert machine.receive("A", Precommit(SLOT.at(1, 0), X), 0.0) == []
-    assert machine.decision == Decision(SLOT.at(1, 0), X, ("A",))
-
-
-def test_attempts_of_another_term_move_me_nowhere() -> None:
-    machine = VoterMachine("B", SLOT, (E, Electorate(E.votes)), TIMING)
-    machine.resume(0.0)
-    all_ready(machine, "A")
-    for voter in "CD":
-        assert machine.receive(voter, VoterReady(SLOT.at(1, 5)), 0.0) == []
-    assert (machine.slot, machine.deadline) == (SLOT, inf)
-
-
-def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None:
-    machine = VoterMachine("B", SLOT, (E,), TIMING, is_observer=True)
-    assert machine.resume(0.0) + machine.hold(X, 0.0) == []
-    all_ready(machine)
-    actions = machine.receive("A", proposal(), 0.0) + machine.appoint(1, E, 0.0) + machine.tick(1e9)
-    for voter in "ACD":
-        actions += machine.receive(voter, Precommit(SLOT, X), 0.0)
-    assert [it for it in actions if isinstance(it, Dispatch)] == []
-    assert machine.decision == Decision(SLOT, X, tuple("ACD"))
 
 
 # Statements.
