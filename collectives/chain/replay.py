@@ -9,7 +9,8 @@ should have it. Missing data is no fault: the peer then takes the state (`state.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -34,6 +35,8 @@ MAX_TRAIL = 256
 PAGE_BYTES = MAX_FRAME_BYTES - 8_192
 """The size of one answer: a frame, less what is around the certificates, and their losses of 9 bytes each."""
 FETCHES_AT_ONCE = 4
+LATE_FACTOR = 3.0
+"""The factor on the median time of the round's outputs after which one is late, as for leaves of a state."""
 LEDGER_ANSWER_SECONDS = 10.0
 """The timeout of an answer, and of each `wire.MAX_PAGE` certificates, in however many answers they come."""
 OUTPUT_STALL_SECONDS = 20.0
@@ -158,8 +161,9 @@ async def fetch_outputs(
 ) -> dict[bytes, Blob]:
     """Fetch all outputs of a certified round, which averaged these cells, by hash, from any of the holders.
 
-    Whoever does not provide one is added to `failed`, and asked last from then on. Raises `NetworkError` if one is not
-    available, `RemoteError` if the certificate names what cannot be outputs.
+    One that is late beside the others is requested from a second holder, too, and the first answer counts. Whoever does
+    not provide one, or later than another, is added to `failed`, and asked last from then on. Raises `NetworkError` if one
+    is not available, `RemoteError` if the certificate names what cannot be outputs.
     """
     value = value_of(certificate)
     check_bounds(value.bounds, len(value.members), cells)
@@ -170,11 +174,13 @@ async def fetch_outputs(
         # Requests are spread over all, until one fails: its keys may be any number, and those of voters are not.
         return peer in failed, bool(failed) and peer not in certificate.voters
 
+    fetches = _Fetches(node, rank, failed)
+
     async def fetch(part: int, num_cells: int) -> None:
         turn = part % max(1, len(holders))
         left = [*holders[turn:], *holders[:turn]]
         async with slots:
-            data = await _from_anyone(node, value.outputs[part], codec.num_bytes(num_cells), left, rank, failed)
+            data = await fetches.from_anyone(value.outputs[part], codec.num_bytes(num_cells), left)
         codec.check(data, num_cells)
         outputs[value.outputs[part]] = data
 
@@ -187,21 +193,71 @@ async def fetch_outputs(
     return outputs
 
 
-async def _from_anyone(
-    node: Node, key: bytes, size: int, left: list[PeerId], rank: Callable[[PeerId], tuple[bool, bool]], failed: set[PeerId]
-) -> Blob:
-    own: Blob | None = await node.compute(node.blobs.get, key, node.peer_id)
-    if own is not None:
-        return own
-    reasons: list[str] = []
-    while left:
-        left.remove(peer := min(left, key=rank))
-        try:
-            with trio.fail_after(OUTPUT_STALL_SECONDS + size / OUTPUT_RATE):
-                return await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS)
-        except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
-            reasons.append(f"{peer}: {error}")
-        except trio.TooSlowError:
-            reasons.append(f"{peer}: {size} bytes did not come in time")
-        failed.add(peer)
-    raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")
+class _Fetches:
+    """The fetches of the outputs of one round, each of which tells the others how long one takes."""
+
+    def __init__(self, node: Node, rank: Callable[[PeerId], tuple[bool, bool]], failed: set[PeerId]) -> None:
+        self._node = node
+        self._rank = rank
+        self._failed = failed
+        self._times: list[tuple[int, float]] = []
+        """Of each output that came its bytes and its seconds."""
+        self._news = trio.Event()
+        """Set, and replaced, whenever a request ends."""
+
+    async def from_anyone(self, key: bytes, size: int, left: list[PeerId]) -> Blob:
+        """Return an output from my disk or from one of `left`. Raises `NetworkError` if none of them provides it."""
+        own: Blob | None = await self._node.compute(self._node.blobs.get, key, self._node.peer_id)
+        if own is not None:
+            return own
+        reasons: list[str] = []
+        asked: list[PeerId] = []
+        found: list[Blob] = []
+
+        async def ask(peer: PeerId) -> None:
+            began, why_not = trio.current_time(), ""
+            try:
+                with trio.fail_after(OUTPUT_STALL_SECONDS + size / OUTPUT_RATE):
+                    found.append(await self._node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS))
+            except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
+                why_not = str(error)
+            except trio.TooSlowError:
+                why_not = f"{size} bytes did not come in time"
+            if peer not in asked:  # Another one came in the same moment.
+                return
+            if why_not:
+                reasons.append(f"{peer}: {why_not}")
+                self._failed.add(peer)
+                asked.remove(peer)
+            else:
+                self._times.append((size, trio.current_time() - began))
+                self._failed.update(asked[: asked.index(peer)])
+                asked.clear()
+            event, self._news = self._news, trio.Event()
+            event.set()
+
+        async with trio.open_nursery() as nursery:
+            while left and not found:
+                left.remove(peer := min(left, key=self._rank))
+                asked.append(peer)
+                nursery.start_soon(ask, peer)
+                await self._until_late(peer, asked, size)
+            while asked and not found:
+                await self._news.wait()
+            nursery.cancel_scope.cancel()
+        if not found:
+            raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")
+        return found[0]
+
+    async def _until_late(self, peer: PeerId, asked: Collection[PeerId], size: int) -> None:
+        """Wait until a peer is no more among those asked for so many bytes, or they are late."""
+        began = trio.current_time()
+        while peer in asked and trio.current_time() < (late_at := began + self._usual(size)):
+            with trio.move_on_at(late_at):
+                await self._news.wait()
+
+    def _usual(self, size: int) -> float:
+        """Return the seconds after which so many bytes are late beside the outputs of the round that came."""
+        if not self._times:
+            return math.inf
+        return LATE_FACTOR * statistics.median(seconds * max(1.0, size / max(1, other)) for other, seconds in self._times)

@@ -178,6 +178,21 @@ def test_an_output_that_one_has_dropped_comes_from_another(tmp_path: Path) -> No
     run_rounds(4, 2, body, tmp_path)
 
 
+def test_an_output_that_does_not_come_from_one_is_requested_from_another_before_the_first_is_given_up(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        members = [other.member() for other in others]
+        await late.catch_up.examine(members)
+        provider = late.catch_up.provider(members)
+        assert provider is not None
+        stopped = next(other for other in others if other.sim.peer != provider.peer)
+        swarm.network.cut(stopped.sim.peer)
+        await late.catch_up.take_from(provider, members)
+        assert len(late.named("round.replayed")) == 2
+        assert not late.sim.lost  # Nor was it waited for until its heartbeats were missed.
+
+    run_rounds(5, 2, body, tmp_path)
+
+
 def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         for other in others:
