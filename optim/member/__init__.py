@@ -10,7 +10,6 @@
                  result is known.
     held         Holds the state (θ, m) of one peer, its position in the run, and the ledger that follows it.
     member       One member of a run: holds its state, takes part in rounds, makes their outer steps, and catches up.
-    opening      A network process on its way to a run: begun before torch is loaded, since neither needs the other.
     participant  Runs one peer in the network process at its trainer's command: host, directory, membership, rounds
                  and state.
     progress     Reports the progress of a peer's training: losses and rates about once a second, sums over an inner

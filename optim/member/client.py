@@ -49,6 +49,7 @@ from .border import (
     FetchFile,
     JoinRun,
     LeaveRun,
+    OpenRun,
     PublishEvaluation,
     PublishLeases,
     Pulse,
@@ -60,16 +61,17 @@ from .border import (
     TrainingVectors,
     vectors_of,
 )
-from .opening import NETWORK_LEAVE_SECONDS, Opening
 from .progress import Progress
 from .share import Shares
 
 _A = TypeVar("_A")
 
+ENTRY = "flockstep.optim.member.participant:main"
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Backoff between attempts to restart the network process; the last one repeats."""
 GOODBYE_SECONDS = 2.0
-"""For the goodbyes of a peer that leaves; its process has `NETWORK_LEAVE_SECONDS` to exit after them."""
+NETWORK_LEAVE_SECONDS = 0.9
+"""For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
 RETRY_SHARE = 5
 """After a void round the next attempt comes a fifth of a phase later, so that the others need not wait a whole one."""
 RAMP = (0.25, 0.5)
@@ -187,10 +189,7 @@ class PeerClient:
     Raises `FlockstepError` until it has joined; later the network raises nothing.
     """
 
-    def __init__(
-        self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event, opening: Opening | None = None
-    ) -> None:
-        """`opening`, where there is one, reaches this run already."""
+    def __init__(self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event) -> None:
         self.config = config
         self.pulse = NO_PULSE
         self.position = BLANK
@@ -218,15 +217,14 @@ class PeerClient:
         """Whether the network process died in a round, so that θ may have made a part of its outer step."""
         self._ready_at: dict[PeerId, float] = {}
         """When the members that are ready for the pulse's round became so, by the monotonic clock."""
-        self._opening = opening or Opening(link, config)
-        self._process = self._opening.process
+        self._process = _spawn()
         self.pacing: Pacing | None = None
         """Of the last certified round; None in blocking mode."""
 
     def open(self) -> RunOpened:
         """Reach the run."""
         try:
-            opened = self._opening.wait(self._stop.is_set)
+            opened = self._open(self._process)
         finally:
             self._drain()
         self.peer_id = opened.peer_id
@@ -615,6 +613,10 @@ class PeerClient:
         if self._shared is not None:
             self._shared.unlink()
 
+    def _open(self, process: NetworkProcess) -> RunOpened:
+        config = replace(self.config, home=self.config.home.absolute())
+        return process.call(OpenRun(self._link, config), cancel=self._stop.is_set)
+
     def _attach(self, shared: SharedVectors) -> None:
         assert shared.path is not None
         self._process.call(AttachVectors(shared.path, shared["theta"].size // CELL, self._tensors))
@@ -668,14 +670,18 @@ class PeerClient:
     def _bring_up(self) -> None:
         turn = 0
         while not self._stop.is_set():
-            opening = Opening(self._link, self.config)
+            process = _spawn()
             try:
-                opening.wait(self._stop.is_set)
+                self._open(process)
             except FlockstepError as error:
-                opening.process.stop(NETWORK_LEAVE_SECONDS)
+                process.stop(NETWORK_LEAVE_SECONDS)
                 self._telemetry.emit("network.retry", step="restart", reason=str(error))
                 time.sleep(RESTART_SECONDS[min(turn, len(RESTART_SECONDS) - 1)])
                 turn += 1
                 continue
-            self._restarted = opening.process
+            self._restarted = process
             return
+
+
+def _spawn() -> NetworkProcess:
+    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))

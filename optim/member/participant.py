@@ -26,7 +26,7 @@ from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
 from ...peer.base.home_lock import home_lock
 from ...peer.log.telemetry import Telemetry
-from ...peer.process.bridge import EXIT_SECONDS, Channel, Handler
+from ...peer.process.bridge import Channel, Handler
 from ...peer.process.shared import SharedVectors
 from ..data.lease_view import Neighbours
 from ..data.leases import View
@@ -59,10 +59,6 @@ PULSE_PERIOD = 0.25
 """Between two looks at what the pace of training depends on: far less than an inner phase."""
 
 
-ORPHAN_PATIENCE = 2 * EXIT_SECONDS
-"""Seconds for the network process of a killed trainer to leave its home."""
-
-
 class Connected:
     """A peer that has reached its run and is no member of it yet."""
 
@@ -78,8 +74,7 @@ class Connected:
         """Reach a run: host, directory, manifest, node; all are closed at the end. Raises `FlockstepError`."""
         telemetry = Telemetry()
         telemetry.subscribe(lambda event: channel.post(TelemetryNotice(event)))
-        # For the trainer, which would restart this process. A killed one may be back before its network process has ended.
-        with home_lock(command.config.home, pid=os.getppid(), patience=ORPHAN_PATIENCE):
+        with home_lock(command.config.home, pid=os.getppid()):  # The trainer, which would restart this process.
             async with reach_run(JoinLink.parse(command.link), command.config, telemetry) as reached:
                 yield cls(channel, nursery, command.config, reached)
 

@@ -47,7 +47,6 @@ from ...peer.log.metrics import EventFigures, shown_metrics
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ..member.border import RunOpened
 from ..member.client import Act, CaughtUp, PeerClient, PeerStatus, PhaseEnd, PhaseOutcome, StepDecision, fragment_after
-from ..member.opening import Opening
 from ..member.progress import Losses
 from ..models.kept import keep_buffers, keep_model, parts_of
 from ..models.machine import memory
@@ -101,7 +100,7 @@ class Swarm:
     learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
     to optimizers that were built for the run, and the caller's own keep their learning rates.
     `on_event` is called with every event (see `peer.log.telemetry`). `stop`, once set, ends every wait. `metrics` is the
-    HOST:PORT of a page for Prometheus. `opening` reaches the run already: `flockstep join` loads torch meanwhile.
+    HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing, and `step` raises
     `CannotFollow` where the owner has revised a setting that this version does not know.
@@ -118,10 +117,8 @@ class Swarm:
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
         metrics: str = "",
-        opening: Opening | None = None,
     ) -> None:
         self._link = link
-        self._opening = opening
         self._make_model = model
         self._make_inner = inner
         self._follow_run = follow_run
@@ -152,7 +149,7 @@ class Swarm:
             if self._on_event is not None:
                 self.telemetry.subscribe(self._on_event)
             self._show_metrics()
-            self._client = PeerClient(self._link, self.config, self.telemetry, self._stop, self._opening)
+            self._client = PeerClient(self._link, self.config, self.telemetry, self._stop)
         else:
             self.telemetry = Telemetry()
         try:

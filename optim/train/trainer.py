@@ -25,7 +25,6 @@ from ..consent import trusts_data
 from ..data.datasets import SequenceUnits
 from ..data.rows import Skip, Skips
 from ..data.sources import TokenSource
-from ..member.opening import Opening
 from ..models import machine
 from ..models.kept import FOLDER, save_tensors
 from ..models.needs import (
@@ -85,7 +84,6 @@ def join_run(
     agree: Callable[[SignedManifest, bool], str],
     farewell: Callable[[], str] = lambda: "left",
     rest: Callable[[], str] = lambda: "",
-    opening: Opening | None = None,
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
@@ -93,7 +91,7 @@ def join_run(
     when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
     What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
     `farewell` gives the word to the others when `stop` was set. `rest` is called before each inner step: it may wait, and
-    returns why it did. `opening` reaches the run already.
+    returns why it did.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -104,7 +102,7 @@ def join_run(
         if device.type == "cuda" and local_rank is not None:
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
-        with Swarm(link, config=config, on_event=on_event, stop=stop, opening=opening) as swarm:
+        with Swarm(link, config=config, on_event=on_event, stop=stop) as swarm:
             # Data before the model: a wrong path fails before anything takes long.
             source = open_agreed(swarm, agree, is_new=True)
             if swarm.speaks:

@@ -23,17 +23,17 @@ else:
 
 HOME_LOCK = "lock"
 APPEND_PATIENCE = 10.0
-LOCK_POLL = 0.01
+APPEND_POLL = 0.01
 """Seconds: a write with its sync takes some milliseconds, a second on a slow disk."""
 LOCKED_BYTE = 1 << 20
 """Windows lets nobody read a locked byte, so it is one behind the process id."""
 
 
 @contextlib.contextmanager
-def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK, patience: float = 0.0) -> Iterator[None]:
+def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK) -> Iterator[None]:
     """Hold the lock `name` of a home folder, which is made, for the process `pid` that a person would end.
 
-    Waits up to `patience` seconds for one that is about to end. Raises `LocalError` if another process holds it.
+    Raises `LocalError` if another process holds it.
     """
     path = home / name
     with disk_errors(f"write {path}"):
@@ -41,7 +41,7 @@ def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK, patience: float = 
         file = path.open("a+")
     with file:
         with disk_errors(f"lock {path}"):
-            locked = _await_lock(file, patience)
+            locked = _try_lock(file)
         if not locked:
             file.seek(0)
             holder = file.read(20).strip()
@@ -76,17 +76,12 @@ def append_lock(path: Path) -> Iterator[None]:
         file = path.open("a+")
     with file:
         with disk_errors(f"lock {path}"):
-            if not _await_lock(file, APPEND_PATIENCE):
-                raise BlockingIOError(f"another process has held it for {APPEND_PATIENCE:.0f} s")
+            deadline = time.monotonic() + APPEND_PATIENCE
+            while not _try_lock(file):
+                if time.monotonic() > deadline:
+                    raise BlockingIOError(f"another process has held it for {APPEND_PATIENCE:.0f} s")
+                time.sleep(APPEND_POLL)
         yield
-
-
-def _await_lock(file: IO[str], patience: float) -> bool:
-    """Lock an open file; returns False if another process has held it for so many seconds. Raises as `_try_lock` does."""
-    deadline = time.monotonic() + patience
-    while not (locked := _try_lock(file)) and time.monotonic() < deadline:
-        time.sleep(LOCK_POLL)
-    return locked
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -27,7 +27,6 @@ from rich.text import Text
 from ...collectives.state.archive import has_ledger
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
-from ...optim.member.opening import Opening, begun
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import CannotFollow, FlockstepError, LocalError, UsageError
 from ...peer.base.loading import uncollected
@@ -35,7 +34,7 @@ from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.log.metrics import EventFigures, shown_metrics, split_host_port
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ..volunteer.availability import Availability, Shift, await_shift, shift
-from ..volunteer.control import pause_file, training_here
+from ..volunteer.control import training_here
 from ..volunteer.gpu import gpu_of
 from ..volunteer.hours import Hours
 from ..volunteer.policy import Policy
@@ -108,30 +107,25 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
         what = "--hours, --when-idle, --max-temp and --max-watts are not for torchrun"
         raise UsageError(what, remedy="start and end it with cron, or as a service; nvidia-smi -pl limits the power")
     outputs = open_loggers(options.log if speaks else (), config.home, link)
-    # Whoever may train now reaches the run while torch is loaded.
-    is_free = speaks and not limited and not pause_file(config.home).exists()
+    # Imported while Ctrl-C still ends the process at once.
+    with uncollected():
+        import torch
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), options.yes)
     with (
         training_here(config.home) if speaks else contextlib.nullcontext(),
-        begun(link, config) if is_free else contextlib.nullcontext() as opening,
+        leaving_on_signals() as stop,
+        shown(say, as_json=as_json) as show_event,
+        recorded(options.metrics if speaks else "", outputs, config, show_event) as on_event,
     ):
-        # Imported while Ctrl-C still ends the process at once.
-        with uncollected():
-            import torch
-
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), options.yes)
-        with (
-            leaving_on_signals() as stop,
-            shown(say, as_json=as_json) as show_event,
-            recorded(options.metrics if speaks else "", outputs, config, show_event) as on_event,
-        ):
-            try:
-                summary = _train_in_shifts(link, config, options, agreement, stop, on_event, opening)
-            finally:
-                # The objects of torch live until the end: the interpreter's last garbage collections need not walk over
-                # them, which took 2 to 4 s on a busy machine, and Ctrl-C must take less than 3 (docs/log.md).
-                gc.freeze()
+        try:
+            summary = _train_in_shifts(link, config, options, agreement, stop, on_event)
+        finally:
+            # The objects of torch live until the end: the interpreter's last garbage collections need not walk over
+            # them, which took 2 to 4 s on a busy machine, and Ctrl-C must take less than 3 (docs/log.md).
+            gc.freeze()
     if not as_json:
         kept = f"; the model is in {summary.saved}" if summary.saved is not None else ""
         say(f"{summary.reason}: after round {summary.round}, state root {summary.root[:ROOT_DIGITS]}{kept}")
@@ -149,7 +143,6 @@ def _train_in_shifts(
     agreement: Agreement,
     stop: threading.Event,
     on_event: Callable[[Event], None],
-    opening: Opening | None,
 ) -> "Summary":
     """Train whenever this peer may; returns how the last membership ended. Raises as `join` does."""
     with uncollected():
@@ -186,7 +179,6 @@ def _train_in_shifts(
                     agree=agree,
                     farewell=farewell,
                     rest=now.rest,
-                    opening=opening,
                 )
             except CannotFollow as refused:
                 if "RANK" in os.environ or not has_ledger(folder):  # A newcomer is no member that could keep.
@@ -206,7 +198,6 @@ def _train_in_shifts(
         if summary is not None and (stop.is_set() or summary.reason != "paused"):
             return summary
         free_device()
-        opening = None  # The next shift reaches the run anew.
         config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
 
 

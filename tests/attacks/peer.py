@@ -28,7 +28,7 @@ from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.collectives.vector.lines import CodecChoice
-from flockstep.optim.member import opening
+from flockstep.optim.member import client
 from flockstep.optim.member.border import (
     BLANK,
     AttachVectors,
@@ -221,6 +221,6 @@ def __getattr__(attack: str) -> Callable[[Channel], Any]:
 if __name__ == "__main__":
     from flockstep.scripts.cli.main import main as flockstep
 
-    opening.ENTRY = entry(sys.argv.pop(1))
+    client.ENTRY = entry(sys.argv.pop(1))
     os.environ["PYTHONPATH"] = os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", "")))
     flockstep()

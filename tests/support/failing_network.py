@@ -19,9 +19,6 @@ from flockstep.peer.base.errors import LocalError, NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Channel
 
-REACHED = "reached"
-"""A file in the home folder of a peer that was told to reach a run (`reach`)."""
-
 
 async def fail_later(channel: Channel) -> None:
     """The child's entry point, where the state is taken once."""
@@ -66,15 +63,4 @@ async def fail(channel: Channel, good_syncs: int) -> None:
         AverageDelta.handled_by(average),
         PublishLeases.handled_by(publish),
     )
-    await channel.serve()
-
-
-async def reach(channel: Channel) -> None:
-    """The child's entry point, where reaching a run leaves a file in the home folder and nothing else."""
-
-    async def open_run(command: OpenRun) -> RunOpened:
-        (command.config.home / REACHED).touch()
-        raise NetworkError("nobody is here")
-
-    channel.handle(OpenRun.handled_by(open_run))
     await channel.serve()

@@ -32,7 +32,7 @@ def open_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Ev
     opened: list[PeerClient] = []
 
     def start(entry: str) -> PeerClient:
-        monkeypatch.setattr("flockstep.optim.member.opening.ENTRY", f"support.failing_network:{entry}")
+        monkeypatch.setattr("flockstep.optim.member.client.ENTRY", f"support.failing_network:{entry}")
         telemetry = Telemetry()
         telemetry.subscribe(events.append)
         client = PeerClient("link", PeerConfig(home=tmp_path), telemetry, threading.Event())

@@ -36,15 +36,6 @@ def test_a_second_process_is_told_who_holds_it_and_a_killed_one_leaves_nothing(t
             pass
 
 
-def test_who_ends_while_it_is_waited_for_gives_the_home_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    monkeypatch.setattr("flockstep.peer.base.home_lock.time.sleep", lambda _: holder.communicate())
-    with home_lock(tmp_path, pid=1, patience=60.0):
-        assert holder.returncode == 0
-
-
 def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="cannot write"), home_lock(tmp_path / "file", pid=1):
