@@ -3,6 +3,7 @@
 No bytes and no clock but a number: the tests cover what the machines conclude from each other's messages.
 """
 
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -1450,6 +1451,21 @@ def test_a_key_with_another_start_state_ends_only_a_few_attempts_at_once() -> No
         rounds.start(liar)
     assert rounds.now == 0.0
     assert rounds.machines[founder].slot.attempt == RESTARTS
+
+
+@pytest.mark.parametrize("kind", ["certificate", "proof"])
+def test_what_ends_a_round_or_its_wait_is_looked_at_at_once(kind: str) -> None:
+    it = settled(3).outcomes()[0].certificate
+    assert it is not None
+    machine = Round(a_setup(PEERS[3], PEERS[:4]), a_vote(PEERS[3], PEERS[:3]), 0.0)
+    machine.start(0.0)
+    machine.tick(0.0)
+    assert machine.deadline > 0.0
+    if kind == "certificate":
+        machine.certified(it)
+    else:
+        machine.learn(wire.Proof(it.slot, it.value, it.voters, it.signatures), 0.0)
+    assert machine.deadline == -math.inf
 
 
 def test_a_round_that_was_certified_from_another_state_leaves_me_behind_at_once() -> None:
