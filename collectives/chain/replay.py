@@ -35,6 +35,8 @@ MAX_TRAIL = 256
 PAGE_BYTES = MAX_FRAME_BYTES - 8_192
 """The size of one answer: a frame, less what is around the certificates, and their losses of 9 bytes each."""
 FETCHES_AT_ONCE = 4
+ASKED_AT_ONCE = 2
+"""Holders of which one output is requested: where my own line is slow all are late, and each request more makes it slower."""
 LATE_FACTOR = 3.0
 """The factor on the median time of the round's outputs after which one is late, as for leaves of a state."""
 LEDGER_ANSWER_SECONDS = 10.0
@@ -242,6 +244,8 @@ class _Fetches:
                 asked.append(peer)
                 nursery.start_soon(ask, peer)
                 await self._until_late(peer, asked, size)
+                while len(asked) >= ASKED_AT_ONCE:
+                    await self._news.wait()
             while asked and not found:
                 await self._news.wait()
             nursery.cancel_scope.cancel()

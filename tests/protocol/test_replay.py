@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,33 @@ def test_an_output_that_does_not_come_from_one_is_requested_from_another_before_
         assert not late.sim.lost  # Nor was it waited for until its heartbeats were missed.
 
     run_rounds(5, 2, body, tmp_path)
+
+
+def test_a_late_output_is_requested_from_no_more_than_two_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        node, now, most = late.sim.node, Counter[bytes](), Counter[bytes]()
+        real = node.fetch
+
+        async def counted(peer: str, key: bytes, num_bytes: int, **rest: Any) -> Any:
+            now[key] += 1
+            most[key] = max(most[key], now[key])
+            try:
+                return await real(peer, key, num_bytes, **rest)
+            finally:
+                now[key] -= 1
+
+        monkeypatch.setattr(node, "fetch", counted)
+        members = [other.member() for other in others]
+        await late.catch_up.examine(members)
+        provider = late.catch_up.provider(members)
+        assert provider is not None
+        for stopped in [other for other in others if other.sim.peer != provider.peer][:3]:
+            swarm.network.cut(stopped.sim.peer)
+        await late.catch_up.take_from(provider, members)
+        assert late.named("round.replayed")
+        assert max(most.values()) == 2
+
+    run_rounds(6, 2, body, tmp_path)
 
 
 def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> None:
