@@ -122,7 +122,7 @@ def credential(charter: Charter, me: PeerId, text: str, time: float) -> bytes:
     if why_not := charter.why_not_admit(me, invite) or charter.why_not_enter(me, invite, (), time):
         remedy = f"send the run's owner your peer id, {me}, and pass the invitation that comes back with --invite"
         raise UsageError(f"this run does not let this peer in: {why_not}", remedy=remedy)
-    return invite
+    return b"" if charter.kind == "open" else invite  # Readys that show what is of no use have no place in a roster.
 
 
 def charter_of(signed: SignedManifest) -> Charter:

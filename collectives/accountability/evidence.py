@@ -27,6 +27,7 @@ from ...peer.wire.signed import Verify
 from ..robust.checks import is_true, is_true_second, num_bytes, width_of
 from ..spec import Terms
 from ..vector.codec import Codec, Encoded
+from ..vector.partition import num_parts
 from .statements import MAX_SKETCHES, STATEMENTS
 
 ROUNDS_BACK = 2
@@ -206,8 +207,9 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
     match messages:
         case (wire.Sketch() as sketch, wire.Commit() as commit, wire.Roster() as roster):
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
-            bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)
-            size = num_bytes(len(roster.members), width_of(sketch.outputs, len(roster.members)))
+            parts = num_parts(roster.members)
+            bound = commit.roster == statements[2].hash and len(commit.parts) == parts
+            size = num_bytes(parts, width_of(sketch.outputs, parts))
             fits, codec = alike and bound and len(sketch.tables) == size, terms.contribution.of(commit.codec)
             if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
                 exhibit = Exhibit(commit.parts[claim.part], codec, cells)
@@ -217,7 +219,8 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
             alike = verify(statements[1]) and second.slot == commit.slot and second.commit == statements[1].name
             members = roster.members
             is_of = second.contributor < len(members) and members[second.contributor] == statements[1].sender
-            bound = commit.roster == statements[2].hash and len(commit.parts) == len(members) and second.part == claim.part
+            bound = commit.roster == statements[2].hash and second.part == claim.part
+            bound = bound and len(commit.parts) == num_parts(members)
             codec = terms.contribution.of(commit.codec)
             fits = alike and is_of and bound and author != statements[1].sender
             if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
@@ -225,7 +228,7 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
                 what = f"its sketch of what another one contributes is false in round {commit.slot.round}"
                 return Pending(author, exhibit, what, second, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
-            bound = commit.roster == statements[1].hash and len(commit.parts) == len(roster.members)
+            bound = commit.roster == statements[1].hash and len(commit.parts) == num_parts(roster.members)
             codec = terms.contribution.of(commit.codec)
             if bound and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
                 exhibit = Exhibit(commit.parts[claim.part], codec, cells)
@@ -258,7 +261,7 @@ def _is_true(sketch: wire.Sketch | wire.Second, pending: Pending, codec: Codec, 
 
 def _cells(roster: wire.Roster, part: int, terms: Terms) -> int | None:
     """Return the number of cells of a part; None if no honest peer would name that part or that roster."""
-    if part + 1 >= len(roster.bounds) or part >= len(roster.members):
+    if part + 1 >= len(roster.bounds) or part >= num_parts(roster.members):
         return None
     cells = roster.bounds[part + 1] - roster.bounds[part]
     return cells if 0 < cells <= terms.num_cells else None

@@ -25,7 +25,7 @@ class StatementKind:
     """Returns the subject of a message; a member signs one statement on each subject in a slot."""
     convicts: bool
     """True if two different statements on one subject prove equivocation: no honest peer ever signs both."""
-    most: int = wire.MAX_ROSTER
+    most: int = wire.MAX_PARTS
     """The limit of one member's kept statements in an attempt."""
 
 
@@ -37,9 +37,9 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Have: StatementKind(subject=lambda have: have, convicts=False, most=MAX_WORDS),
     wire.Cut: StatementKind(subject=lambda cut: bool(cut.before), convicts=True),
     wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=MAX_SKETCHES),
-    wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True, most=2 * wire.MAX_ROSTER),
+    wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True, most=2 * wire.MAX_PARTS),
     wire.Outputs: StatementKind(subject=attrgetter("cut", "number"), convicts=True),
-    wire.Second: StatementKind(subject=attrgetter("seed", "part", "contributor"), convicts=True, most=8 * wire.MAX_ROSTER),
+    wire.Second: StatementKind(subject=attrgetter("seed", "part", "contributor"), convicts=True, most=8 * wire.MAX_PARTS),
     wire.Propose: StatementKind(convicts=True),
     wire.Prevote: StatementKind(convicts=True),
     wire.Precommit: StatementKind(convicts=True),

@@ -153,7 +153,7 @@ class CheckPhase:
         """Send the sketch that I made of what another one contributes."""
         name = self._standing_name(action.contributor)
         second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
-        return [Send(self._table.members, second)]
+        return [Send(self._table.judges, second)]
 
     def unanswered(self) -> set[int]:
         """Return who leaves a part of a contribution without a sketch by others.
@@ -252,7 +252,7 @@ class CheckPhase:
         proposer = table.members[0]
         for signed, outputs in self._facts.every(wire.Outputs, table.slot):
             is_newer = self.named is None or outputs.number > self.named.number
-            fits = len(outputs.outputs) == len(table.members) and set(outputs.silent) <= set(order)
+            fits = len(outputs.outputs) == len(table.judges) and set(outputs.silent) <= set(order)
             if signed.sender == proposer and outputs.cut == self._cut and is_newer and fits:
                 if self._first is None:
                     self._first = outputs
@@ -323,7 +323,7 @@ class CheckPhase:
 
     def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
         table = self._table
-        outputs = tuple(chosen.get(part, EMPTY) for part in range(len(table.members)))
+        outputs = tuple(chosen.get(part, EMPTY) for part in range(len(table.judges)))
         return Send(table.members, wire.Outputs(table.slot, self._cut, number, outputs, tuple(sorted(silent))))
 
     def _required(self, silent: Collection[int] | None = None) -> list[Pair]:
@@ -399,7 +399,7 @@ class CheckPhase:
         self, active: Collection[PeerId], exchange: SketchExchange, named: wire.Outputs
     ) -> tuple[bytes, ...] | None:
         """Return the sketches after the outputs, in order; None if one that counts has not come."""
-        judge, members = self._judge_phase, self._table.members
+        judge, members, parts = self._judge_phase, self._table.members, len(self._table.judges)
         if self.missing() or any(self._setup.is_banned(members[index]) for index in {*judge.order} - {*named.silent}):
             return None
         seconds: dict[int, dict[int, bytes]] = {}
@@ -411,9 +411,9 @@ class CheckPhase:
             seconds.setdefault(index, {})[part] = found
         tables: list[bytes] = []
         for index in judge.order:
-            whole = bytes(TABLE_BYTES * len(members)) if index in named.silent else exchange.tables(index)
-            counts = [index in judge.counted.get(part, ()) for part in range(len(members))]
-            tables.append(masked(with_seconds(whole, len(members), seconds.get(index, {})), counts))
+            whole = bytes(TABLE_BYTES * parts) if index in named.silent else exchange.tables(index)
+            counts = [index in judge.counted.get(part, ()) for part in range(parts)]
+            tables.append(masked(with_seconds(whole, parts, seconds.get(index, {})), counts))
         return tuple(tables)
 
     def _second(self, active: Collection[PeerId], exchange: SketchExchange, pair: Pair, own: bytes) -> bytes | None:

@@ -50,7 +50,7 @@ class CollectPhase:
         setup, table, tokens = self._setup, self._table, self._setup.ready.tokens
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
         commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
-        return [Send(table.members, commit)]
+        return [Send(table.judges, commit)]
 
     def fetched(self, part: int, contributor: int) -> None:
         """Record a well-formed part of a contribution."""

@@ -227,6 +227,10 @@ class RosterRound:
         if self._stage is not None:
             self._stage.is_hurrying = True
 
+    def providers(self, voters: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Return whom to ask for the outputs of a value that these voters have certified, one after the other."""
+        return tuple(voter for voter in voters if voter != self.table.members[self.table.me])
+
     def orphans(self, active: Collection[PeerId]) -> list[int]:
         """Return the parts whose output I lack, and whose three are all lost."""
         made = self._outputs[0].outputs.keys() if self._outputs is not None else set[int]()
@@ -236,7 +240,7 @@ class RosterRound:
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> list[Action]:
         """Publish a part's output for a cut: it is encoded and served under this hash."""
-        return [Send(self.table.members, wire.Result(self.table.slot, cut, part, output))]
+        return [Send(self.table.judges, wire.Result(self.table.slot, cut, part, output))]
 
     def output_fetched(self, part: int, hash_: bytes) -> None:
         """Record a well-formed output."""
@@ -413,7 +417,7 @@ class RosterRound:
             return []
         words = stage.words
         stated = {
-            index for index in range(len(table.members)) if index in words.get(index, ()) or index not in table.owners
+            index for index in range(len(table.judges)) if index in words.get(index, ()) or index not in table.owners
         }
         if not table.electorate.is_quorum(table.members[index] for index in stated):
             return []

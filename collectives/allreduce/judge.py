@@ -35,13 +35,13 @@ class SketchExchange:
         outputs: tuple[bytes, ...] = (),
     ) -> None:
         self.seed = seed_of(cut, outputs)
-        self.columns = width_of(outputs, len(table.members))
+        self.columns = width_of(outputs, len(table.judges))
         self._cut = cut
         self._outputs = outputs
         self._facts = facts
         self._table = table
         self._contributors = frozenset(contributors)
-        self._size = num_bytes(len(table.members), self.columns)
+        self._size = num_bytes(len(table.judges), self.columns)
         self._received: dict[int, tuple[wire.Signed, wire.Sketch]] = {}
         self._asked = False
         self._comparing: set[tuple[int, int]] = set()
@@ -74,7 +74,7 @@ class SketchExchange:
 
     def sketched(self, tables: bytes) -> list[Action]:
         """Send my finished sketches."""
-        return [Send(self._table.members, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
+        return [Send(self._table.judges, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
 
     def signed(self, contributor: int) -> wire.Signed | None:
         """Return a contributor's signed sketches; None if they have not arrived."""
@@ -126,7 +126,7 @@ class JudgePhase:
         if setup.rule.blind:
             self._settle(first.standing)
             if not self.failure:
-                self.weights = self._masked((self._masses(),) * len(table.members))
+                self.weights = self._masked((self._masses(),) * len(table.judges))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow, up to the weights."""
@@ -232,7 +232,7 @@ class JudgePhase:
             self.failure = "no contribution of the cut counts for anything"
 
     def _parts_of(self, index: int) -> list[bool]:
-        return [index in self.counted.get(part, ()) for part in range(len(self._table.members))]
+        return [index in self.counted.get(part, ()) for part in range(len(self._table.judges))]
 
     def _masked(self, weights: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
         rows = enumerate(weights)

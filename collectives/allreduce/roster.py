@@ -12,6 +12,7 @@ from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
 from ..robust.checks import commitment
+from ..vector.partition import num_parts
 from .actions import Forward
 from .facts import _M, MessageLog
 from .words import Claims, Seating, claims_in
@@ -48,9 +49,11 @@ class RosterView:
         self.roster = roster
         self.slot = roster.slot
         self.members = roster.members
+        self.judges = roster.members[: num_parts(roster.members)]
+        """The first members, one for each part, which may own it: they judge what all contribute."""
         self.hash = signed.hash
         self.me = roster.members.index(me)
-        self.owners = frozenset(index for index in range(len(roster.members)) if self.cells(index))
+        self.owners = frozenset(index for index in range(len(self.judges)) if self.cells(index))
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
         self.electorate = electorate
@@ -61,7 +64,7 @@ class RosterView:
         self._facts = facts
         self._is_blind = is_blind
         voters = frozenset(index for index, peer in enumerate(roster.members) if peer in electorate.votes)
-        self._deputies = _ring_deputies(len(roster.members), self.owners, voters)
+        self._deputies = _ring_deputies(len(self.judges), self.owners, voters)
         old = frozenset(index for index, seat in enumerate(roster.seats) if seat.rounds >= YOUNG_ROUNDS)
         self.seating = Seating(self.owners, voters, self.training, self.training & (voters | old), self._deputies)
         self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
@@ -89,7 +92,7 @@ class RosterView:
         return self.roster.bounds[part + 1] - self.roster.bounds[part]
 
     def deputies(self, part: int) -> tuple[int, ...]:
-        """Return a part's deputies: the next voters in the roster's ring, owners first, and then the next other members."""
+        """Return a part's deputies: the next voters in the ring of judges, owners first, and then the next other judges."""
         return self._deputies[part]
 
     @property
@@ -103,7 +106,7 @@ class RosterView:
 
     def readers(self) -> tuple[tuple[PeerId, ...], ...]:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
-        return tuple(self.others_with(part, ()) for part in range(len(self.members)))
+        return tuple(self.others_with(part, ()) for part in range(len(self.judges)))
 
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
         """Return the owner and the deputies of a part that are not lost, in order: the first holds it."""
@@ -135,7 +138,7 @@ class RosterView:
         return None if found is None else found[0]
 
     def _fits(self, index: int, commit: wire.Commit) -> bool:
-        fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
+        fits = commit.roster == self.hash and len(commit.parts) == len(self.judges)
         return fits and commit.tokens <= MAX_TOKENS and index in self.training
 
     def words(self, before: bytes) -> Mapping[int, "Word"]:
@@ -222,7 +225,7 @@ def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mappin
 
 @lru_cache(maxsize=8)
 def _ring_deputies(count: int, owners: frozenset[int], voters: frozenset[int]) -> tuple[tuple[int, ...], ...]:
-    """Return each part's deputies: the next in the ring of `count` members, voters before others, and of these owners.
+    """Return each part's deputies: the next in the ring of `count` judges, voters before others, and of these owners.
 
     Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free. The voters
     take turns for the parts of others: one of them alone could neither hold these nor open enough nonces for a cut.

@@ -73,7 +73,7 @@ class Stage:
         if have == self._sent or 2 * self._num_sent >= MAX_WORDS:  # Others keep no more: there are two exchanges.
             return []
         self._sent, self._num_sent = have, self._num_sent + 1
-        return [Send(self._table.members, have)]
+        return [Send(self._table.judges, have)]
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
         """Return by part which of its holders' words have not come: the first that is not lost, and the next ones for it."""
@@ -154,7 +154,7 @@ class Stage:
             self.signed, self.standing = signed, flaw
             return []
         self.failure = f"the cut of {signed.sender}: {flaw}"
-        return [Note("peer.charged", signed.sender, "Cut", flaw), Forward(self._table.members, signed)]
+        return [Note("peer.charged", signed.sender, "Cut", flaw), Forward(self._table.judges, signed)]
 
     @property
     def is_named(self) -> bool:

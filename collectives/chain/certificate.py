@@ -18,6 +18,7 @@ from ...peer.base.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..agreement.electorate import Electorate
+from ..vector.partition import num_parts
 from .voters import appointed, is_owner, open_appointment
 
 
@@ -143,7 +144,8 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
     members = len(value.members)
     if flaw := why_not_seats(value.members, value.seats, charter):
         return flaw
-    if len(value.bounds) != members + 1 or len(value.outputs) != members:
+    parts = num_parts(value.members)
+    if len(value.bounds) != parts + 1 or len(value.outputs) != parts:
         return f"{len(value.bounds) - 1} parts and {len(value.outputs)} outputs for {members} members"
     if list(value.contributors) != sorted(set(value.contributors)) or value.contributors[-1] >= members:
         return "its contributors are not members in order"

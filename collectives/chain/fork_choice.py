@@ -27,14 +27,14 @@ from ...dht.run.layout import NO_LAYOUT
 from ...peer.base.digest import DIGEST_BYTES
 from ...peer.base.errors import UsageError
 from ...peer.base.transport import PeerId
-from ...peer.wire import MAX_ROSTER
+from ...peer.wire import MAX_PARTS
 from .branches import Branch, Relation, order, rank_of
 from .chain import NOTHING, ChainPosition, Head
 from .quorum import quorum
 
 NO_ROOT = bytes(DIGEST_BYTES)
 """The root that a member states until it holds the run's state for the first time."""
-ENOUGH = MAX_ROSTER // 2 + 1
+ENOUGH = MAX_PARTS // 2 + 1
 """Members on a chain beyond which more of them do not count: more than half a roster."""
 
 MAX_NAMED = 3
@@ -202,7 +202,7 @@ def _elected_by_newcomer(foreign: Mapping[Head, HeadProof], stated: Mapping[Head
     best = min(verified or foreign, key=lambda head: (rank_of(foreign[head].branch), by_count(head, stated[head])))
     if verified and all(step.doubted is None for step in foreign[best].branch):
         return best
-    is_stuck = min(with_me, MAX_ROSTER) < quorum(min(num_members, MAX_ROSTER))
+    is_stuck = min(with_me, MAX_PARTS) < quorum(min(num_members, MAX_PARTS))
     more = by_count(best, stated[best]) < by_count(chains.place.head, with_me)
     return best if more or is_stuck else None
 

@@ -38,8 +38,8 @@ MAX_INDEX_BYTES = 1 << 14
 class OutputIndex:
     """What a file of outputs begins with."""
 
-    keys: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_ROSTER)]
-    sizes: Annotated[tuple[Annotated[int, Between(1, 1 << 40)], ...], Size(wire.MAX_ROSTER)]
+    keys: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_PARTS)]
+    sizes: Annotated[tuple[Annotated[int, Between(1, 1 << 40)], ...], Size(wire.MAX_PARTS)]
     """In bytes, in the same order."""
 
     def blobs(self, path: Path) -> dict[bytes, FileBlob]:

@@ -19,6 +19,16 @@ def ranked(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     return tuple(sorted(peers, key=lambda peer: _rank(place, peer)))
 
 
+def ranked_in_draw(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Sort peers by their rank in all attempts of a round: it depends on the certificate before, which no key can foresee."""
+    place = _draw(slot)
+    return tuple(sorted(peers, key=lambda peer: _rank(place, peer)))
+
+
+def _draw(slot: wire.Slot) -> str:
+    return f"{slot.run} {slot.round} {slot.previous.hex()}"
+
+
 @lru_cache(maxsize=8192)  # All members are ranked several times a round.
 def _rank(place: str, peer: PeerId) -> bytes:
     return keyed("rank of a peer in a round", place.encode(), peer.encode())
@@ -27,12 +37,12 @@ def _rank(place: str, peer: PeerId) -> bytes:
 def drawn_for(
     slot: wire.Slot, members: Iterable[PeerId], voters: Collection[PeerId], earlier: Collection[PeerId]
 ) -> frozenset[PeerId]:
-    """Draw the members that take part in a round: all, and beyond 64 the voters and then the first by rank; others follow.
+    """Draw the members that take part in a round: all, or the voters and then the first 256 by rank; others follow.
 
     The rank depends on the certificate before, and who was a member when that was made (`earlier`) goes before who came
     since: else keys could be made to suit the draw, some thousand a second, and would take all seats that are drawn. All
     attempts of a round share one draw, so that no peer needs to know how many attempts there were.
     """
-    place = f"{slot.run} {slot.round} {slot.previous.hex()}"
+    place = _draw(slot)
     order = sorted(members, key=lambda peer: (peer not in voters, peer not in earlier, _rank(place, peer)))
     return frozenset(order[: wire.MAX_ROSTER])

@@ -23,8 +23,7 @@ from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ...peer.wire.framing import MAX_FRAME_BYTES
 from ..vector.codec import EMPTY, Codec
-from ..vector.partition import check_bounds
-from .certificate import value_of
+from ..vector.partition import check_bounds, num_parts
 from .chain import ChainLink
 from .ledger import Ledger
 from .losses import Losses, known_losses
@@ -34,7 +33,8 @@ MAX_TRAIL = 256
 """Certificates fetched to join another chain to mine; if there are more between, my ledger begins anew with the last."""
 PAGE_BYTES = MAX_FRAME_BYTES - 8_192
 """The size of one answer: a frame, less what is around the certificates, and their losses of 9 bytes each."""
-FETCHES_AT_ONCE = 4
+FETCHES_AT_ONCE = 16
+"""A quarter of a full round's outputs: where parts are small a fetch takes as long as the way there and back."""
 ASKED_AT_ONCE = 2
 """Holders of which one output is requested: where my own line is slow all are late, and each request more makes it slower."""
 LATE_FACTOR = 3.0
@@ -159,24 +159,31 @@ def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def fetch_outputs(
-    node: Node, codec: Codec, cells: range, certificate: wire.Certificate, holders: Sequence[PeerId], failed: set[PeerId]
+    node: Node,
+    codec: Codec,
+    cells: range,
+    value: wire.Value,
+    voters: Collection[PeerId],
+    holders: Sequence[PeerId],
+    failed: set[PeerId],
+    *,
+    patience: float = math.inf,
 ) -> dict[bytes, Blob]:
-    """Fetch all outputs of a certified round, which averaged these cells, by hash, from any of the holders.
+    """Fetch all outputs of a value by these voters, which averages these cells, by hash, from any of the holders.
 
-    One that is late beside the others is requested from a second holder, too, and the first answer counts. Whoever does
-    not provide one, or later than another, is added to `failed`, and asked last from then on. Raises `NetworkError` if one
-    is not available, `RemoteError` if the certificate names what cannot be outputs.
+    One that is late beside the others, or before any has come after `patience` seconds, is requested from a second holder,
+    too, and the first answer counts. Whoever does not provide one, or later than another, is added to `failed`, and asked
+    last from then on. Raises `NetworkError` if one is not available, `RemoteError` if the value names what cannot be outputs.
     """
-    value = value_of(certificate)
-    check_bounds(value.bounds, len(value.members), cells)
+    check_bounds(value.bounds, num_parts(value.members), cells)
     outputs: dict[bytes, Blob] = {EMPTY: b""}
     slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
 
     def rank(peer: PeerId) -> tuple[bool, bool]:
         # Requests are spread over all, until one fails: its keys may be any number, and those of voters are not.
-        return peer in failed, bool(failed) and peer not in certificate.voters
+        return peer in failed, bool(failed) and peer not in voters
 
-    fetches = _Fetches(node, rank, failed)
+    fetches = _Fetches(node, rank, failed, patience)
 
     async def fetch(part: int, num_cells: int) -> None:
         turn = part % max(1, len(holders))
@@ -198,10 +205,13 @@ async def fetch_outputs(
 class _Fetches:
     """The fetches of the outputs of one round, each of which tells the others how long one takes."""
 
-    def __init__(self, node: Node, rank: Callable[[PeerId], tuple[bool, bool]], failed: set[PeerId]) -> None:
+    def __init__(
+        self, node: Node, rank: Callable[[PeerId], tuple[bool, bool]], failed: set[PeerId], patience: float
+    ) -> None:
         self._node = node
         self._rank = rank
         self._failed = failed
+        self._patience = patience
         self._times: list[tuple[int, float]] = []
         """Of each output that came its bytes and its seconds."""
         self._news = trio.Event()
@@ -221,7 +231,10 @@ class _Fetches:
             try:
                 with trio.fail_after(OUTPUT_STALL_SECONDS + size / OUTPUT_RATE):
                     found.append(await self._node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS))
-            except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
+            except NetworkError as error:
+                why_not = str(error)
+            except RemoteError as error:
+                self._node.charge(peer, "fetch", error)
                 why_not = str(error)
             except trio.TooSlowError:
                 why_not = f"{size} bytes did not come in time"
@@ -250,7 +263,7 @@ class _Fetches:
                 await self._news.wait()
             nursery.cancel_scope.cancel()
         if not found:
-            raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")
+            raise NetworkError(f"no peer has an output of the round ({'; '.join(reasons)})")
         return found[0]
 
     async def _until_late(self, peer: PeerId, asked: Collection[PeerId], size: int) -> None:
@@ -263,5 +276,5 @@ class _Fetches:
     def _usual(self, size: int) -> float:
         """Return the seconds after which so many bytes are late beside the outputs of the round that came."""
         if not self._times:
-            return math.inf
+            return self._patience
         return LATE_FACTOR * statistics.median(seconds * max(1.0, size / max(1, other)) for other, seconds in self._times)

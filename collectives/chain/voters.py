@@ -1,6 +1,6 @@
 """Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 
-The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each, and
+The voters of a round are those that judged the last certified round, may vote and do not leave, with one vote each, and
 the voters that have missed no more than the last `MAX_MISSED` of them: so a proposer that closes early costs nobody its
 vote, and liars do not become a third because honest voters were away for a moment. The founders, which the manifest names,
 vote on the first round, and after a roster in which nobody may vote. After a stall a round is decided in a later term
@@ -18,6 +18,7 @@ from ...peer.base.errors import MalformedMessage, ProtocolViolation
 from ...peer.base.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ..agreement.electorate import NOBODY, Electorate
+from ..vector.partition import num_parts
 
 MAX_SKIPPED_TERMS = 16
 """Terms that an appointment by anybody but the owner may skip: one for the last term of all would leave none after it."""
@@ -35,11 +36,12 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     first = Electorate(founders) if founders else NOBODY
     if value is None:
         return first
-    seats = zip(value.members, value.seats, strict=True)
+    judges = num_parts(value.members)
+    seats = zip(value.members[:judges], value.seats[:judges], strict=True)
     leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     # Where all leave, they decide once some of them are back: nobody else could.
     staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()
-    kept = sorted(value.absent, key=lambda it: (it.missed, it.voter))[: wire.MAX_ROSTER - len(staying)]
+    kept = sorted(value.absent, key=lambda it: (it.missed, it.voter))[: wire.MAX_PARTS - len(staying)]
     missed = {it.voter: it.missed for it in kept if it.voter not in staying}
     if not staying and not missed:
         return first

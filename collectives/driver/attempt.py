@@ -10,7 +10,7 @@ import trio
 from ...peer import wire
 from ...peer.base.digest import digest
 from ...peer.base.disk import room_on_disk
-from ...peer.base.errors import LocalError, NetworkError, RemoteError
+from ...peer.base.errors import LocalError, NetworkError, RemoteError, sole_error
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ..accountability.conduct import Conduct
@@ -20,6 +20,7 @@ from ..allreduce.actions import Action, Outcome, OutcomeKind
 from ..allreduce.exchange import RosterRound
 from ..chain.certificate import open_value
 from ..chain.kept_outputs import Outputs
+from ..chain.replay import fetch_outputs
 from ..robust.checks import (
     CHECK_COLUMNS,
     doubtful,
@@ -35,7 +36,7 @@ from ..round.early import EARLY_BYTES
 from ..round.machine import Round
 from ..vector.codec import EMPTY, Codec, FlatSum
 from ..vector.lines import CodecChoice
-from ..vector.partition import check_bounds, memory_for_parts
+from ..vector.partition import memory_for_parts
 from .contribution import NextRoot
 from .incoming import Incoming
 
@@ -231,20 +232,22 @@ class Attempt:
         self.node.telemetry.emit("round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt)
 
     async def _fetch_value(self, action: actions.FetchValue) -> None:
-        """Fetch the outputs of a value that others hold, from one after the other; a failure is an event."""
-        value, slot = open_value(action.value), self.machine.slot
+        """Fetch the outputs of a value that others hold; a failure is an event."""
+        value, slot, setup = open_value(action.value), self.machine.slot, self.machine.setup
         # Others first in each attempt: one that serves false bytes, or none, must not delay all of them.
         turn = slot.attempt % max(1, len(action.voters))
-        voters = [*action.voters[turn:], *action.voters[:turn]]
+        holders, cells = [*action.voters[turn:], *action.voters[:turn]], setup.cells
+        root, patience = b"", setup.timing.control
         try:
-            check_bounds(value.bounds, len(value.members), self.machine.setup.cells)
-            for low, high, key in zip(value.bounds, value.bounds[1:], value.outputs, strict=False):
-                if key not in self.work.outputs:
-                    self.work.outputs[key] = await self._from_any(voters, key, high - low)
+            self.work.outputs |= await fetch_outputs(
+                self.node, self._output_codec, cells, value, action.voters, holders, set(), patience=patience
+            )
             outputs = [self.work.outputs[key] for key in value.outputs]
             root = await self.node.compute(self._next_root, value.bounds, outputs)
-        except (NetworkError, RemoteError) as error:
-            self.node.telemetry.emit("value.not_fetched", step="fetch", reason=str(error), round=value.round)
+        except* (NetworkError, RemoteError) as raised:
+            reason = str(sole_error(raised))
+            self.node.telemetry.emit("value.not_fetched", step="fetch", reason=reason, round=value.round)
+        if not root:
             return
         if root != value.next_root:
             reason = "the outputs of a proposed value do not lead to the state that it names"
@@ -256,27 +259,6 @@ class Attempt:
     async def _keep(self, outputs: Sequence[bytes]) -> None:
         """Write outputs to disk before I accept a value of them: else a power cut may leave its proof and no copy of it."""
         await self._kept.keep(self.machine.slot.round, {key: self.work.outputs[key] for key in outputs})
-
-    async def _from_any(self, voters: list[str], key: bytes, cells: int) -> Blob:
-        """Fetch an output from one of these voters; one that does not provide it is asked last from then on."""
-        own = self.node.blobs.get(key, self.node.peer_id)
-        if own is not None:
-            return own
-        reasons: list[str] = []
-        patience = self.machine.setup.timing.control
-        for voter in tuple(voters):
-            try:
-                data = await self.node.fetch(voter, key, self._output_codec.num_bytes(cells), patience=patience)
-                self._output_codec.check(data, cells)
-                return data
-            except NetworkError as error:
-                reasons.append(f"{voter}: {error}")
-            except RemoteError as error:
-                self.node.charge(voter, "fetch", error)
-                reasons.append(f"{voter}: {error}")
-            voters.remove(voter)
-            voters.append(voter)
-        raise NetworkError(f"no voter that accepted it provides an output ({'; '.join(reasons)})")
 
     async def _encode(self, action: actions.HashParts) -> None:
         work, vector = self.work, self.work.contribution
@@ -305,7 +287,7 @@ class Attempt:
         What I measure myself counts bytes that still wait in the buffers of this computer.
         """
         exchange = self.machine.exchange
-        rate = exchange.my_rate * (len(exchange.members) - 1)  # All connections at a time share the line.
+        rate = exchange.my_rate * (len(bounds) - 2)  # All connections at a time share the line.
         seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
         kept = 0 if exchange.table.seating.witnesses else self._own_cells(bounds)  # Else deputies hold my own part, too.
         if reason := self._choice.choose(bounds[-1] - bounds[0] - kept, rate, seconds):
@@ -315,14 +297,14 @@ class Attempt:
             )
 
     def _own_cells(self, bounds: Sequence[int]) -> int:
-        mine = self.machine.exchange.members.index(self.node.peer_id)
-        return bounds[mine + 1] - bounds[mine]
+        mine = self.machine.exchange.table.me
+        return bounds[mine + 1] - bounds[mine] if mine + 1 < len(bounds) else 0
 
     def _share_line(self, bounds: Sequence[int]) -> None:
         """Send the bytes of a round at `LINE_SHARE` of my line, or as much as they need of it; none was measured at first."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
         most = max(self._choice.mine.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
-        line = self.machine.exchange.my_rate * others
+        line = self.machine.exchange.my_rate * (len(bounds) - 2)
         rate = max(line * LINE_SHARE, most / (self.work.patience * TRANSFER_SHARE))
         self.node.pace_round(rate if rate < line else 0.0)
 

@@ -31,7 +31,7 @@ from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKin
 from ..chain.branches import why_not_next
 from ..chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from ..chain.kept_outputs import Outputs
-from ..chain.quorum import drawn_for
+from ..chain.quorum import drawn_for, ranked_in_draw
 from ..chain.voters import electorate_after, is_by_appointer, is_needed, why_no_quorum
 from ..robust.checks import commitment
 from ..round.deadlines import Deadlines
@@ -40,6 +40,7 @@ from ..round.machine import Round
 from ..round.vote import Vote
 from ..spec import Spec
 from ..vector.lines import UNMEASURED, CodecChoice, stated
+from ..vector.partition import num_parts
 from ..visit.polls import serve_votes
 from .attempt import Attempt, AttemptBytes
 from .contribution import Averaged, Contribution, NextRoot
@@ -197,6 +198,12 @@ class Averager:
         first = electorate_after(self._value, self._spec.charter).votes.keys()
         return drawn_for(self._slot, self._members(), first, self._earlier)
 
+    def partners(self) -> frozenset[PeerId]:
+        """Return whom of the drawn members I am to have a session with: all if I judge, else those that do."""
+        drawn, voters = self.drawn(), electorate_after(self._value, self._spec.charter).votes.keys()
+        judges = [*(drawn & voters), *ranked_in_draw(self._slot, drawn - voters)][: wire.MAX_PARTS]
+        return drawn if self._node.peer_id in judges else frozenset(judges)
+
     @property
     def _value(self) -> wire.Value | None:
         return None if self._certificate is None else value_of(self._certificate)
@@ -319,7 +326,7 @@ class Averager:
         # In a run with many more members than were drawn, the others learn of the round from member records.
         members = self._active()
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
-        if mine in senders(outcome.slot, outcome.members, self.electorate.votes):
+        if mine in senders(outcome.slot, outcome.members[: num_parts(outcome.members)], self.electorate.votes):
             self._node.send(sorted({*outcome.members, *here} - {*told, mine}), outcome.certificate)
         return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.value.outputs))
 
@@ -328,7 +335,7 @@ class Averager:
         secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
         nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
-        last, tokens_before = ((), 0) if value is None else (value.members, value.tokens)
+        last, tokens_before = ((), 0) if value is None else (value.members[: num_parts(value.members)], value.tokens)
         cells = spec.cells_of(vote.slot.round)
         expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
         control, transfer = self._deadlines.stated()
@@ -481,7 +488,7 @@ class Averager:
             return  # That of my own state, whoever signed this copy.
         work = partial(check_certificate, certificate, verify_signed, charter=self._spec.charter)
         then = partial(self._take_certificate, carrier, certificate)
-        self._node.verify(carrier, "certificate", wire.MAX_ROSTER + 2, work, then)
+        self._node.verify(carrier, "certificate", wire.MAX_PARTS + 2, work, then)
 
     def _take_certificate(self, carrier: PeerId, certificate: wire.Certificate, value: wire.Value) -> None:
         """React to a certificate whose signatures are valid."""
@@ -514,7 +521,7 @@ class Averager:
             check_proof(proof, verify_signed, charter=charter)
             check_votes(proof, first, charter)
 
-        self._node.verify(carrier, "proof", wire.MAX_ROSTER, work, lambda _: self._take_proof(carrier, proof))
+        self._node.verify(carrier, "proof", wire.MAX_PARTS, work, lambda _: self._take_proof(carrier, proof))
 
     def _take_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
         self._relays.pass_on(proof.slot.round, carrier, proof)

@@ -23,9 +23,9 @@ from ..agreement.electorate import Electorate
 from ..allreduce.actions import Setup
 from ..allreduce.roster import readies_of
 from ..chain.certificate import signed_in, why_not_seats
-from ..chain.quorum import ranked
+from ..chain.quorum import ranked, ranked_in_draw
 from ..vector.lines import StatedLines
-from ..vector.partition import check_bounds
+from ..vector.partition import check_bounds, num_parts
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]
@@ -34,8 +34,13 @@ TERM_SECONDS = 15.0
 LATE_TRAINING = 2.0
 """Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
-ROSTER_BYTES, SEAT_BYTES = 2_000, 160
-"""Bytes of a roster, and of each member's id, bound and seat in it, at most, beside its Ready, invitation and voucher."""
+ROSTER_BYTES, SEAT_BYTES, WORD_BYTES = 2_000, 160, 250
+"""Bytes of a roster, of each member's id, bound and seat in it, at most, beside its Ready, invitation and voucher, and of a
+voter's Heard beside its marks."""
+READY_BYTES = 300
+"""Bytes of a Ready's payload, at most, beside its invitation, voucher and rates."""
+PLACE_BYTES, MOST_PLACES_BYTES = 110, 48_000
+"""Bytes of a member in a value, at most, beside its invitation and voucher; of all members beyond the first `MAX_PARTS`."""
 
 
 def mark_of(signed: wire.Signed) -> bytes:
@@ -55,18 +60,25 @@ def _marks(readys: bytes) -> tuple[bytes, ...]:
 
 
 def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
-    """Return the Readys that I would be in a roster with, at most 64: mine, of the voters, of who was drawn, then of others.
+    """Return the Readys that I would be in a roster with, as many as have room: mine, of the voters, of who was drawn, then
+    of others.
 
     Honest members that were not drawn are not Ready: without the draw, keys that are Ready all the same would take the seats.
     """
     fit = {peer: it for peer, it in vote.ready.items() if _fits(setup, vote, peer, it[1])}
     voters, drawn = vote.electorate.votes, setup.active
-    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in voters, peer not in drawn))
+
+    def place(peer: PeerId) -> tuple[bool, bool, bool, bool]:
+        return peer != vote.me, peer not in voters, peer not in drawn, _is_padded(*fit[peer])
+
+    order = sorted(ranked(vote.slot, fit), key=place)
     taken: dict[PeerId, SignedReady] = {}
-    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES - wire.MAX_HEARD_BYTES * len(voters)
+    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES - WORD_BYTES * len(voters)
+    # A voter has a place by its own word; of less than a third the words may be as long as any.
+    room -= wire.MAX_READY_BYTES * len(voters.keys() - fit.keys()) + wire.MAX_HEARD_BYTES * (len(voters) // 3)
     for peer in order[: wire.MAX_ROSTER]:
         signed, ready = fit[peer]
-        size = len(encode(signed)) + len(ready.invite) + len(ready.voucher) + SEAT_BYTES
+        size = len(encode(signed)) + len(ready.invite) + len(ready.voucher) + SEAT_BYTES + wire.MARK_BYTES * len(voters)
         if size <= room and not setup.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
             taken[peer], room = fit[peer], room - size
     return taken
@@ -80,8 +92,20 @@ def _fits(setup: Setup, vote: Vote, peer: PeerId, ready: wire.Ready) -> bool:
         and ready.base_root == setup.ready.base_root
         and setup.charter.admits(peer, ready.invite)
         and not (ready.voucher and peer in setup.charter.revoked)
+        and _shows_nothing_else(setup.charter, peer, ready)
         and not setup.is_banned(peer)
     )
+
+
+def _shows_nothing_else(charter: Charter, peer: PeerId, ready: wire.Ready) -> bool:
+    """Return True if all that a Ready shows is of use: else free keys take the room of eight members each."""
+    has_use = charter.keepers is not None and charter.may_vote(peer, ready.invite, ready.voucher)
+    return (charter.kind != "open" or not ready.invite) and (has_use or not ready.voucher)
+
+
+def _is_padded(signed: wire.Signed, ready: wire.Ready) -> bool:
+    """Return True if a Ready has bytes that this version cannot read: those of a later version, or no use at all."""
+    return len(signed.payload) > READY_BYTES + len(ready.invite) + len(ready.voucher) + len(ready.rates)
 
 
 def why_not_close(setup: Setup, vote: Vote) -> str:
@@ -110,17 +134,19 @@ def _revision(setup: Setup) -> wire.PackedRevision:
 
 
 def places(heards: Mapping[PeerId, wire.Heard], proposer: PeerId, electorate: Electorate) -> list[bytes]:
-    """Return the marks that have a place in a roster, at most 64: of these voters, and what a third of the votes hold.
+    """Return the marks that have a place in a roster: of these voters, and what a third of the votes hold.
 
-    One of these is honest, and holds a Ready that could be in a roster; no liar has one to itself. Where there are more,
-    the proposer's own list decides: a mark can be ground, and free keys can each have the votes of a few.
+    One of these is honest, and holds a Ready that could be in a roster; no liar has one to itself. Where there are more than
+    `MAX_PARTS`, of the rest those in the proposer's own list, which has room for them: a mark can be ground, and free keys
+    can each have the votes of a few.
     """
     first = {mark: place for place, mark in enumerate(marks_in(heards[proposer]))}
     votes, own = Counter[bytes](), {marks_in(heard)[0] for heard in heards.values()}
     for voter, said in heards.items():
         votes.update(dict.fromkeys(marks_in(said), electorate.votes_of([voter])))
     held = [mark for mark in votes if mark in own or votes[mark] >= electorate.third]
-    return sorted(held, key=lambda mark: (mark not in own, first.get(mark, len(first)), mark))[: wire.MAX_ROSTER]
+    order = sorted(held, key=lambda mark: (mark not in own, first.get(mark, len(first)), mark))[: wire.MAX_ROSTER]
+    return [mark for place, mark in enumerate(order) if place < wire.MAX_PARTS or mark in first]
 
 
 def seated(
@@ -128,15 +154,27 @@ def seated(
 ) -> dict[PeerId, SignedReady]:
     """Return the members of a roster of these Readys, in order: the proposer, the voters by rank, the others by rank.
 
-    Of two Readys of one peer the first counts that has room: of those that share an invitation as many as it is for.
+    Of two Readys of one peer the first counts that has room: of those that share an invitation as many as it is for. The
+    first `MAX_PARTS` judge the round, those that may vote in the next one before others.
     """
     taken: dict[PeerId, SignedReady] = {}
+    size = 0
     for signed, ready in shown:
-        invites = [it.invite for _, it in taken.values()]
-        if signed.sender not in taken and not charter.overbooked([*invites, ready.invite]):
-            taken[signed.sender] = signed, ready
-    order = sorted(ranked(slot, taken), key=lambda peer: (peer != proposer, peer not in electorate.votes))
-    return {peer: taken[peer] for peer in order}
+        invites, more = [it.invite for _, it in taken.values()], PLACE_BYTES + len(ready.invite) + len(ready.voucher)
+        if signed.sender in taken or charter.overbooked([*invites, ready.invite]):
+            continue
+        if len(taken) < wire.MAX_PARTS or size + more <= MOST_PLACES_BYTES:
+            taken[signed.sender], size = (signed, ready), size + more
+
+    def place(peer: PeerId) -> tuple[bool, bool, bool]:
+        _, ready = taken[peer]
+        may_vote = charter.may_vote(peer, ready.invite, ready.voucher)
+        return peer != proposer, peer not in electorate.votes, not may_vote
+
+    # The voters take turns with the attempts; who else judges is the same in all of them, and known before.
+    voters = ranked(slot, taken.keys() & electorate.votes)
+    others = ranked_in_draw(slot, taken.keys() - electorate.votes)
+    return {peer: taken[peer] for peer in sorted((*voters, *others), key=place)}
 
 
 def held(vote: Vote, passed_on: Iterable[SignedReady] = ()) -> Mapping[bytes, SignedReady]:
@@ -176,7 +214,8 @@ def proposal(
         return "the voters hold a newer revision of the run than this peer"
     rest = [encode(signed) for signed, ready in shown if (signed, ready) not in members.values()]
     readies = {peer: ready for peer, (_, ready) in members.items()}
-    lines = StatedLines(readies, setup.last, electorate.frontier)
+    judges = {peer: readies[peer] for peer in [*readies][: num_parts(members)]}
+    lines = StatedLines(judges, setup.last, electorate.frontier)
     able = lines.able(setup.cells)
     bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
     fresh = newcomer_record(setup.charter.earned)
@@ -281,7 +320,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         return flaw
     try:
         shown, heards = _shown(setup, roster), _heards(setup, vote, roster)
-        check_bounds(roster.bounds, len(roster.members), setup.cells)
+        check_bounds(roster.bounds, num_parts(roster.members), setup.cells)
         number = setup.number_of(roster.revision)
     except RemoteError as error:
         return str(error)
@@ -307,9 +346,8 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
             return f"it misquotes the Ready of {peer}"
-    able, without, bounds = _owners(
-        roster.members, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate
-    )
+    judges = roster.members[: num_parts(roster.members)]
+    able, without, bounds = _owners(judges, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)

@@ -28,11 +28,13 @@ from ...peer.base.errors import ProtocolViolation
 from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
 from ..allreduce.actions import Action, AskFor, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
+from ..allreduce.contributor import ContributorRound
 from ..allreduce.exchange import ASKED_OF, PASSED_ON, RosterRound
 from ..allreduce.facts import MessageLog
 from ..allreduce.roster import RosterView
 from ..chain.certificate import value_hash, value_of
 from ..chain.quorum import ranked
+from ..vector.partition import num_parts
 from . import gather
 from .early import EarlyMessages
 from .vote import Vote
@@ -41,6 +43,8 @@ CONTROL_STEPS = 3
 """Exchanges of small messages from a held value to its certificate: Propose, Prevote, Precommit."""
 ASKS_AFTER = 8
 """After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
+ROSTER_CARRIERS = 2
+"""Judges that pass the roster on to a member that does not judge: one may be silent. Both are others in each attempt."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -148,7 +152,9 @@ class Round:
     def start(self, now: float) -> list[Action]:
         """Send my Ready."""
         self._has_news = True
-        return self.vote.begin(self.setup.ready, self._active, now)
+        # A member without a vote tells all while these are few: else who votes decides by its Ready, and the roster shows it.
+        is_small = len(self._active) <= wire.MAX_PARTS or self.vote.me in self.vote.electorate.votes
+        return self.vote.begin(self.setup.ready, self._active if is_small else (), now)
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
         """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
@@ -239,12 +245,14 @@ class Round:
             actions += self._ask(self._exchange, now)
         if self.outcome is not None or now < self._due:
             return actions
-        if self.vote.is_decided:
+        if self.vote.is_decided or self.vote.behind:
             return actions + self._end(OutcomeKind.BEHIND, "what the voters decided on did not arrive in time")
         if self._phase is Phase.GATHER:
             return actions + self._gather_late(now)
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
+        if isinstance(self._exchange, ContributorRound):
+            return actions + self._give_up("the voters have not ended the attempt", now)
         self._is_overdue, self._has_asked = True, False
         phase, asked = self.phase, self._ask(self._exchange, now)
         self._has_overrun |= phase is Phase.CONFIRM
@@ -319,9 +327,10 @@ class Round:
             return []
         if self.vote.certificate is not None:
             return self._decided(self.vote.certificate, now)
-        if self.vote.behind:
+        # Who only contributes is sent the certificate alone, which voters have before they are Ready again.
+        if self.vote.behind and not isinstance(self._exchange, ContributorRound):
             return self._end(OutcomeKind.BEHIND, "voters with more than a third of the votes are in a later round")
-        if self.vote.is_decided:  # Its proposal is still on its way.
+        if self.vote.is_decided or self.vote.behind:  # Its proposal, or the certificate, is still on its way.
             self._due = min(self._due, now + self.setup.timing.control)
             return []
         if self.vote.slot != self.slot and self._phase is not Phase.GATHER:
@@ -491,7 +500,8 @@ class Round:
             return actions
         self._silent.update(awaited)
         self._has_proposed = True
-        return [*actions, Send(tuple(sorted(self._active | set(vote.electorate.votes) - {""})), roster)]
+        others = {*roster.members[num_parts(roster.members) :]}  # To these the judges pass it on.
+        return [*actions, Send(tuple(sorted((self._active - others) | set(vote.electorate.votes) - {""})), roster)]
 
     def _no_roster_yet(self, why: str, now: float) -> list[Action]:
         """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
@@ -514,11 +524,22 @@ class Round:
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
-        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
+        is_judge = table.me < len(table.judges)
+        exchange = (RosterRound if is_judge else ContributorRound)(self.setup, self._facts, table)
+        self._phase, self._exchange = Phase.COLLECT, exchange
         self._due, self._began[Phase.COLLECT] = now + self.setup.timing.control + self.setup.timing.transfer, now
+        self._due = self._due if is_judge else now + self.setup.timing.patience
         self._stepped = now
         self._has_news = True
-        return self._exchange.collect_phase.begin()
+        self.vote.tell(table.judges)
+        return [*self._pass_on_roster(table), *exchange.collect_phase.begin()]
+
+    def _pass_on_roster(self, table: RosterView) -> list[Action]:
+        """Pass the roster on to members that do not judge, each by two judges: it is long, and the proposer has one line."""
+        judges, others = len(table.judges), table.members[len(table.judges) :]
+        turn = table.me - ROSTER_CARRIERS * self.slot.attempt
+        mine = [peer for place, peer in enumerate(others) if (place - turn) % judges < ROSTER_CARRIERS]
+        return [Forward(tuple(mine), table.signed)] if mine and table.me < judges else []
 
     def _agreed(self, table: RosterView) -> Timing:
         """Return how long all of this roster wait: what voters with more than a third of the votes would wait at least.
@@ -593,6 +614,8 @@ class Round:
         exchange = self._exchange
         if exchange is None or self.outcome is not None:
             return []
+        if isinstance(exchange, ContributorRound):
+            return exchange.advance(self._active)
         if now >= self._hurries_at:
             exchange.hurry()
             self._hurries_at = math.inf
@@ -679,7 +702,10 @@ class Round:
 
     def _give_up(self, reason: str, now: float, overdue: Phase | None = None) -> list[Action]:
         """Say why this attempt cannot succeed, go to the next one, and end."""
-        said = [Send(it.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))] if (it := self._table) else []
+        said: list[Action] = []
+        if (table := self._table) is not None:
+            to = table.members if table.me < len(table.judges) else table.judges
+            said = [Send(to, wire.Void(self.slot, reason[: wire.MAX_REASON]))]
         ended = self._end(OutcomeKind.VOID, reason, overdue=overdue)
         is_mine = self.vote.is_voter and self.vote.slot == self.slot  # Else I have followed the others into the next one.
         return [*said, *(self.vote.abandon(reason, now) if is_mine else []), *ended]
@@ -695,8 +721,11 @@ class Round:
         if value_of(certificate).base_root != self.setup.ready.base_root:  # Its outputs lead nowhere from mine.
             return self._end(OutcomeKind.BEHIND, "the round was certified from another start state than mine")
         self._is_fetching, self._phase = True, Phase.CONFIRM
-        self._due = now + self.setup.timing.control + self.setup.timing.transfer
-        return [FetchValue(certificate.value, tuple(voter for voter in certificate.voters if voter != self.vote.me))]
+        waits = self.setup.timing.control + self.setup.timing.transfer
+        # Nobody waits for who only contributes.
+        self._due = now + (self.setup.timing.patience if isinstance(self._exchange, ContributorRound) else waits)
+        voters = tuple(voter for voter in certificate.voters if voter != self.vote.me)
+        return [FetchValue(certificate.value, voters if self._exchange is None else self._exchange.providers(voters))]
 
     def _end(
         self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None, overdue: Phase | None = None

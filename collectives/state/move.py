@@ -60,9 +60,9 @@ class PlannedRound:
     """A round on the way to the new state."""
 
     round: Annotated[int, Between(1, wire.MAX_COUNT)]
-    bounds: Annotated[tuple[Annotated[int, Between(0, wire.MAX_COUNT)], ...], Size(wire.MAX_ROSTER + 1)]
+    bounds: Annotated[tuple[Annotated[int, Between(0, wire.MAX_COUNT)], ...], Size(wire.MAX_PARTS + 1)]
     """In cells, as in its certificate."""
-    outputs: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_ROSTER)]
+    outputs: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_PARTS)]
     revision: Annotated[bytes, Size(wire.MAX_REVISION_BYTES)]
     """The revision of the run's settings that holds in it: the one that the certificate before it names."""
 

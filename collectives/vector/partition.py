@@ -17,10 +17,11 @@ transfers, take up to 20 % longer.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
+from ...peer import wire
 from ...peer.base.errors import ProtocolViolation
 
 LARGEST_SHARE = Fraction(1, 2)
@@ -67,10 +68,15 @@ def split(
     return tuple(accumulate(sizes, initial=cells.start))
 
 
-def check_bounds(bounds: Sequence[int], num_members: int, cells: range) -> None:
-    """Raises `ProtocolViolation` unless `bounds` give every one of the cells to exactly one of `num_members` members."""
-    if len(bounds) != num_members + 1:
-        raise ProtocolViolation(f"{len(bounds)} part bounds for {num_members} members")
+def num_parts(members: Sized) -> int:
+    """Return the number of parts under a roster: one for each of its first members, which judge; empty ones, too."""
+    return min(len(members), wire.MAX_PARTS)
+
+
+def check_bounds(bounds: Sequence[int], parts: int, cells: range) -> None:
+    """Raises `ProtocolViolation` unless `bounds` give every one of the cells to exactly one of so many parts."""
+    if len(bounds) != parts + 1:
+        raise ProtocolViolation(f"{len(bounds)} part bounds for {parts} parts")
     ends = bounds[0], bounds[-1]
     if ends != (cells.start, cells.stop) or any(low > high for low, high in pairwise(bounds)):
         raise ProtocolViolation(f"part bounds {list(bounds)} do not ascend from {cells.start} to {cells.stop}")

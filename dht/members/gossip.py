@@ -158,7 +158,7 @@ class Gossip:
         if said.state != body.state and body.state != MemberState.SYNCING:  # That ends within seconds, or is renewed.
             return True
         stated = sum(member.body.head == body.head for member in self.presence.active())
-        return (said.round, said.head, said.root) != (body.round, body.head, body.root) and stated < wire.MAX_ROSTER
+        return (said.round, said.head, said.root) != (body.round, body.head, body.root) and stated < wire.MAX_PARTS
 
     def _push(self, body: MemberBody) -> None:
         self._said, self._announced = body, trio.current_time()

@@ -180,7 +180,7 @@ class HeldState:
             partial(checked, [certificate], spec.run, verify_signed, spec.charter, before=place.certificate)
         )
         outputs = await fetch_outputs(
-            node, self.spec.output, spec.cells_of(value.round), certificate, holders, backed_off
+            node, self.spec.output, spec.cells_of(value.round), value, certificate.voters, holders, backed_off
         )
         blobs = [outputs[key] for key in value.outputs]
         root = await node.compute(self.next_root, value.bounds, blobs)

@@ -126,7 +126,7 @@ class Member:
         `held.is_certified` is False where that step led elsewhere: then the state is to be taken from others.
         """
         node, held = self._node, self.held
-        self.contact.presence.attend(self.averager.drawn())
+        self.contact.presence.attend(self.averager.partners())
         before, began = node.transport.traffic(), trio.current_time()
         self._round_over = trio.Event()
         try:

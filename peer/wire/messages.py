@@ -41,6 +41,7 @@ from .fields import (
     MAX_COUNT,
     MAX_MISSED,
     MAX_OUTPUTS,
+    MAX_PARTS,
     MAX_PHASE_SECONDS,
     MAX_READY_BYTES,
     MAX_ROSTER,
@@ -125,7 +126,7 @@ class Ready:
     """The newest proof that I know, if there is one."""
     is_leaving: bool = False
     """True if I leave after this round: I have no vote in the next one."""
-    rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
+    rates: Annotated[bytes, Size(MAX_PARTS)] = b""
     """At which rate I have received from each member of the last certified roster, in its order (`vector.lines`)."""
     seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
     """How long I have trained for what I contribute, without any wait; 0 where I do not train."""
@@ -177,13 +178,13 @@ class Roster:
     slot: Slot
     base_root: Hash
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
-    bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
+    bounds: Annotated[tuple[Count, ...], Size(MAX_PARTS + 1, 2)]
     """Part i is the cells bounds[i] … bounds[i+1], owned by member i; it may be empty."""
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """The seat of each member, in order."""
     readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
     """The signed Readys that enough voters hold: of each member, in order, then of those that have no place."""
-    heards: Annotated[tuple[PackedHeard, ...], Size(MAX_ROSTER, 1)]
+    heards: Annotated[tuple[PackedHeard, ...], Size(MAX_PARTS, 1)]
     """The signed Heards of a quorum of voters, sorted: members and places follow from them (`collectives.round.gather`)."""
     revision: PackedRevision = b""
     """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
@@ -199,7 +200,7 @@ class Commit:
     tokens: Count
     steps: Count
     loss: float
-    parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    parts: Annotated[tuple[Hash, ...], Size(MAX_PARTS, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
     """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
     codec: Annotated[str, Size(8)] = ""
@@ -218,7 +219,7 @@ class Have:
     roster: Hash
     cut: Annotated[bytes, Size(DIGEST_BYTES)]
     """The hash of the first Cut, in a word on sketches; empty in one on contributions."""
-    parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_ROSTER)]
+    parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_PARTS)]
     """For each part the members (roster indices)."""
     names: Annotated[bytes, Size(NAME_BYTES * MAX_ROSTER, 0)]
     """The name of the Commit, or of the Sketch, of each member in `parts`, by its index."""
@@ -235,9 +236,9 @@ class Cut:
     roster: Hash
     before: Annotated[bytes, Size(DIGEST_BYTES)]
     """The hash of the first Cut, in the one that follows from words on sketches; empty in the first."""
-    holders: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
+    holders: Annotated[tuple[Index, ...], Size(MAX_PARTS, 1)]
     """Of each part that has cells, in order: whose word counts in it, its owner or a deputy."""
-    words: Annotated[tuple[tuple[Index, Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]], ...], Size(MAX_ROSTER, 1)]
+    words: Annotated[tuple[tuple[Index, Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]], ...], Size(MAX_PARTS, 1)]
     """The name of each Have that counts, by its author, sorted. The seed of the sketches follows from their nonces."""
 
 
@@ -248,7 +249,7 @@ class Sketch:
 
     slot: Slot
     cut: Hash
-    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER)]
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_PARTS)]
     """The outputs of all parts that the seed follows from; none in the sketches after the cut."""
     tables: Annotated[bytes, Size(MAX_SKETCH_BYTES)]
     """The table of each part in order, float32 [3, columns], little-endian."""
@@ -276,7 +277,7 @@ class Outputs:
     slot: Slot
     cut: Hash
     number: Annotated[int, Between(0, MAX_OUTPUTS - 1)]
-    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_PARTS, 1)]
     silent: Annotated[tuple[Index, ...], Size(MAX_ROSTER)]
     """The contributors whose sketches did not come: holders of their parts answer for them (`Second`)."""
 
@@ -310,14 +311,14 @@ class Value:
     """The hash of the previous round's value (`chain.certificate.certificate_hash`): certificates are a hash chain."""
     base_root: Hash
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
-    bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
+    bounds: Annotated[tuple[Count, ...], Size(MAX_PARTS + 1, 2)]
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """Members, parts and seats of the roster; those that may vote are the next round's voters, beside the `absent`."""
     cut: Hash
     """The hash of the first `Cut`."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
     """The members whose contributions are in the outputs."""
-    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_PARTS, 1)]
     next_root: Hash
     tokens: Count
     """All tokens of the run so far, including those of this round that count."""
@@ -327,7 +328,7 @@ class Value:
     """That of the roster: every certificate states the settings of the round after it."""
     credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER)] = ()
     """The tokens of each contributor, in order, that count: 0 for one that was flagged or left without weight."""
-    absent: Annotated[tuple[Absence, ...], Size(MAX_ROSTER)] = ()
+    absent: Annotated[tuple[Absence, ...], Size(MAX_PARTS)] = ()
     """The voters of this round that its roster lacks, and that vote in the next one, by id."""
 
 
@@ -340,7 +341,7 @@ class Propose:
     value: PackedValue
     roster: Annotated[bytes, Size(DIGEST_BYTES)]
     """The hash of my roster in this slot, whose Readys justify a new value; empty for a value that has a proof."""
-    readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER)] = ()
+    readys: Annotated[tuple[PackedReady, ...], Size(MAX_PARTS)] = ()
     """For a value that has a proof: signed Readys of a quorum in this slot, by voter."""
 
 
@@ -366,7 +367,7 @@ class Appointment:
 
     slot: Slot
     """The new term, attempt 0."""
-    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
 
 
 @grows
@@ -384,9 +385,9 @@ class Proof:
 
     slot: Slot
     value: PackedValue
-    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
     """Sorted."""
-    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_ROSTER, 1)]
+    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_PARTS, 1)]
     """The signature of each voter under its statement."""
     appointment: PackedAppointment = b""
     """The signed appointment of the slot's term, after the first term."""
@@ -398,8 +399,8 @@ class Certificate:
 
     slot: Slot
     value: PackedValue
-    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
-    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_ROSTER, 1)]
+    voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
+    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_PARTS, 1)]
     appointment: PackedAppointment = b""
 
 

@@ -3,7 +3,8 @@
 The machines of a round alone (`support.rounds`), with every validity function in them. At each *step* of an attempt a
 liar is honest, or does one of the `DEEDS`. All pairs of deeds are tried: of the proposer, of another voter, of a key
 without a vote, and of one of these together with another such key; and with `seven` those of two voters of seven, one of
-which may be the proposer. In each case
+which may be the proposer. With `contribute` the voters alone judge, as where a roster has more members than parts, and the
+others only contribute. In each case
 
 - all honest members end with one certified value, all honest contributors are in it, and nothing raises in any of them; if
   a liar proposed it, at least one of them ends with it, and the others know that they are behind;
@@ -12,6 +13,7 @@ which may be the proposer. In each case
 
     cd tests && python -m attacks.test_every_pair          # half an hour
     cd tests && python -m attacks.test_every_pair seven    # as long
+    cd tests && python -m attacks.test_every_pair contribute
 """
 
 import itertools
@@ -186,8 +188,20 @@ def of_seven() -> Iterator[Lies]:
         yield from ({place: mine, NEXT: others} for place in ("voter", "proposer"))
 
 
+@pytest.fixture
+def voters_alone_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PARTS", len(VOTERS))
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_no_single_deed_of_one_member_costs_the_others_more_than_its_own_attempt(place: str) -> None:
+    for deeds in singles():
+        run({place: deeds})
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.usefixtures("voters_alone_judge")
+def test_no_single_deed_costs_those_that_only_contribute_more_than_its_own_attempt(place: str) -> None:
     for deeds in singles():
         run({place: deeds})
 
@@ -211,6 +225,7 @@ def test_an_output_that_was_named_and_replaced_is_known_when_it_is_named_again()
 def main() -> None:
     failed = num = 0
     voters = SEVEN if "seven" in sys.argv[1:] else VOTERS
+    wire.MAX_PARTS = len(VOTERS) if "contribute" in sys.argv[1:] else wire.MAX_PARTS
     for lies in of_seven() if voters == SEVEN else pairs():
         num += 1
         try:

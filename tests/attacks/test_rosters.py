@@ -8,15 +8,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgpack
 import pytest
 from attacks.voters import founded
 from flockstep.collectives.allreduce.actions import OutcomeKind, Timing
-from flockstep.collectives.round.gather import held, mark_of, proposal, refusal
+from flockstep.collectives.round.gather import held, mark_of, proposal, refusal, willing
 from flockstep.dht.run import admission
 from flockstep.dht.run.admission import Charter, Invitation, Ticket
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.schema import encode
 from support.liars import banned, events_of, lies
 from support.rounds import (
     PEERS,
@@ -167,6 +170,69 @@ def test_free_keys_that_are_ready_to_two_voters_each_take_nobodys_place() -> Non
     made = roster_of(known, lie, trainers)
     assert isinstance(made, wire.Roster)
     assert {*made.members} >= {*VOTERS, *trainers}
+
+
+@pytest.mark.parametrize("charter", [admission.OPEN, INVITED], ids=["open", "invited"])
+def test_a_roster_and_its_value_can_be_sent_whatever_keys_there_are(charter: Charter) -> None:
+    """Of 700 keys each voter holds others, and the liar's word names as many as it can of those that it alone has heard."""
+    keys, shared = [f"12D3KooWk{number:043d}" for number in range(700)], ticket(b"i", 1000)
+
+    def ready_of(peer: str) -> wire.Ready:
+        invite = shared.credential(peer) if charter is INVITED else b""
+        return replace(a_ready(), invite=invite, rates=bytes(wire.MAX_PARTS))
+
+    readies = {peer: ready_of(peer) for peer in (*VOTERS, *keys)}
+    known = {
+        voter: {peer: readies[peer] for peer in (*VOTERS, *keys[at * 100 : at * 100 + 400])}
+        for at, voter in enumerate(ORDER[:3])
+    }
+    lie = word_of(LIAR, readies[LIAR], [signed(key, readies[key]) for key in keys[300:]])
+    made = roster_of(known, lie, keys, charter)
+    assert isinstance(made, wire.Roster)
+    assert len(encode(made)) <= wire.MAX_STATEMENT_BYTES
+    assert len(made.members) > 1.5 * wire.MAX_PARTS
+    assert {*made.members} >= {*ORDER[:3]}
+    everybody, hashes = tuple(range(len(made.members))), (bytes(32),) * (len(made.bounds) - 1)
+    counts, absent = (wire.MAX_COUNT,) * len(everybody), tuple(wire.Absence(key, 2) for key in keys[:21])
+    seats = tuple(replace(seat, rounds=wire.MAX_COUNT) for seat in made.seats)
+    value = wire.Value(
+        *(*SLOT.decision, bytes(32), made.members, made.bounds, seats, bytes(32), everybody, hashes, bytes(32)),
+        *(wire.MAX_COUNT, everybody, bytes(wire.MAX_REVISION_BYTES), counts, absent),
+    )
+    assert len(encode(value)) <= wire.MAX_VALUE_BYTES
+
+
+def test_keys_that_show_what_is_of_no_use_take_nobodys_place() -> None:
+    keys, honest = ([f"12D3KooW{name}{number:043d}" for number in range(120)] for name in "kh")
+    long = replace(a_ready(), invite=bytes(wire.MAX_INVITE_BYTES)), replace(a_ready(), voucher=bytes(wire.MAX_VOUCHER_BYTES))
+    readies = {key: long[place % 2] for place, key in enumerate(keys)} | dict.fromkeys([*VOTERS, *honest], a_ready())
+    made = roster_of(dict.fromkeys(ORDER[:3], readies), None, readies)
+    assert isinstance(made, wire.Roster)
+    assert {*made.members} == {*VOTERS, *honest}
+
+
+def test_keys_that_pad_their_readys_take_nobodys_place() -> None:
+    keys, honest = ([f"12D3KooW{name}{number:043d}" for number in range(120)] for name in "kh")
+    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1500)]))
+    vote = a_vote(PROPOSER, VOTERS)
+    for peer in (*VOTERS, *honest, *keys):
+        payload = padded if peer in keys else encode(a_ready())
+        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), payload, bytes(64)), a_ready(), 0.0)
+    assert willing(a_setup(PROPOSER, [*VOTERS, *honest, *keys]), vote).keys() > {*VOTERS, *honest}
+
+
+def test_who_may_vote_on_the_next_round_judges_this_one_before_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PARTS", 5)
+    vouched, *keys = PEERS[4:14]
+    statements = OwnerStatements(RUN, OWNER.peer_id).sign(OWNER, OwnerStatement("vouch", vouched))
+    voucher = statements.voucher(vouched)
+    charter = Charter(run=RUN, owner=OWNER.peer_id, founders=frozenset(VOTERS), keepers=frozenset(VOTERS))
+    readies = {**dict.fromkeys([*VOTERS, *keys], a_ready()), vouched: replace(a_ready(), voucher=voucher)}
+    made = roster_of(dict.fromkeys(ORDER[:3], readies), None, [vouched, *keys], charter)
+    assert isinstance(made, wire.Roster)
+    assert {*made.members[:5]} == {*VOTERS, vouched}
+    assert len(made.members) == 14
+    assert len(made.bounds) == 6
 
 
 def test_what_a_voter_has_relayed_takes_no_place_of_the_readys_that_its_word_names() -> None:

@@ -1,4 +1,4 @@
-"""Attacks on the draw of seats: of more than 64 members some take no part in a round, and keys are free."""
+"""Attacks on the draw of seats: of more than 256 members some take no part in a round, and keys are free."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from flockstep.peer import wire
 from support.rounds import SLOT, a_ready, a_setup, a_vote, signed
 
 VOTERS = [f"12D3KooWvoter{index:039d}" for index in range(40)]
-HONEST = [f"12D3KooWhonest{index:038d}" for index in range(160)]
+HONEST = [f"12D3KooWhonest{index:038d}" for index in range(600)]
 FREE = wire.MAX_ROSTER - len(VOTERS)
 LATER = wire.Slot(SLOT.run, 2, b"the hash of round 1".ljust(32))
 
@@ -20,14 +20,14 @@ def keys(count: int) -> list[str]:
 
 @pytest.mark.parametrize("num_liars", [24, 400])
 def test_who_is_ready_without_having_been_drawn_takes_no_seat_of_who_was(num_liars: int) -> None:
-    """The honest are 200, of which 64 were drawn; the others are not Ready, and the liars all are, with the best ranks."""
+    """The honest are 640, of which 256 were drawn; the others are not Ready, and the liars all are, with the best ranks."""
     drawn = drawn_for(SLOT, [*VOTERS, *HONEST], VOTERS, HONEST)
     liars = ranked(SLOT, keys(10 * num_liars))[:num_liars]
     vote = a_vote(VOTERS[0], VOTERS)
     for peer in [*liars, *drawn]:
         vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
     assert willing(a_setup(VOTERS[0], drawn), vote).keys() == drawn
-    absent = set(HONEST[:100])  # Seats that nobody else takes are for who comes.
+    absent = set(HONEST[:400])  # Seats that nobody else takes are for who comes.
     assert len(willing(a_setup(VOTERS[0], drawn - absent), vote)) == wire.MAX_ROSTER
 
 
@@ -38,7 +38,7 @@ def test_keys_made_before_a_round_was_certified_do_not_suit_the_draw_after_it() 
     best = sorted(drawn_for(foreseen, made, (), made))[:FREE]
     assert len(drawn_for(foreseen, [*VOTERS, *HONEST, *best], VOTERS, HONEST) & set(best)) == 0  # All came later.
     members = [*VOTERS, *HONEST, *best]
-    assert len(drawn_for(foreseen, members, VOTERS, members) & set(best)) >= FREE - 2
+    assert len(drawn_for(foreseen, members, VOTERS, members) & set(best)) >= 0.9 * FREE
     assert len(drawn_for(LATER, members, VOTERS, members) & set(best)) <= FREE // 3
 
 

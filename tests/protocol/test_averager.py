@@ -321,10 +321,27 @@ def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
         sim.averager._active = lambda: crowd
         outcome = await sim.round()
         assert outcome.kind is OutcomeKind.MISSED
-        assert "64 of 1001" in outcome.reason
+        assert "256 of 1001" in outcome.reason
         assert trio.current_time() == 0
 
     run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=frozenset({identities(1)[0].peer_id}))))
+
+
+def test_who_only_contributes_has_sessions_with_those_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PARTS", 5)
+
+    async def body(swarm: SimSwarm) -> None:
+        everybody = frozenset(sim.peer for sim in swarm.sims)
+        partners = {sim.peer: sim.averager.partners() for sim in swarm.sims}
+        judges = {peer for peer, mine in partners.items() if mine == everybody}
+        assert len(judges) == 5
+        assert judges > {sim.peer for sim in swarm.sims[:4]}
+        assert {mine for peer, mine in partners.items() if peer not in judges} == {frozenset(judges)}
+        await all_at_once(swarm.sims)
+        assert {*swarm.sims[0].outcomes[0].members[:5]} == judges
+
+    founders = frozenset(identity.peer_id for identity in identities(4))
+    run_virtual(lambda: with_swarm(9, body, charter=Charter(founders=founders)))
 
 
 def test_who_came_after_the_certificate_is_drawn_behind_who_was_there() -> None:

@@ -610,7 +610,7 @@ def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Ro
     forged = wire.Lock(0, draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
     lock = draws.of([(), (), *((lock,) for lock in known), (forged,)])
     slot, upload, download = a_slot(world, draws), draws.of(rates), draws.of(rates)
-    rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_ROSTER])
+    rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_PARTS])
     return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock, rates=rates)
 
 
@@ -647,7 +647,7 @@ def heard(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Ro
 
 def propose(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     slot = a_slot(world, draws)
-    packed = tuple(encode(word) for word in readies_of(world, slot, draws))[: wire.MAX_ROSTER]
+    packed = tuple(encode(word) for word in readies_of(world, slot, draws))[: wire.MAX_PARTS]
     rosters = [word.hash for word, message in world.words if isinstance(message, wire.Roster)]
     if draws.of([True, False]):
         return wire.Propose(slot, a_value(world, draws), draws.of([*rosters[-3:], a_hash(world, draws)]))
@@ -713,7 +713,7 @@ def have(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Rou
 def cut(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     said = [message for _, message in world.words if isinstance(message, wire.Cut)]
     words = tuple((index, name_of(world, draws, wire.Have)) for index in indices(world, draws))
-    words = draws.of([words, *(it.words[: draws.of([wire.MAX_ROSTER, 1, 3])] for it in said[-4:])])
+    words = draws.of([words, *(it.words[: draws.of([wire.MAX_PARTS, 1, 3])] for it in said[-4:])])
     holders = draws.of([indices(world, draws), *(it.holders for it in said[-2:])])
     before = draws.of([b"", hash_of(world, draws, wire.Cut)])
     return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), before, holders, words)

@@ -23,7 +23,6 @@ from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import certify, decided, grow
 from support.restoring_peer import CELLS, RestoringPeer, all_of, catch_up, run_rounds
@@ -142,7 +141,7 @@ def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Pa
             replace(value, outputs=(digest(garbage), *value.outputs[1:])),
         ):
             with pytest.raises((RemoteError, BaseExceptionGroup)) as caught:
-                await fetch_outputs(node, codec, range(CELLS), replace(certificate, value=encode(bad)), holders, set())
+                await fetch_outputs(node, codec, range(CELLS), bad, certificate.voters, holders, set())
             assert isinstance(sole_error(caught.value), RemoteError)
 
     run_rounds(3, 1, body, tmp_path)

@@ -405,11 +405,10 @@ def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> Non
     voters, vote = PEERS[:4], a_vote(ORDER[0], PEERS[:4])
     for peer in voters:
         vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    long = replace(a_ready(), invite=bytes(320), voucher=bytes(wire.MAX_VOUCHER_BYTES))
-    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(long)), bytes(900)]))
-    strangers = [f"12D3KooW{number:044d}" for number in range(60)]
+    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1500)]))
+    strangers = [f"12D3KooW{number:044d}" for number in range(200)]
     for peer in strangers:
-        vote.receive(wire.Signed(peer, wire.code_of(long), padded, bytes(64)), long, 0.0)
+        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), padded, bytes(64)), a_ready(), 0.0)
     setup = a_setup(ORDER[0], [*voters, *strangers])
     words = words_of(setup, {ORDER[0]: vote}) | words_of(
         setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]}
@@ -1515,13 +1514,13 @@ def test_a_run_whose_owner_decides_has_no_round_without_it(is_away: bool) -> Non
         assert {voter for outcome in rounds.outcomes() for voter in outcome.certificate.voters} == {owner}  # type: ignore[union-attr]
 
 
-def test_a_large_run_draws_64_members_a_round_and_other_ones_the_next_time() -> None:
-    members = [f"12D3KooW{index:044d}" for index in range(300)]
+def test_a_large_run_draws_256_members_a_round_and_other_ones_the_next_time() -> None:
+    members = [f"12D3KooW{index:044d}" for index in range(1000)]
     first = drawn_for(SLOT, members, (), ())
     assert len(first) == wire.MAX_ROSTER
     assert first == drawn_for(SLOT.at(1, 7), reversed(members), (), ())
-    assert len(first & drawn_for(replace(SLOT, round=2), members, (), ())) < 40
-    assert drawn_for(SLOT, members[:64], (), ()) == set(members[:64])
+    assert len(first & drawn_for(replace(SLOT, round=2), members, (), ())) < 120
+    assert drawn_for(SLOT, members[:256], (), ()) == set(members[:256])
     assert all(drawn_for(replace(SLOT, round=at), members, members[:3], ()) >= set(members[:3]) for at in range(20))
 
 

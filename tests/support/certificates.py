@@ -7,6 +7,7 @@ from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import genesis, value_hash, value_of
 from flockstep.collectives.chain.chain import ChainLink
 from flockstep.collectives.vector.codec import EMPTY
+from flockstep.collectives.vector.partition import num_parts
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
@@ -58,18 +59,19 @@ def certify(
         *slot.decision,
         bytes(32),
         order,
-        tuple(range(len(order) + 1)),
+        tuple(range(num_parts(order) + 1)),
         _seats(order, **fields),
         fields.get("cut", bytes(32)),
         tuple(range(len(order))),
-        (EMPTY,) * len(order),
+        (EMPTY,) * num_parts(order),
         mark.ljust(32, b"\0"),
         (at.tokens if at else 0) + tokens,
         fields.get("flagged", ()),
         fields.get("revision", b""),
         fields.get("credit", ()),
     )
-    electorate = set(value_of(before).members if before is not None else order)
+    members = value_of(before).members if before is not None else order
+    electorate = set(members[: num_parts(members)])
     entitled = [identity for identity in roster if identity.peer_id in electorate] or roster
     voters = entitled if signers is None else signers
     needed = Electorate(dict.fromkeys(electorate, 1))

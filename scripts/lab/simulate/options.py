@@ -13,7 +13,7 @@ from typing import Self
 
 from ....dht.run.manifest import MOST_FRAGMENTS
 from ....peer.base.errors import UsageError
-from ....peer.wire import MAX_ROSTER
+from ....peer.wire import MAX_PARTS
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, SCALED, TOGETHER
 from ..baselines.rules import rule_named
@@ -231,7 +231,7 @@ class SimulateOptions:
     def __post_init__(self) -> None:
         for name, low, high in (
             *(("peers", 1, 4096), ("rounds", 1, 1_000_000)),
-            *(("min_peers", 1, MAX_ROSTER), ("fragments", 1, MOST_FRAGMENTS)),
+            *(("min_peers", 1, MAX_PARTS), ("fragments", 1, MOST_FRAGMENTS)),
         ):
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")

@@ -40,7 +40,7 @@ from ....peer.log.telemetry import Telemetry
 from ....peer.memory.peer import MemoryTransport
 from ....peer.node.node import Node
 from ....peer.node.session import unpack_message
-from ....peer.wire import MAX_ROSTER
+from ....peer.wire import MAX_PARTS
 from ..baselines.rules import rule_named
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
@@ -117,7 +117,7 @@ class SimulatedPeer:
         self._options = options
         self._charter = charter
         self._watcher = watcher
-        self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
+        self._glance = GLANCE * max(1.0, options.peers / MAX_PARTS)
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
         self._seen: tuple[tuple[Row, ...], ChainPosition, int] | None = None

@@ -25,9 +25,9 @@ from ....collectives.vector.codec import CELL, Codec, Encoded, FlatSum, codec_na
 from ....optim.member.apply import keep_rest
 from ....optim.step.outer import OuterSettings
 from ....peer.base.digest import digest, keyed
-from ....peer.wire import MAX_ROSTER
+from ....peer.wire import MAX_PARTS
 
-NUM_CELLS = MAX_ROSTER
+NUM_CELLS = MAX_PARTS
 """16,384 parameters, so that each member of a full roster owns a cell."""
 OUTER = OuterSettings(lr=0.7, momentum=0.9)
 STEP = 1e-3

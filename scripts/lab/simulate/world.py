@@ -110,7 +110,7 @@ class World:
         num_attackers = sum(attackers.count for attackers in options.attacks)
         voting = options.peers - (num_attackers if options.voters == "honest" else 0)
         # More would not find a seat each in the first roster.
-        founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_ROSTER)))
+        founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_PARTS)))
         self.charter = Charter(
             min_peers=options.min_peers,
             founders=founders,

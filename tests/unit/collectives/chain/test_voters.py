@@ -110,12 +110,18 @@ def test_those_that_missed_the_fewest_rosters_have_the_votes_that_are_left() -> 
     value = replace(after_two_were_away(), absent=missed)
     assert electorate_after(value, OPEN).voters == SEVEN
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MAX_ROSTER", 6)
+        patch.setattr(wire, "MAX_PARTS", 6)
         assert electorate_after(value, OPEN).voters == SEVEN[1:]
 
 
+def test_of_more_members_than_parts_those_that_judge_vote() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_PARTS", 3)
+        assert electorate_after(VALUE, OPEN).voters == tuple(sorted(IDS[:3]))
+
+
 def test_a_roster_full_of_members_without_a_vote_takes_nobodys_vote() -> None:
-    away, members = IDS[0], (IDS[1], *(f"free key {number:02}" for number in range(wire.MAX_ROSTER - 1)))
+    away, members = IDS[0], (IDS[1], *(f"free key {number:02}" for number in range(wire.MAX_PARTS - 1)))
     electorate = electorate_after(None, replace(KEPT, founders=frozenset(IDS[:4]), keepers=frozenset(IDS[:4])))
     assert away in {it.voter for it in absent_after(electorate, members)}
 

@@ -195,21 +195,22 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
         frame(b"12345678901", limit=10)
 
 
-def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Value]:
-    """The largest roster and value of so many members that show the owner's statements of these bytes."""
+def full(count: int, voters: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Value]:
+    """The largest roster and value of so many members and voters that show the owner's statements of these bytes."""
     slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
     lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, invite, voucher, (lock,))
     packed = encode(wire.Signed(PEER, wire.code_of(ready), encode(ready), SIGNATURE))
     seats = (wire.Seat(0.5, wire.MAX_COUNT, invite, voucher),) * count
-    bounds, indices = (wire.MAX_COUNT,) * (count + 1), tuple(range(count))
-    members, hashes = (PEER,) * count, (HASH,) * count
+    parts = min(count, wire.MAX_PARTS)
+    bounds, indices = (wire.MAX_COUNT,) * (parts + 1), tuple(range(count))
+    members, hashes = (PEER,) * count, (HASH,) * parts
     revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
-    word = wire.Heard(slot, bytes(wire.MARK_BYTES * wire.MAX_ROSTER), wire.MAX_COUNT)
-    heards = (encode(wire.Signed(PEER, wire.code_of(word), encode(word), SIGNATURE)),) * count
+    word = wire.Heard(slot, bytes(wire.MARK_BYTES * count), wire.MAX_COUNT)
+    heards = (encode(wire.Signed(PEER, wire.code_of(word), encode(word), SIGNATURE)),) * voters
     roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, heards, revision)
     place, total = (*slot.decision, HASH), wire.MAX_COUNT
-    absent = (wire.Absence(PEER, wire.MAX_MISSED),) * (count // 3)  # The others are a quorum.
+    absent = (wire.Absence(PEER, wire.MAX_MISSED),) * (parts // 3)  # The others are a quorum.
     value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit, absent)
     return roster, value
 
@@ -226,35 +227,40 @@ def sent(data: bytes) -> bytes:
 ALL = {"invite": bytes(wire.MAX_INVITE_BYTES), "voucher": bytes(MAX_VOUCHER_BYTES)}
 
 
-@pytest.mark.parametrize("shown", [{}, ALL], ids=["nothing", "all"])
-def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(shown: dict[str, bytes]) -> None:
-    roster, value = full(wire.MAX_ROSTER, **shown)
+@pytest.mark.parametrize(
+    ("count", "voters", "shown"),
+    [(wire.MAX_ROSTER, 16, {}), (wire.MAX_PARTS, wire.MAX_PARTS, {}), (wire.MAX_PARTS, wire.MAX_PARTS, ALL)],
+)
+def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(
+    count: int, voters: int, shown: dict[str, bytes]
+) -> None:
+    roster, value = full(count, voters, **shown)
     packed = encode(value)
     assert len(packed) <= wire.MAX_VALUE_BYTES
-    propose = wire.Propose(roster.slot, packed, b"", roster.readys)
+    propose = wire.Propose(roster.slot, packed, b"", roster.readys[: wire.MAX_PARTS])
     for message in (roster, propose):
         signed = wire.Signed(PEER, wire.code_of(message), encode(message), SIGNATURE)
         assert wire.opened(wire.unpack(wire.pack(signed))) == message
-    appointment = wire.Appointment(roster.slot, (PEER,) * wire.MAX_ROSTER)
+    appointment = wire.Appointment(roster.slot, (PEER,) * wire.MAX_PARTS)
     appointed = encode(wire.Signed(PEER, wire.code_of(appointment), encode(appointment), SIGNATURE))
-    voters, signatures = (PEER,) * wire.MAX_ROSTER, (SIGNATURE,) * wire.MAX_ROSTER
+    signers, signatures = (PEER,) * wire.MAX_PARTS, (SIGNATURE,) * wire.MAX_PARTS
     for kind in (wire.Proof, wire.Certificate):
-        largest = kind(roster.slot, packed, voters, signatures, appointed)
+        largest = kind(roster.slot, packed, signers, signatures, appointed)
         assert wire.unpack(wire.pack(largest)) == largest
         assert len(encode(largest)) <= MAX_PLAIN_BYTES
 
 
 def largest() -> Iterator[wire.RoundMessage]:
     """The largest of each statement of a full roster whose length grows with it."""
-    roster, value = full(wire.MAX_ROSTER, **ALL)
-    slot, hashes, everybody = roster.slot, (HASH,) * wire.MAX_ROSTER, tuple(range(wire.MAX_ROSTER))
-    name = bytes(wire.NAME_BYTES)
-    yield roster
+    (roster, value), (widest, _) = full(wire.MAX_PARTS, wire.MAX_PARTS, **ALL), full(wire.MAX_ROSTER, 16)
+    slot, hashes, everybody = roster.slot, (HASH,) * wire.MAX_PARTS, tuple(range(wire.MAX_ROSTER))
+    name, judges = bytes(wire.NAME_BYTES), everybody[: wire.MAX_PARTS]
+    yield max(roster, widest, key=lambda it: len(encode(it)))
     yield wire.Propose(slot, encode(value), HASH, roster.readys)
     yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5, "x" * 8)
-    parts = tuple((part, everybody) for part in everybody)
+    parts = tuple((part, everybody) for part in judges)
     yield wire.Have(slot, HASH, HASH, parts, name * wire.MAX_ROSTER, HASH)
-    yield wire.Cut(slot, HASH, HASH, everybody, tuple((index, name) for index in everybody))
+    yield wire.Cut(slot, HASH, HASH, judges, tuple((index, name) for index in judges))
     yield wire.Sketch(slot, HASH, hashes, bytes(wire.MAX_SKETCH_BYTES))
     yield wire.Result(slot, HASH, wire.MAX_ROSTER - 1, HASH)
     yield wire.Outputs(slot, HASH, wire.MAX_OUTPUTS - 1, hashes, everybody)

@@ -131,7 +131,7 @@ def test_a_megabyte_of_empty_arrays_is_refused_before_they_are_made() -> None:
 def test_as_many_arrays_as_a_class_has_are_read() -> None:
     full = Outer(7, "name", b"blob", (Inner(True, 0.5),) * 3, (-3, False), None)
     assert decode(Outer, encode(full), max_bytes=1000) == full
-    parts = tuple((index, tuple(range(wire.MAX_ROSTER))) for index in range(wire.MAX_ROSTER))
+    parts = tuple((index, tuple(range(wire.MAX_ROSTER))) for index in range(wire.MAX_PARTS))
     names = bytes(wire.NAME_BYTES * wire.MAX_ROSTER)
     have = wire.Have(wire.Slot("a" * 52, 1, bytes(32)), bytes(32), b"", parts, names, bytes(32))
     assert wire.unpack(wire.pack(have)) == have

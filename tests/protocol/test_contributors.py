@@ -1,0 +1,169 @@
+"""Members beyond the parts of a roster: they contribute, and judge nothing. Here a roster has four parts."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from attacks.voters import founded
+from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.collectives.allreduce.contributor import ContributorRound
+from flockstep.peer import wire
+from flockstep.peer.memory.network import run_virtual
+from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
+from support.swarm import SimSwarm, all_at_once, with_swarm
+
+VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
+OTHERS = MEMBERS[4:]
+
+
+@pytest.fixture(autouse=True)
+def four_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PARTS", 4)
+
+
+def run_rounds(body: Callable[[SimSwarm], object], **kind: Any) -> None:
+    run_virtual(partial(with_swarm, 9, body, charter=founded(4), **kind))
+
+
+@pytest.mark.parametrize("rule", ["mean", "gramguard", "median"])
+def test_all_contribute_and_have_the_same_state(rule: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims:
+            sim.common = 2.0
+        await all_at_once(swarm.sims, rounds=3)
+        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
+        assert len({sim.root for sim in swarm.sims}) == 1
+        for outcome in swarm.sims[-1].outcomes:
+            assert {*outcome.cut} == {sim.peer for sim in swarm.sims}
+            assert len(outcome.value.outputs) == 4
+
+    run_rounds(body, rule=rule)
+
+
+def test_what_each_adds_counts_by_its_tokens() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        tokens = [100, 50, 100, 120, 90, 100, 110, 70, 100]
+        before = swarm.sims[0].theta.copy()
+        async with trio.open_nursery() as nursery:
+            for sim, count in zip(swarm.sims, tokens, strict=True):
+                nursery.start_soon(lambda sim=sim, count=count: sim.round(tokens=count))
+        deltas = np.stack([sim.delta(1) for sim in swarm.sims]).astype(np.float64)
+        moved = (before - swarm.sims[0].theta).astype(np.float64) / 1.2
+        np.testing.assert_allclose(moved, (np.array(tokens) / sum(tokens)) @ deltas, atol=2e-7)
+
+    run_rounds(body, codec="fp32")
+
+
+def test_who_judges_the_last_round_votes_on_the_next_and_no_other() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims, rounds=2)
+        assert {sim.averager.electorate.voters for sim in swarm.sims} == {
+            tuple(sorted(sim.peer for sim in swarm.sims[:4]))
+        }
+
+    run_rounds(body)
+
+
+def test_who_streams_paces_the_bytes_of_a_round() -> None:
+    """A contributor owns nothing: its line has all of its contribution to send."""
+
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims:
+            sim.patience = 60.0
+        await all_at_once(swarm.sims, rounds=2)
+        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
+
+    run_rounds(body, lines=[1e6] * 9)
+
+
+def started(**fields: Any) -> ConnectedRounds:
+    rounds = ConnectedRounds(MEMBERS, voters=VOTERS, **fields)
+    rounds.start()
+    return rounds
+
+
+def test_no_member_that_only_contributes_hears_of_what_it_does_not_judge() -> None:
+    heard = Counter[tuple[str, str]]()
+
+    def note(target: str, mail: Mail) -> bool:
+        if isinstance(mail, wire.Signed):
+            heard["to" if target in OTHERS else "", type(wire.opened(mail)).__name__] += 1
+            assert not (target in OTHERS and mail.sender in OTHERS and mail.sender != target)
+        return False
+
+    rounds = started(lost=note)
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {name for to, name in heard if to} == {"Ready", "Roster", "Cut", "Outputs"}
+    assert heard["to", "Cut"] == 2 * len(OTHERS)
+    assert heard["to", "Outputs"] == len(OTHERS)
+    assert {type(rounds.machines[peer].exchange) for peer in OTHERS} == {ContributorRound}
+
+
+@pytest.mark.parametrize("silent", range(1, 4))
+def test_a_judge_that_passes_no_roster_on_leaves_nobody_out(silent: int) -> None:
+    carrier = order_of(VOTERS)[silent]
+    rounds = started(deaf={(carrier, other) for other in OTHERS})
+    rounds.settle()
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_that_fails_at_any_moment_costs_its_own_contribution_at_most(seed: int) -> None:
+    rounds = started(seed=seed, attempts=3)
+    victim = OTHERS[seed % len(OTHERS)]
+    rounds.settle(deaths={40 + 23 * seed: victim})
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    outcome = rounds.outcomes()[0]
+    assert {*outcome.cut} >= {*MEMBERS} - {victim}
+    assert outcome.slot.attempt == 0
+
+
+@pytest.mark.parametrize("moment", [wire.Roster, wire.Cut, wire.Outputs])
+def test_after_the_loss_of_the_proposer_all_contribute_to_the_next_attempt(moment: type) -> None:
+    rounds = started(attempts=3)
+    rounds.until(lambda: bool(rounds.messages(moment)))
+    rounds.kill(order_of(VOTERS)[0])
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    outcome = rounds.outcomes()[0]
+    assert outcome.slot.attempt == 1
+    assert {*outcome.cut} == {*MEMBERS} - {order_of(VOTERS)[0]}
+
+
+def test_one_that_hears_no_end_of_an_attempt_gives_it_up() -> None:
+    alone = OTHERS[0]
+    rounds = started()
+    rounds.until(lambda: bool(rounds.messages(wire.Cut)))
+    rounds.lost = lambda target, mail: target == alone
+    rounds.mail = [it for it in rounds.mail if it[0] != alone]
+    rounds.settle()
+    outcome = rounds.machines[alone].outcome
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.VOID
+    assert outcome.reason == "the voters have not ended the attempt"
+    assert {rounds.machines[peer].outcome.kind for peer in VOTERS} == {OutcomeKind.DONE}  # type: ignore[union-attr]
+
+
+def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> None:
+    """Outputs of another cut than the proposer's last one are none: a liar would make it sketch without end."""
+    rounds = started()
+    rounds.until(lambda: all(rounds.machines[peer].phase == "judge" for peer in OTHERS))
+    machine, proposer = rounds.machines[OTHERS[0]], order_of(VOTERS)[0]
+    mute = sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0])
+    for number in range(3):
+        false = wire.Outputs(machine.slot, bytes([number]) * 32, number, (bytes(32),) * 4, ())
+        rounds.do(OTHERS[0], machine.receive(signed(proposer, false), false, rounds.now))
+    assert sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0]) == mute == 1
+
+
+def test_certified_outputs_are_asked_of_all_judges_alike() -> None:
+    rounds = started()
+    rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in OTHERS))
+    first = [rounds.machines[peer].exchange.providers(())[0] for peer in OTHERS]
+    assert max(Counter(first).values()) <= -(-len(OTHERS) // 4)
+    assert {*first} == {*VOTERS}
