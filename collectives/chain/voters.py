@@ -32,7 +32,7 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     No liar chooses when the founders decide: each member shows itself whether it may vote, and a roster holds a quorum of
     the electorate before. It takes votes that the owner has withdrawn from all of them.
     """
-    founders = dict.fromkeys(charter.founders, 1)
+    founders = dict.fromkeys(sorted(charter.founders)[: wire.MAX_PARTS], 1)  # More would not all judge.
     first = Electorate(founders) if founders else NOBODY
     if value is None:
         return first

@@ -120,6 +120,11 @@ def test_of_more_members_than_parts_those_that_judge_vote() -> None:
         assert electorate_after(VALUE, OPEN).voters == tuple(sorted(IDS[:3]))
 
 
+def test_of_a_longer_list_the_first_by_id_vote_on_the_first_round() -> None:
+    listed = frozenset(f"peer {number:03}" for number in range(100))
+    assert electorate_after(None, replace(OPEN, founders=listed)).voters == tuple(sorted(listed))[: wire.MAX_PARTS]
+
+
 def test_a_roster_full_of_members_without_a_vote_takes_nobodys_vote() -> None:
     away, members = IDS[0], (IDS[1], *(f"free key {number:02}" for number in range(wire.MAX_PARTS - 1)))
     electorate = electorate_after(None, replace(KEPT, founders=frozenset(IDS[:4]), keepers=frozenset(IDS[:4])))
