@@ -30,7 +30,7 @@ INSTALL = {
 }
 NEEDS = {"hivemind": "hivemind", "gloo": "torch"}
 """The package that a baseline imports."""
-MAX_BENCH_PEERS = 64
+MAX_BENCH_PEERS = 256
 """The size of a full roster."""
 FIGURES = {"wall_s": "wall s", "cpu_s": "CPU s", "bytes_per_peer": "sent MB", "peak_memory_bytes": "peak MB"}
 """The figures for which less is better. CPU is of all processes together; sent and peak are of one peer."""

@@ -55,7 +55,7 @@ class BenchPeer:
         self._vector = np.empty(num_cells * CELL, np.float32)
         self._lost: set[str] = set()
         self._members = [identity_of(index).peer_id for index in range(self._peers)]
-        self._others = [peer for peer in self._members if peer != node.peer_id]
+        self._others = [*self._members[self._index + 1 :], *self._members[: self._index]]  # All dial another one first.
         node.prefer(frozenset(self._members).__contains__)
         node.on_lost(lambda peer, reason: self._lost.add(peer))
         node.telemetry.subscribe(self._note)

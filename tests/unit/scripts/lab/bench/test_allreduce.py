@@ -87,7 +87,7 @@ def test_an_option_may_be_repeated_or_be_a_list() -> None:
         ({"rule": ["median", "luck"]}, "no defence 'luck'"),
         ({"baseline": ["horovod"]}, "no baseline 'horovod'"),
         ({"baseline": ["hivemind/int4"]}, "no baseline 'hivemind/int4'"),
-        ({"peers": ["1,4"]}, "2 to 64 peers"),
+        ({"peers": ["1,4"]}, "2 to 256 peers"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
