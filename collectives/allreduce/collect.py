@@ -29,6 +29,8 @@ class CollectPhase:
         """The parts that I hold of everybody; this set only grows."""
         self._pairs: set[tuple[int, int]] = set()
         """Of other parts: the contributors that I hold it of."""
+        self.has_committed = False
+        """True once my parts are encoded, and I have committed to them."""
         self._setup = setup
         self._facts = facts
         self._table = table
@@ -50,6 +52,7 @@ class CollectPhase:
         setup, table, tokens = self._setup, self._table, self._setup.ready.tokens
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
         commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
+        self.has_committed = True
         return [Send(table.judges, commit)]
 
     def fetched(self, part: int, contributor: int) -> None:

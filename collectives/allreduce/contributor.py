@@ -63,7 +63,7 @@ class ContributorRound(RosterRound):
         last = self._cuts.get(not rule.blind)
         named = [it for signed, it in self._facts.every(wire.Outputs, slot) if signed.sender == proposer and it.cut == last]
         self._is_named = bool(named)
-        if rule.blind:
+        if rule.blind or not self.collect_phase.has_committed:  # The proposer may name a cut whatever I have sent.
             return []
         exchanges = [SketchExchange(self._facts, table, {table.me}, self.cut)] if self.cut else []
         for outputs in named if rule.linear else ():

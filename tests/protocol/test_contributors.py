@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import trio
 from attacks.voters import founded
-from flockstep.collectives.allreduce.actions import OutcomeKind
+from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
 from flockstep.collectives.allreduce.contributor import ContributorRound
+from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
@@ -42,6 +43,19 @@ def test_all_contribute_and_have_the_same_state(rule: str) -> None:
             assert len(outcome.value.outputs) == 4
 
     run_rounds(body, rule=rule)
+
+
+def test_who_trains_nothing_sketches_nothing() -> None:
+    """A keeper among those that only contribute has no parts: its process ended with the first cut."""
+
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims[-2:]:
+            sim.trains = False
+        await all_at_once(swarm.sims, rounds=2)
+        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
+        assert {*swarm.sims[-1].outcomes[-1].cut} == {sim.peer for sim in swarm.sims[:-2]}
+
+    run_rounds(body, rule="gramguard")
 
 
 def test_what_each_adds_counts_by_its_tokens() -> None:
@@ -133,6 +147,23 @@ def test_after_the_loss_of_the_proposer_all_contribute_to_the_next_attempt(momen
     outcome = rounds.outcomes()[0]
     assert outcome.slot.attempt == 1
     assert {*outcome.cut} == {*MEMBERS} - {order_of(VOTERS)[0]}
+
+
+class SlowToEncode(ConnectedRounds):
+    """A round in which one member does not come to encode its parts."""
+
+    def _do(self, peer: str, machine: Round, action: Action) -> None:
+        if not (isinstance(action, HashParts) and peer == OTHERS[0]):
+            super()._do(peer, machine, action)
+
+
+def test_one_that_has_not_committed_sketches_nothing() -> None:
+    """Its computer is slow, or the proposer names a cut at once: it had no parts to sketch, and its process ended."""
+    rounds = SlowToEncode(MEMBERS, voters=VOTERS)
+    rounds.start()
+    rounds.settle()
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS} - {OTHERS[0]}
+    assert not [peer for peer, message in rounds.said if isinstance(message, wire.Sketch) and peer == OTHERS[0]]
 
 
 def test_one_that_hears_no_end_of_an_attempt_gives_it_up() -> None:

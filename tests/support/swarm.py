@@ -65,6 +65,8 @@ class SimPeer:
     """The duration that its inner phases state."""
     patience: float = 0.0
     """The seconds to its next round, where it trains on while this one runs."""
+    trains: bool = True
+    """False for a keeper."""
 
     @property
     def peer(self) -> str:
@@ -82,10 +84,10 @@ class SimPeer:
         """Run one attempt of the next round, and apply it if it is certified."""
         number = self.averager.round
         contribution = Contribution(
-            vector=FlatSum([self.delta(number)]),
+            vector=FlatSum([self.delta(number)]) if self.trains else None,
             round=number,
             base_root=self.root,
-            tokens=tokens,
+            tokens=tokens if self.trains else 0,
             steps=10,
             loss=1.0,
             grace=1.0,
