@@ -44,7 +44,10 @@ CONTROL_STEPS = 3
 ASKS_AFTER = 8
 """After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
 ROSTER_CARRIERS = 2
-"""Judges that pass the roster on to a member that does not judge: one may be silent. Both are others in each attempt."""
+"""Voters that pass the roster on to a member that does not judge: one may be silent. Both are others in each attempt.
+
+Of other judges most may be keys of one stranger.
+"""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -535,11 +538,13 @@ class Round:
         return [*self._pass_on_roster(table), *exchange.collect_phase.begin()]
 
     def _pass_on_roster(self, table: RosterView) -> list[Action]:
-        """Pass the roster on to members that do not judge, each by two judges: it is long, and the proposer has one line."""
-        judges, others = len(table.judges), table.members[len(table.judges) :]
-        turn = table.me - ROSTER_CARRIERS * self.slot.attempt
-        mine = [peer for place, peer in enumerate(others) if (place - turn) % judges < ROSTER_CARRIERS]
-        return [Forward(tuple(mine), table.signed)] if mine and table.me < judges else []
+        """Pass the roster on to members that do not judge, each by two voters: it is long, and the proposer has one line."""
+        voters, others = sorted(table.seating.voters), table.members[len(table.judges) :]
+        if table.me not in voters:
+            return []
+        turn = voters.index(table.me) - ROSTER_CARRIERS * self.slot.attempt
+        mine = tuple(it for place, it in enumerate(others) if (place - turn) % len(voters) < ROSTER_CARRIERS)
+        return [Forward(mine, table.signed)] if mine else []
 
     def _agreed(self, table: RosterView) -> Timing:
         """Return how long all of this roster wait: what voters with more than a third of the votes would wait at least.

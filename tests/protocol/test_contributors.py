@@ -1,5 +1,6 @@
 """Members beyond the parts of a roster: they contribute, and judge nothing. Here a roster has four parts."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -124,6 +125,18 @@ def test_a_judge_that_passes_no_roster_on_leaves_nobody_out(silent: int) -> None
     rounds = started(deaf={(carrier, other) for other in OTHERS})
     rounds.settle()
     assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+
+
+def test_keys_without_a_vote_that_judge_keep_the_roster_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of six judges do, one after the other in the ring: the others waited for whom they left out to the deadline."""
+    monkeypatch.setattr(wire, "MAX_PARTS", 6)
+    others = PEERS[4:]
+    rounds = ConnectedRounds(PEERS, voters=VOTERS, deaf={*itertools.permutations(others, 2)})
+    began = rounds.now
+    rounds.start()
+    rounds.settle()
+    assert {*rounds.outcomes()[0].cut} == {*PEERS}
+    assert rounds.now == began
 
 
 @pytest.mark.parametrize("seed", range(12))
