@@ -702,7 +702,9 @@ class Round:
             return self._give_up(f"{peer} was lost ({reason}), and the voters that are left are no quorum", now)
         if orphans := exchange.orphans(self._active):
             return self._give_up(f"{peer} was lost ({reason}), the last who answered for part {orphans[0]}", now)
-        self._due = max(self._due, now + self._control() + self.setup.timing.transfer)
+        holders = {index for part in table.owners for index in table.seating.three(part)}
+        if table.places[peer] in holders:  # Others hold what it held: of keys that hold nothing there are many.
+            self._due = max(self._due, now + self._control() + self.setup.timing.transfer)
         return []
 
     def _give_up(self, reason: str, now: float, overdue: Phase | None = None) -> list[Action]:

@@ -150,6 +150,24 @@ def test_one_that_fails_at_any_moment_costs_its_own_contribution_at_most(seed: i
     assert outcome.slot.attempt == 0
 
 
+def test_members_that_hold_nothing_and_leave_move_no_deadline() -> None:
+    """One is silent, and the others of one stranger leave one after the other, each just before the deadline."""
+    mute, leaving = OTHERS[0], OTHERS[1:4]
+    rounds = started()
+    rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in VOTERS))
+    rounds.deaf = {(mute, voter) for voter in VOTERS}
+    rounds.mail = [it for it in rounds.mail if it[2] != mute]
+    rounds.deliver_all()
+    due = rounds.machines[VOTERS[0]].deadline
+    for peer in leaving:
+        rounds.now = rounds.machines[VOTERS[0]].deadline - 0.01
+        for voter in VOTERS:
+            rounds.do(voter, rounds.machines[voter].lose(peer, "it left", rounds.now))
+    assert rounds.machines[VOTERS[0]].deadline == due
+    rounds.settle()
+    assert rounds.now == due
+
+
 @pytest.mark.parametrize("moment", [wire.Roster, wire.Cut, wire.Outputs])
 def test_after_the_loss_of_the_proposer_all_contribute_to_the_next_attempt(moment: type) -> None:
     rounds = started(attempts=3)
