@@ -159,6 +159,8 @@ class FetchValue:
 
     value: bytes
     voters: tuple[PeerId, ...]
+    holders: tuple[PeerId, ...] = ()
+    """Who should hold them, and is asked in place of the voters alone until one lets me wait: most may be free keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ it its place in this attempt and nothing more: it names the cut and the outputs 
 other ones do not count that. It waits for nobody, and the voters end the attempt.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
@@ -48,8 +48,9 @@ class ContributorRound(RosterRound):
         """Return nothing: whoever judges knows which outputs there are."""
         return []
 
-    def providers(self, voters: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return whom to ask for certified outputs, one after the other: all judges, each contributor another one first."""
+    @property
+    def providers(self) -> tuple[PeerId, ...]:
+        """Whom to ask for certified outputs, one after the other: all judges, each contributor another one first."""
         judges = self.table.judges
         turn = self.table.me % len(judges)
         return (*judges[turn:], *judges[:turn])

@@ -227,9 +227,10 @@ class RosterRound:
         if self._stage is not None:
             self._stage.is_hurrying = True
 
-    def providers(self, voters: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return whom to ask for the outputs of a value that these voters have certified, one after the other."""
-        return tuple(voter for voter in voters if voter != self.table.members[self.table.me])
+    @property
+    def providers(self) -> tuple[PeerId, ...]:
+        """Whom to ask for certified outputs beside the voters that signed, one after the other."""
+        return ()
 
     def orphans(self, active: Collection[PeerId]) -> list[int]:
         """Return the parts whose output I lack, and whose three are all lost."""

@@ -172,8 +172,9 @@ async def fetch_outputs(
     """Fetch all outputs of a value by these voters, which averages these cells, by hash, from any of the holders.
 
     One that is late beside the others, or before any has come after `patience` seconds, is requested from a second holder,
-    too, and the first answer counts. Whoever does not provide one, or later than another, is added to `failed`, and asked
-    last from then on. Raises `NetworkError` if one is not available, `RemoteError` if the value names what cannot be outputs.
+    too, and the first answer counts; after `patience` without a byte a request ends. Whoever does not provide one, or later
+    than another, is added to `failed`, and asked last from then on, and of the others voters first. Raises `NetworkError` if
+    one is not available, `RemoteError` if the value names what cannot be outputs.
     """
     check_bounds(value.bounds, num_parts(value.members), cells)
     outputs: dict[bytes, Blob] = {EMPTY: b""}
@@ -211,7 +212,7 @@ class _Fetches:
         self._node = node
         self._rank = rank
         self._failed = failed
-        self._patience = patience
+        self._patience, self._stall = patience, min(patience, OUTPUT_STALL_SECONDS)
         self._times: list[tuple[int, float]] = []
         """Of each output that came its bytes and its seconds."""
         self._news = trio.Event()
@@ -230,7 +231,7 @@ class _Fetches:
             began, why_not = trio.current_time(), ""
             try:
                 with trio.fail_after(OUTPUT_STALL_SECONDS + size / OUTPUT_RATE):
-                    found.append(await self._node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS))
+                    found.append(await self._node.fetch(peer, key, size, patience=self._stall))
             except NetworkError as error:
                 why_not = str(error)
             except RemoteError as error:

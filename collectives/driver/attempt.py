@@ -235,12 +235,19 @@ class Attempt:
         """Fetch the outputs of a value that others hold; a failure is an event."""
         value, slot, setup = open_value(action.value), self.machine.slot, self.machine.setup
         # Others first in each attempt: one that serves false bytes, or none, must not delay all of them.
-        turn = slot.attempt % max(1, len(action.voters))
-        holders, cells = [*action.voters[turn:], *action.voters[:turn]], setup.cells
+        holders = action.holders or action.voters
+        turn, cells = slot.attempt % max(1, len(holders)), setup.cells
         root, patience = b"", setup.timing.control
         try:
             self.work.outputs |= await fetch_outputs(
-                self.node, self._output_codec, cells, value, action.voters, holders, set(), patience=patience
+                self.node,
+                self._output_codec,
+                cells,
+                value,
+                action.voters,
+                [*holders[turn:], *holders[:turn]],
+                set(),
+                patience=patience,
             )
             outputs = [self.work.outputs[key] for key in value.outputs]
             root = await self.node.compute(self._next_root, value.bounds, outputs)

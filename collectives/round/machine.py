@@ -732,7 +732,7 @@ class Round:
         # Nobody waits for who only contributes.
         self._due = now + (self.setup.timing.patience if isinstance(self._exchange, ContributorRound) else waits)
         voters = tuple(voter for voter in certificate.voters if voter != self.vote.me)
-        return [FetchValue(certificate.value, voters if self._exchange is None else self._exchange.providers(voters))]
+        return [FetchValue(certificate.value, voters, () if self._exchange is None else self._exchange.providers)]
 
     def _end(
         self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None, overdue: Phase | None = None

@@ -12,13 +12,17 @@ import trio
 from attacks.voters import founded
 from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
 from flockstep.collectives.allreduce.contributor import ContributorRound
+from flockstep.collectives.chain import replay
 from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
+from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import run_virtual
 from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
+FLOOR = 2.0
+"""The least deadline of a swarm in memory, in seconds."""
 OTHERS = MEMBERS[4:]
 
 
@@ -93,6 +97,30 @@ def test_who_streams_paces_the_bytes_of_a_round() -> None:
         assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
 
     run_rounds(body, lines=[1e6] * 9)
+
+
+def test_judges_without_a_vote_that_let_outputs_hang_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contributor waited 20 s for each two of them, and the others had closed the next round without it."""
+    monkeypatch.setattr(wire, "MAX_PARTS", 10)
+    monkeypatch.setattr(replay, "FETCHES_AT_ONCE", 1)
+
+    async def body(swarm: SimSwarm) -> None:
+        others = {sim.peer: sim for sim in swarm.sims[4:]}
+        for peer, sim in others.items():
+
+            async def hang(stream: Stream, request: wire.Fetch, peer: str = peer, send: Any = sim.node._bulk._send) -> None:
+                ended = swarm.sims[0].outcomes  # Whoever judged has all outputs by then.
+                if ended and stream.remote in others:
+                    await trio.sleep_forever()
+                await send(stream, request)
+
+            sim.node._bulk._send = hang  # type: ignore[method-assign]
+        began = trio.current_time()
+        await all_at_once(swarm.sims)
+        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
+        assert trio.current_time() < began + 3.5 * FLOOR
+
+    run_virtual(partial(with_swarm, 28, body, charter=founded(4), cells=400))
 
 
 def started(**fields: Any) -> ConnectedRounds:
@@ -226,6 +254,6 @@ def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> No
 def test_certified_outputs_are_asked_of_all_judges_alike() -> None:
     rounds = started()
     rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in OTHERS))
-    first = [rounds.machines[peer].exchange.providers(())[0] for peer in OTHERS]
+    first = [rounds.machines[peer].exchange.providers[0] for peer in OTHERS]
     assert max(Counter(first).values()) <= -(-len(OTHERS) // 4)
     assert {*first} == {*VOTERS}
