@@ -13,6 +13,7 @@ from ...peer.wire.schema import encode
 from ..agreement.actions import Note
 from ..chain.quorum import ranked
 from ..chain.voters import absent_after
+from ..robust.checks import seed_of
 from ..vector.lines import StatedLines
 from .actions import (
     Action,
@@ -300,10 +301,16 @@ class RosterRound:
                 checked.close(active)
         return True
 
-    def has_named(self, signed: wire.Signed) -> bool:
-        """Return True if a cut that is here names this word."""
+    def has_named(self, signed: wire.Signed, message: wire.RoundMessage) -> bool:
+        """Return True if the proposer has named this statement, or what it is a sketch after: others may count on it."""
         stage, place = self._stage, self.table.places.get(signed.sender)
-        return stage is not None and place is not None and stage.has_named(place, signed)
+        if place is None:
+            return False
+        if isinstance(message, wire.Sketch):
+            return any(it.is_of(message) for it in self._sketches(seed_of(message.cut, message.outputs)))
+        found = self.collect_phase.stage.standing
+        is_counted = found is not None and found.names.get(place) == signed.name
+        return is_counted or (stage is not None and stage.has_named(place, signed))
 
     def take_best(self) -> bool:
         """As the proposer, take the words that there are, fit or not. Return True the first time."""

@@ -23,7 +23,7 @@ class MessageLog:
         self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
         """In the order of arrival."""
         self._contradictions: dict[tuple[type, PeerId], tuple[wire.Signed, Any]] = {}
-        """The first statement of each kind by each sender that contradicts an earlier one: others may name it."""
+        """The first statement of each kind by each sender that contradicts an earlier one, or the one that others name."""
         self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage, *, is_named: bool = False) -> str:
@@ -38,7 +38,8 @@ class MessageLog:
         if earlier is not None and earlier[0].payload == signed.payload:
             return "known"
         if earlier is not None:
-            self._contradictions.setdefault((kind, sender), entry)
+            if is_named or (kind, sender) not in self._contradictions:
+                self._contradictions[kind, sender] = entry
             return "conflict"
         said = self._by_sender[kind, sender]
         if len(said) >= rules.most and not is_named:

@@ -59,8 +59,7 @@ class SketchExchange:
         self._read += len(news)
         for signed, sketch in news:
             index = table.places[signed.sender]
-            about = sketch.slot, sketch.cut, sketch.outputs
-            if about != (table.slot, self._cut, self._outputs) or index not in self._contributors:
+            if not self.is_of(sketch) or index not in self._contributors:
                 continue
             if len(sketch.tables) != self._size:
                 actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
@@ -71,6 +70,10 @@ class SketchExchange:
                 self._comparing.add((part, index))
                 actions.append(CompareSketch(self.seed, part, index))
         return actions
+
+    def is_of(self, sketch: wire.Sketch) -> bool:
+        """Return True for a sketch after the cut, or the outputs, that this exchange is after."""
+        return (sketch.slot, sketch.cut, sketch.outputs) == (self._table.slot, self._cut, self._outputs)
 
     def sketched(self, tables: bytes) -> list[Action]:
         """Send my finished sketches."""

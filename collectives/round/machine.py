@@ -175,7 +175,7 @@ class Round:
             if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
                 raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
             return []
-        is_named = isinstance(message, wire.Have) and self._exchange is not None and self._exchange.has_named(signed)
+        is_named = self._exchange is not None and self._exchange.has_named(signed, message)
         news = self._facts.add(signed, message, is_named=is_named)
         self._has_news |= news != "known"
         if news == "conflict":

@@ -1,5 +1,6 @@
-"""Contributors that commit to one thing here and another one there: that costs them no attempt."""
+"""Contributors that commit to one thing here and another one there, or state much else before: they cost no attempt."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,3 +43,31 @@ def test_free_keys_that_send_two_commits_void_no_attempt(num_liars: int, victims
     assert {it and it.slot.attempt for it in outcomes} == {0}
     assert len({it.cut for it in outcomes if it}) == 1
     assert {*VOTERS} <= {*outcomes[0].cut}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("crowd", ["commits", "sketches"])
+def test_what_a_free_key_says_first_keeps_out_nothing_that_counts(crowd: str, victims: int, seed: int) -> None:
+    """It fills what some voters keep of it with other commits, or with sketches after cuts that nobody has made.
+
+    These had no room for what the others named, and voided the attempt; and nothing convicts of such sketches.
+    """
+    liar, fooled = PEERS[6], ORDER[-victims:]
+
+    def tampered(peer: str, message: Any) -> Any:
+        if peer == liar and isinstance(message, wire.Commit):
+            parts = ((bytes([number]) * 32,) * len(message.parts) for number in range(3))
+            junk: list[wire.RoundMessage] = [replace(message, parts=part) for part in parts]
+            if crowd == "sketches":
+                junk = [wire.Sketch(message.slot, bytes([number]) * 32, (), b"") for number in range(wire.MAX_OUTPUTS + 1)]
+            rounds.mail += [(to, signed(peer, other), peer) for to in fooled for other in junk]
+        return message
+
+    rounds = ConnectedRounds(PEERS[:7], seed, voters=VOTERS, tampered=tampered)
+    began = rounds.now
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {*rounds.outcomes()[0].cut} == {*PEERS[:7]}
+    assert rounds.now == began
