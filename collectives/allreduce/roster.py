@@ -108,6 +108,10 @@ class RosterView:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
         return tuple(self.others_with(part, ()) for part in range(len(self.judges)))
 
+    def may_say(self, peer: PeerId, message: wire.RoundMessage) -> bool:
+        """Return True for what a member may state under this roster: who judges nothing has no word on what others hold."""
+        return self.places[peer] < len(self.judges) or isinstance(message, wire.Commit | wire.Sketch | wire.Void)
+
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
         """Return the owner and the deputies of a part that are not lost, in order: the first holds it."""
         return [index for index in self.seating.three(part) if self.members[index] in active]

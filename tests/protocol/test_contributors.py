@@ -251,6 +251,20 @@ def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> No
     assert sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0]) == mute == 1
 
 
+def test_words_of_who_does_not_judge_are_not_kept() -> None:
+    rounds = started()
+    rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in MEMBERS))
+    judge, liar = rounds.machines[VOTERS[0]], OTHERS[0]
+    roster = judge.exchange.table.hash
+    for message in (
+        wire.Have(judge.slot, roster, b"", ((0, (1,)),), bytes(16), bytes(32)),
+        wire.Result(judge.slot, roster, 0, roster),
+        wire.Second(judge.slot, roster, 0, 1, bytes(16), b""),
+    ):
+        assert not judge.receive(signed(liar, message), message, rounds.now)
+    assert {wire.CODES[it.code] for it in judge.statements_of(liar)} <= {wire.Commit, wire.Sketch}
+
+
 def test_certified_outputs_are_asked_of_all_judges_alike() -> None:
     rounds = started()
     rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in OTHERS))
