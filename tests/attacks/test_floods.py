@@ -147,7 +147,7 @@ def test_few_newcomers_are_remembered_and_a_long_ready_is_not() -> None:
 
 def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = EarlyMessages()
-    for number in range(12):
+    for number in range(14):
         message = sketch(number)
         loser = kept.add(sign(KEYS[0], message), message)
     assert loser == KEYS[0].peer_id

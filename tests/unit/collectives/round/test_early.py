@@ -56,3 +56,12 @@ def test_messages_of_later_rounds_stay_until_their_round() -> None:
     assert early.take(1) == []
     assert early.take(2) == [(mail, later)]
     assert early.num_bytes == 0
+
+
+def test_the_longest_roster_stays_beside_its_proposers_sketches() -> None:
+    """It was dropped as the oldest once the first sketch came: who had not begun its attempt then missed the round."""
+    early, roster = EarlyMessages(), wire.Sketch(SLOT, bytes(32), (), b"")
+    early.add(wire.Signed(ME.peer_id, 0, bytes(wire.MAX_STATEMENT_BYTES), bytes(64)), roster)
+    sketches = [wire.Sketch(SLOT, bytes([number]) * 32, (), bytes(wire.MAX_SKETCH_BYTES)) for number in range(2)]
+    assert [early.add(sign(ME, sketch), sketch) for sketch in sketches] == [None, None]
+    assert early.take(1)[0][1] is roster
