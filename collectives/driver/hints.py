@@ -16,10 +16,10 @@ MAX_HINTS = 64
 """Readys of peers that are no members yet, one of each."""
 MAX_HINT_BYTES = 4096
 """A Ready has some 500."""
-SENDERS, VOTING_SENDERS = 4, 2
-"""Members that send a certificate to one that lacks it: a liar may be silent, and all of them is 1 MB at 64 members.
+SENDERS = 4
+"""Members that send a certificate to one that lacks it: liars may be silent, and all of them is 1 MB at 64 members.
 
-Some of them vote: of the others most may be keys of one stranger.
+They vote, as far as there are voters: of the others most may be keys of one stranger.
 """
 TOLD_SECONDS = 1.0
 """Between two certificates that a peer is sent for Readys of decided rounds: each is thirty times as long as a Ready."""
@@ -69,10 +69,8 @@ class Spacing(Generic[_K]):
 
 
 def senders(slot: wire.Slot, members: Collection[PeerId], voters: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Return which of these members send a certificate to who lacks it in a slot: few, and voters among them."""
-    order = ranked(slot, members)
-    voting = [peer for peer in order if peer in voters][:VOTING_SENDERS]
-    return (*voting, *[peer for peer in order if peer not in voting][: SENDERS - len(voting)])
+    """Return which of these members send a certificate to who lacks it in a slot: few, voters before others."""
+    return tuple(sorted(ranked(slot, members), key=lambda peer: peer not in voters)[:SENDERS])
 
 
 class LateReadys:
