@@ -195,6 +195,14 @@ class CheckPhase:
         """Return the exchange under a seed, if there is one."""
         return [exchange for exchange in self._exchanges.values() if exchange.seed == seed]
 
+    def requires(self, author: int, second: wire.Second) -> bool:
+        """Return True for a sketch that may count: by who may give it, of what the proposer has named."""
+        pair = part, index = second.part, second.contributor
+        if self.named is None or index not in self._judge_phase.counted.get(part, ()) or not self.sketches(second.seed):
+            return False
+        is_due = index in self.named.silent or index == self._standing.holders[part]
+        return is_due and author in self._all_givers(pair)
+
     def second_by(self, action: CompareSecond) -> tuple[wire.Signed, wire.Second] | None:
         """Return the Second that I am to compare."""
         return self._seconds.get((action.seed, (action.part, action.contributor)), {}).get(action.author)

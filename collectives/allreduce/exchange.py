@@ -308,6 +308,8 @@ class RosterRound:
             return False
         if isinstance(message, wire.Sketch):
             return any(it.is_of(message) for it in self._sketches(seed_of(message.cut, message.outputs)))
+        if isinstance(message, wire.Second):
+            return self._outputs is not None and self._outputs[1].requires(place, message)
         found = self.collect_phase.stage.standing
         is_counted = found is not None and found.names.get(place) == signed.name
         return is_counted or (stage is not None and stage.has_named(place, signed))

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 from attacks.voters import founded
+from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
@@ -249,6 +251,21 @@ def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> No
         false = wire.Outputs(machine.slot, bytes([number]) * 32, number, (bytes(32),) * 4, ())
         rounds.do(OTHERS[0], machine.receive(signed(proposer, false), false, rounds.now))
     assert sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0]) == mute == 1
+
+
+def test_many_that_do_not_sketch_after_the_outputs_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voter answers for each in each of its parts: more than were kept of one author, and every attempt was void."""
+    monkeypatch.setitem(STATEMENTS, wire.Second, replace(STATEMENTS[wire.Second], most=len(OTHERS) - 1))
+
+    def lost(target: str, mail: Mail) -> bool:
+        message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender in OTHERS else None
+        return isinstance(message, wire.Sketch) and bool(message.outputs)
+
+    rounds = started(lost=lost)
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+    assert rounds.noted("round.equivocation") == set()
 
 
 def test_words_of_who_does_not_judge_are_not_kept() -> None:
