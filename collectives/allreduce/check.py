@@ -342,7 +342,7 @@ class CheckPhase:
         found: list[Pair] = []
         for part, counted in sorted(self._judge_phase.counted.items()):
             own = {self._standing.holders[part]} if seating.witnesses else set()
-            found += [(part, index) for index in sorted(counted) if index in own or index in silent]
+            found += [(part, index) for index in sorted(counted & own.union(silent))]
         return found
 
     def _all_givers(self, pair: Pair) -> list[int]:

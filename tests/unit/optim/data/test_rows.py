@@ -136,7 +136,7 @@ def test_rows_of_a_list_and_of_parquet_are_named_by_their_number(tmp_path: Path)
     [
         ("x.json", f"[{GOOD[0]}, {GOOD[1]}, broken, {GOOD[2]}]".encode(), "row 3 and all behind it cannot be read: is no"),
         ("x.json", f"[{GOOD[0]}, {GOOD[1]}".encode(), "row 3 and all behind it cannot be read: is missing: the list"),
-        ("x.jsonl.gz", gzip.compress("\n".join(GOOD[:500]).encode(), mtime=0)[:-600], "and all behind it cannot be read: Comp"),
+        ("x.jsonl.gz", gzip.compress("\n".join(GOOD[:500]).encode(), mtime=0)[:-600], "all behind it cannot be read: Comp"),
         ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16"), "x.jsonl: is UTF-16, not UTF-8"),
         ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16-le"), "x.jsonl: is UTF-16LE, not UTF-8"),
         ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-32"), "x.jsonl: is UTF-32, not UTF-8"),
