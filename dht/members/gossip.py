@@ -148,15 +148,16 @@ class Gossip:
     def _is_news(self, body: MemberBody) -> bool:
         """Return True if others must know my new state at once; in a crowd only what a round or a dial depends on is news.
 
-        Once a full roster of members states a new head, one more changes nothing; so a round costs each peer a constant.
+        Once a full roster of members states a new head, one more changes nothing; so a round costs each peer a constant. A
+        member that looks for a newer state has no head that anybody needs; that ends within seconds, or is renewed.
         """
         said = self._said
         if said is None or not self.presence.is_crowd:
             return True
         if (said.addresses, said.rung, said.layout, said.frozen) != (body.addresses, body.rung, body.layout, body.frozen):
             return True
-        if said.state != body.state and body.state != MemberState.SYNCING:  # That ends within seconds, or is renewed.
-            return True
+        if said.state != body.state:
+            return body.state != MemberState.SYNCING
         stated = sum(member.body.head == body.head for member in self.presence.active())
         return (said.round, said.head, said.root) != (body.round, body.head, body.root) and stated < wire.MAX_PARTS
 
@@ -274,12 +275,13 @@ class Gossip:
 
     async def _exchange(self) -> None:
         """Run anti-entropy with random partners, turn after turn."""
-        turn = 0
+        turn, searched = 0, False
         while True:
             if (body := self._body) is not None and (said := self._said) is not None:
-                stopped = (body.state, said.state) == (MemberState.SYNCING, MemberState.TRAINING)
-                if stopped or trio.current_time() - self._announced >= RENEW_PERIOD:
+                searches = (body.state, said.state) == (MemberState.SYNCING, MemberState.TRAINING)
+                if (searches and searched) or trio.current_time() - self._announced >= RENEW_PERIOD:
                     self._push(body)
+                searched = searches
             close, lost = self._partners(), self.presence.lost()
             num_partners = PARTNERS if not self.presence.is_crowd else turn % CROWD_TURNS == 0
             partners = self._random.sample(close, min(num_partners, len(close)))

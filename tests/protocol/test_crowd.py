@@ -1,6 +1,7 @@
 """Many members: none connects to all, and each learns of all."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import trio
@@ -8,7 +9,7 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members import gossip as gossip_module
 from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members.body import MemberBody, MemberState
-from flockstep.dht.members.gossip import NEIGHBOURS, Gossip
+from flockstep.dht.members.gossip import GOSSIP_PERIOD, NEIGHBOURS, RENEW_PERIOD, Gossip
 from flockstep.dht.members.table import LIFETIME, MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
@@ -83,6 +84,31 @@ async def test_everybody_knows_everybody_through_a_few_neighbours(
         rounds = [{m.peer: m.body.round for m in member.presence.active()}[first.peer_id] for member in party.members]
         assert rounds == [7] * CROWD
         assert max(told) == NEIGHBOURS
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_member_of_a_crowd_that_looks_for_a_newer_state_states_it_only_if_it_takes_long(small_mesh: None) -> None:
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, CROWD)
+        (gossip, *others), node = party.members, party.nodes[0]
+
+        def stated() -> set[str]:
+            rows = [{row.peer: row.body for row in other.presence.active()} for other in others]
+            return {row[node.peer_id].state for row in rows}
+
+        await trio.sleep(RENEW_PERIOD - 30 + GOSSIP_PERIOD / 2)  # It has just renewed its record, and is between two turns.
+        looks = replace(body(node.transport.addresses(), round_=6), state=MemberState.SYNCING)
+        gossip.announce(looks)
+        await trio.sleep(1.2 * GOSSIP_PERIOD)  # It has had one turn.
+        assert stated() == {MemberState.TRAINING}
+        gossip.announce(body(node.transport.addresses()))
+        await trio.sleep(GOSSIP_PERIOD)
+        gossip.announce(looks)
+        await trio.sleep(1.2 * GOSSIP_PERIOD)
+        assert stated() == {MemberState.TRAINING}
+        await trio.sleep(GOSSIP_PERIOD)
+        assert stated() == {MemberState.SYNCING}
         nursery.cancel_scope.cancel()
 
 
