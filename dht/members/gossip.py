@@ -357,20 +357,29 @@ class Gossip:
         if not (is_member := self._node.is_member(carrier)) and len(pushed) > 1:
             self._node.refuse(carrier, "members", "a stranger brings records of others")
             pushed = pushed[:1]
-        records = {data: _opened(data) for data in pushed}
+        records = self._unknown(pushed)
         if not is_member:
             records = {data: record for data, record in records.items() if record.peer == carrier}
-        new = self._fitting(records, carrier)
-        check = partial(_check_all, new.values())
-        self._node.verify(carrier, "members", len(new), check, lambda _: self._merge_all(carrier, new))
+        if new := self._fitting(records, carrier):
+            check = partial(_check_all, new.values())
+            self._node.verify(carrier, "members", len(new), check, lambda _: self._merge_all(carrier, new))
+
+    def _unknown(self, pushed: Iterable[bytes]) -> dict[bytes, Record]:
+        """Decode records, and return those that are not held: five of six copies of a rumour are. Raises as `_opened`."""
+        records, get = {}, self._table.get
+        for data in pushed:
+            record = _opened(data)
+            if (held := get(record.peer)) is None or held.record is not record:
+                records[data] = record
+        return records
 
     def _fitting(self, records: Mapping[bytes, Record], carrier: PeerId) -> dict[bytes, Record]:
-        """Return those records that are not held and fit into the table: what does not fit costs no signature."""
+        """Return those records that fit into the table: what does not fit costs no signature."""
+        if not records:
+            return {}
         room, why_not = self._table.room_for_claims(carrier, self._node.origin_of(carrier))
         fitting = {}
         for data, record in records.items():
-            if self._holds(record):
-                continue
             if self._table.get(record.peer) is None and not self._has_met(record.peer):
                 if not room:
                     self._node.refuse(carrier, "members", why_not)
@@ -405,7 +414,7 @@ class Gossip:
 
     async def _merge_page(self, carrier: PeerId, message: wire.Members) -> int:
         """Merge all records of an answer; returns how many of them were new."""
-        new = self._fitting({data: _opened(data) for data in message.records}, carrier)
+        new = self._fitting(self._unknown(message.records), carrier)
         await self._node.compute(_check_all, new.values())
         return sum(self._merge(record, carrier) for record in new.values())
 

@@ -56,8 +56,13 @@ class Presence:
         self._here: frozenset[PeerId] = frozenset()
         self._others: tuple[tuple[Member, ...], tuple[PeerId, ...]] | None = None
         """The active members, and their ids but mine."""
+        self._witnesses_of: tuple[PeerId, ...] | None = None
+        """The other members at the last look for witnesses."""
+        self._witnesses: list[PeerId] = []
+        self._chosen: list[PeerId] = []
+        """Those of the witnesses with which I keep a session."""
         self._has_news = True
-        """True if a word or a meeting has come since the last look at the table."""
+        """True if another word or a meeting has come since the last look at the table."""
         self._unspoken: set[PeerId] = set()
         """Members that have begun to count since I last gave my word to anybody: they have none of mine."""
         self._spoke = -math.inf
@@ -250,12 +255,24 @@ class Presence:
         """Return the members whose words count for me: those that I have met, in a crowd my witnesses among them."""
         now, others = self._node.now(), self.others()
         if self.is_crowd:
-            others = tuple(chosen_witnesses((*others, self._node.peer_id), self._node.peer_id))
+            self._find_witnesses()
+            others = tuple(self._chosen)
         return [peer for peer in others if self._table.has_met(peer, now)]
+
+    def _find_witnesses(self) -> None:
+        """Find the witnesses of a crowd, and choose some: once for the same members, and the same witnesses."""
+        if (others := self.others()) is not self._witnesses_of:
+            self._witnesses_of, before = others, self._witnesses
+            self._witnesses = witnesses((*others, self._node.peer_id))
+            if self._witnesses != before:
+                self._chosen = chosen_witnesses(self._witnesses, self._node.peer_id)
 
     def _speaks(self) -> bool:
         """Return True if others need my word: in a crowd only those of witnesses are taken."""
-        return not self.is_crowd or self._node.peer_id in witnesses((*self.others(), self._node.peer_id))
+        if not self.is_crowd:
+            return True
+        self._find_witnesses()
+        return self._node.peer_id in self._witnesses
 
     def _show_myself(self) -> None:
         """Give my word to those whom I have met, and in a crowd show my witnesses that I am here."""
@@ -271,7 +288,8 @@ class Presence:
             self._node.send(to, wire.Met(tags_of(met)))
         if not self.is_crowd:
             return
-        chosen = chosen_witnesses((*self.others(), self._node.peer_id), self._node.peer_id)
+        self._find_witnesses()
+        chosen = self._chosen
         new = [peer for peer in chosen if peer not in self._shown]
         due = [peer for peer in chosen if now >= self._shown.get(peer, now) + MET_PERIOD]
         self._shown = {peer: now if peer in due else self._shown.get(peer, now) for peer in chosen}
@@ -283,8 +301,8 @@ class Presence:
         if not self._table.has_met(peer, self._node.now()) or not self.counts(peer):
             self._node.refuse(peer, "members", "the word of a stranger on whom it has met")
             return
-        self._vouchers.hear(peer, message.peers, self._node.now())
-        self._has_news = True
+        if self._vouchers.hear(peer, message.peers, self._node.now()):
+            self._has_news = True
 
     def _receive_goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
         reason = f"sent a goodbye: {message.reason}"

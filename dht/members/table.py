@@ -145,7 +145,7 @@ class MemberTable:
         Raises `RemoteError` if its carrier must not have passed it on.
         """
         held = self._rows.get(record.peer)
-        if held is not None and held.record == record:
+        if held is not None and record.sequence == held.record.sequence and held.record == record:
             return Merge(MergeOutcome.STALE, "already known")  # Most of all traffic: saves the check of the signature.
         if record.run != self._run:
             raise ProtocolViolation(f"a record of {record.peer!r} for another run, {record.run!r}")
@@ -219,10 +219,11 @@ class MemberTable:
 
     def to_vouch_for(self, now: float) -> tuple[PeerId, ...]:
         """Return the peers that count at the time `now` only if others vouch for them, in the order of their ids."""
+        met, me = self._met, self._me
         return tuple(
-            row.peer
-            for row in self
-            if row.gone in ("", LAPSED) and row.expires > now and not self.has_met(row.peer, now) and row.peer != self._me
+            peer
+            for peer, row in self._in_order()
+            if row.expires > now and row.gone in ("", LAPSED) and (peer not in met or met[peer].until <= now) and peer != me
         )
 
     def vouch(self, peers: Collection[PeerId]) -> None:
@@ -285,26 +286,36 @@ class MemberTable:
         for peer in [peer for peer, meeting in self._met.items() if meeting.until <= now]:
             self._forget_meeting(peer)
         lost = []
-        for row in self:
-            if row.peer == self._me:
+        for peer, row in self._in_order():
+            has_expired, is_seen = row.expires <= now, row.gone or peer in self._met or peer in self._vouched
+            if peer == self._me or (is_seen and not has_expired):
                 continue
-            if row.peer in self._claims:
-                if row.expires <= now:
-                    self._drop(row.peer)
-            elif not row.gone:
-                seen = row.peer in self._met or row.peer in self._vouched
-                reason = "its record expired" if row.expires <= now else "" if seen else LAPSED
-                if reason:  # Its meeting holds as long as it did: a session outlives a record that its peer renews late.
-                    self._set_gone(row, now, reason)
-                    lost.append((row.peer, reason))
+            if peer in self._claims:
+                if has_expired:
+                    self._drop(peer)
+            elif not row.gone:  # Its meeting holds as long as it did: a session outlives a record that its peer renews late.
+                reason = "its record expired" if has_expired else LAPSED
+                self._set_gone(row, now, reason)
+                lost.append((peer, reason))
         return tuple(lost)
 
     def active(self, now: float) -> tuple[Member, ...]:
         """Return the members that count, in the order of their ids; I am among them once I have signed a record."""
         if self._active is None or now >= self._active_until:
-            counted = [(row, until) for row in self if not row.gone and (until := self._until(row)) > now]
-            self._active = tuple(row for row, _ in counted)
-            self._active_until = min((until for _, until in counted), default=math.inf)
+            counted: list[Member] = []
+            self._active_until = math.inf
+            met, vouched, me = self._met, self._vouched, self._me
+            for peer, row in self._in_order():  # `_until` of each, without a call for each: this loop is most of the work.
+                if row.gone or (peer not in vouched and peer not in met and peer != me):
+                    continue
+                until = math.inf if peer == me else row.expires
+                if peer in met and peer not in vouched:
+                    until = min(until, met[peer].until)
+                if until > now:
+                    counted.append(row)
+                    if until < self._active_until:
+                        self._active_until = until
+            self._active = tuple(counted)
         return self._active
 
     @property
@@ -367,9 +378,14 @@ class MemberTable:
         return tuple(row for row in self if not row.gone and row.expires > now)
 
     def __iter__(self) -> Iterator[Member]:
+        return iter([row for _, row in self._in_order()])
+
+    def _in_order(self) -> list[tuple[PeerId, Member]]:
+        """Return the rows in the order of their ids, each with its id."""
         if self._sorted is None:
             self._sorted = sorted(self._rows)
-        return iter([self._rows[peer] for peer in self._sorted])
+        rows = self._rows
+        return [(peer, rows[peer]) for peer in self._sorted]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -80,21 +80,23 @@ class Vouchers:
     def __len__(self) -> int:
         return len(self._words)
 
-    def hear(self, voucher: PeerId, tags: bytes, now: float) -> None:
-        """Take a member's word; of too many the one that was silent for the longest is forgotten, electors last.
+    def hear(self, voucher: PeerId, tags: bytes, now: float) -> bool:
+        """Take a member's word; returns False if it repeats one that holds, so that a count would find nothing new.
 
-        Raises `MalformedMessage` unless these are whole tags, in ascending order.
+        Of too many words that of the member that was silent for the longest is forgotten, electors last. Raises
+        `MalformedMessage` unless these are whole tags, in ascending order.
         """
         if len(tags) % TAG_BYTES:
             raise MalformedMessage(f"{len(tags)} bytes are no list of tags")
         met = np.frombuffer(tags, ">u8").astype(np.uint64)
         if np.any(met[1:] <= met[:-1]):
             raise MalformedMessage("tags out of order")
-        self._words.pop(voucher, None)
+        before, until = self._words.pop(voucher, (met, now))
         self._words[voucher] = met, now + WORD_LIFETIME
         if len(self._words) > MAX_VOUCHERS:
             others = (peer for peer in self._words if peer not in self._electors)
             del self._words[next(others, next(iter(self._words)))]
+        return until <= now or not np.array_equal(before, met)
 
     def vouched(
         self, electors: Collection[PeerId], peers: Sequence[PeerId], now: float, votes: Mapping[PeerId, int] | None = None

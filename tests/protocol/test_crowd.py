@@ -10,6 +10,7 @@ from flockstep.dht.members import gossip as gossip_module
 from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import GOSSIP_PERIOD, NEIGHBOURS, RENEW_PERIOD, Gossip
+from flockstep.dht.members.presence import MET_PERIOD, REVIEW_PERIOD, Presence
 from flockstep.dht.members.table import LIFETIME, MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
@@ -123,6 +124,25 @@ async def test_a_newcomer_gets_one_word_of_each_member_at_once() -> None:
         await trio.sleep(3.0)
         assert sorted(peer for peer, _ in words) == sorted(node.peer_id for node in party.nodes[:-1])
         assert all(len(word.peers) == 12 * wire.TAG_BYTES for _, word in words)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_word_that_repeats_the_last_one_costs_no_look_at_the_table(
+    small_mesh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = Party()
+    async with party.network.open(), trio.open_nursery() as nursery:
+        await gather(party, nursery, CROWD)
+        await trio.sleep(2 * MET_PERIOD)
+        looks, review = list[Presence](), Presence.review
+
+        def count(presence: Presence) -> None:
+            looks.append(presence)
+            review(presence)
+
+        monkeypatch.setattr(Presence, "review", count)
+        await trio.sleep(2 * MET_PERIOD)
+        assert len(looks) == CROWD * 2 * MET_PERIOD / REVIEW_PERIOD
         nursery.cancel_scope.cancel()
 
 

@@ -57,6 +57,14 @@ def test_a_word_holds_for_a_minute_and_the_newest_counts() -> None:
     assert words.vouched(["nobody", "nobody else"], ["x"], 2.0) == frozenset()
 
 
+def test_a_word_is_news_unless_it_repeats_one_that_holds() -> None:
+    words = Vouchers()
+    said = [(["x"], 0.0), (["x"], 1.0), (["x", "y"], 2.0), (["x", "z"], 3.0), (["x", "z"], 4.0)]
+    assert [words.hear("a", tags_of(peers), now) for peers, now in said] == [True, False, True, True, False]
+    assert not words.hear("a", tags_of(["x", "z"]), 3.0 + WORD_LIFETIME)
+    assert words.hear("a", tags_of(["x", "z"]), 3.0 + 2 * WORD_LIFETIME)
+
+
 def test_words_are_bounded_and_those_of_whom_i_do_not_ask_do_not_count() -> None:
     words = Vouchers()
     for peer in PEERS[: MAX_VOUCHERS + 5]:
