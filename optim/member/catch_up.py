@@ -95,9 +95,10 @@ class CatchUp:
         """
         if self._held.place.certificate is None and self.provider(members) is not None:
             return True
-        mine = self._held.place.head.hash
-        if all(member.body.head == mine for member in members):
-            return False  # The usual case.
+        chains = self.proofs.chains(self._held.place)
+        stated = {(body.round, body.head, body.chain_tokens) for body in (member.body for member in members)}
+        if all(chains.is_mine(Head(*each)) for each in stated):
+            return False  # The usual case; in a crowd most state an earlier round until they renew their records.
         if self.proofs.wanted(members, self._held.place):
             self.proofs.ask(members, self._held.place)
         return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self._held.place)) is not None

@@ -209,8 +209,11 @@ class SimulatedPeer:
             began = captured if self._options.fragments > 1 else trio.current_time()
 
     async def _stay(self) -> None:
+        seen = None
         while not self._training.cancel_called:
-            if self._behind() or self.member.catch_up.provider(self._contact.presence.active()) is not None:
+            is_behind = self._behind()
+            has_news, seen = self._seen is not seen, self._seen
+            if is_behind or (has_news and self.member.catch_up.provider(self._contact.presence.active()) is not None):
                 await self._sync()
             await trio.sleep(self._glance)
         await trio.sleep_forever()
