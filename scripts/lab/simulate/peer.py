@@ -21,7 +21,7 @@ from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
-from ....collectives.vector.codec import FlatSum
+from ....collectives.vector.codec import EMPTY, FlatSum
 from ....dht.directory.interface import Directory
 from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
@@ -170,6 +170,8 @@ class SimulatedPeer:
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self.node = node
+        if not self._options.tensors:
+            node.blobs.put(EMPTY, b"")  # A follower has the 64 outputs of a round already: they have no bytes.
         table, seed = MemberTable(SIM_RUN, self.peer), self._random.getrandbits(32)
         body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
         self._contact = Contact(node, table, Gossip(node, table, directory, SIM_RUN, seed=seed), body)
