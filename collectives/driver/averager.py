@@ -320,14 +320,12 @@ class Averager:
         if mine in outcome.cut and not parts:
             reason = "the round was certified with parts of mine that are no longer here"
             return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason), (), ())
-        is_hinted, told = self._is_hinted, self._vote_on().told
+        is_hinted, told, drawn = self._is_hinted, self._vote_on().told, self.drawn()
         self.expect(outcome.slot.round + 1, outcome.certificate)
         self.behind = self._is_hinted = is_hinted  # My chain went on; whether there is another one is still to be seen.
-        # In a run with many more members than were drawn, the others learn of the round from member records.
-        members = self._active()
-        here = members if len(members) <= wire.MAX_ROSTER else frozenset()
+        # Who was not drawn learns of the round from member records.
         if mine in senders(outcome.slot, outcome.members[: num_parts(outcome.members)], self.electorate.votes):
-            self._node.send(sorted({*outcome.members, *here} - {*told, mine}), outcome.certificate)
+            self._node.send(sorted({*outcome.members, *drawn} - {*told, mine}), outcome.certificate)
         return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.value.outputs))
 
     def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:

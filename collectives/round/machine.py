@@ -505,8 +505,10 @@ class Round:
             return actions
         self._silent.update(awaited)
         self._has_proposed = True
-        others = {*roster.members[num_parts(roster.members) :]}  # To these the judges pass it on.
-        return [*actions, Send(tuple(sorted((self._active - others) | set(vote.electorate.votes) - {""})), roster)]
+        # Of more than judge it, voters pass it on to members; who has no place is sent the certificate.
+        judges = {*roster.members[: num_parts(roster.members)]}
+        told = self._active if len(roster.members) == len(judges) else judges
+        return [*actions, Send(tuple(sorted(told | set(vote.electorate.votes) - {""})), roster)]
 
     def _no_roster_yet(self, why: str, now: float) -> list[Action]:
         """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
