@@ -44,10 +44,6 @@ class ContributorRound(RosterRound):
         """The hash of the first cut; empty before it is here."""
         return self._cuts.get(False, b"")
 
-    def orphans(self, active: Collection[PeerId]) -> list[int]:
-        """Return nothing: whoever judges knows which outputs there are."""
-        return []
-
     @property
     def providers(self) -> tuple[PeerId, ...]:
         """Whom to ask for certified outputs, one after the other: all judges, each contributor another one first."""

@@ -211,6 +211,28 @@ def test_keys_that_show_what_is_of_no_use_take_nobodys_place() -> None:
     assert {*made.members} == {*VOTERS, *honest}
 
 
+def test_long_readys_that_others_hold_than_the_proposer_make_no_roster_too_long() -> None:
+    """Each of two voters holds others, as many as have room for it, and the liar's word names all of them."""
+    normal, one, other = ([f"12D3KooW{name}{number:043d}" for number in range(100)] for name in "nst")
+    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1600)]))
+
+    def sign(peer: str) -> wire.Signed:
+        payload = encode(a_ready()) if peer in (*VOTERS, *normal) else padded
+        return replace(signed(peer, a_ready()), payload=payload)
+
+    votes = {voter: a_vote(voter, VOTERS) for voter in ORDER[:3]}
+    for voter, more in zip(ORDER[:3], ([], one, other), strict=True):
+        for peer in (*VOTERS, *normal, *more):
+            votes[voter].receive(sign(peer), a_ready(), 0.0)
+    words = words_of(a_setup(PROPOSER, [*VOTERS, *normal, *one, *other]), votes)
+    words[LIAR] = word_of(LIAR, a_ready(), [sign(peer) for peer in (*one, *other)])
+    shown = [entry for vote in votes.values() for entry in vote.ready.values()]
+    made = proposal(a_setup(PROPOSER, VOTERS), votes[PROPOSER], words, held(votes[PROPOSER], shown))
+    assert isinstance(made, wire.Roster)
+    assert {*made.members} >= {*VOTERS, *normal}
+    assert len(encode(made)) <= wire.MAX_STATEMENT_BYTES
+
+
 def test_keys_that_pad_their_readys_take_nobodys_place() -> None:
     keys, honest = ([f"12D3KooW{name}{number:043d}" for number in range(120)] for name in "kh")
     padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1500)]))

@@ -15,11 +15,13 @@ from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
+from flockstep.collectives.round import gather
 from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
 from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import run_virtual
-from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
+from support.liars import lies
+from support.rounds import PEERS, SLOT, ConnectedRounds, Mail, a_ready, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
@@ -123,6 +125,35 @@ def test_judges_without_a_vote_that_let_outputs_hang_cost_one_wait(monkeypatch: 
         assert trio.current_time() < began + 3.5 * FLOOR
 
     run_virtual(partial(with_swarm, 28, body, charter=founded(4), cells=400))
+
+
+def test_all_state_the_lines_of_those_that_judged_the_last_round() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        stated = Counter[int]()
+
+        def note(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+            if isinstance(message, wire.Ready) and message.slot.round == 2:
+                stated[len(message.rates)] += 1
+            return message
+
+        for sim in swarm.sims:
+            lies(sim, note)
+        await all_at_once(swarm.sims, rounds=2)
+        assert stated.keys() == {4}
+
+    run_rounds(body)
+
+
+def test_who_is_ready_and_has_no_place_is_sent_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MOST_PLACES_BYTES", 6 * gather.PLACE_BYTES)
+
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims)
+        outcomes = [sim.outcomes[0] for sim in swarm.sims]
+        assert {(outcome.kind, len(outcome.members)) for outcome in outcomes} == {(OutcomeKind.DONE, 6)}
+        assert trio.current_time() < 20.0
+
+    run_rounds(body)
 
 
 def started(**fields: Any) -> ConnectedRounds:
@@ -239,6 +270,23 @@ def test_one_that_hears_no_end_of_an_attempt_gives_it_up() -> None:
     assert outcome.kind is OutcomeKind.VOID
     assert outcome.reason == "the voters have not ended the attempt"
     assert {rounds.machines[peer].outcome.kind for peer in VOTERS} == {OutcomeKind.DONE}  # type: ignore[union-attr]
+
+
+def test_one_that_sees_the_next_round_begin_waits_for_the_certificate() -> None:
+    """Voters are Ready again once they have it; it may come later than that, to who is sent it by others."""
+    rounds, one = started(), OTHERS[0]
+    rounds.until(lambda: all(rounds.machines[peer].outcome is not None for peer in VOTERS))
+    machine, certificate = rounds.machines[one], rounds.outcomes()[0].certificate
+    assert certificate is not None
+    slot = wire.Slot(SLOT.run, 2, bytes(32))
+    for voter in VOTERS:
+        ready = a_ready(slot=slot)
+        rounds.do(one, machine.receive(signed(voter, ready), ready, rounds.now))
+    assert machine.outcome is None
+    machine.certified(certificate)
+    rounds.do(one, [])
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
 
 
 def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> None:
