@@ -312,7 +312,9 @@ class RosterRound:
             return self._outputs is not None and self._outputs[1].requires(place, message)
         found = self.collect_phase.stage.standing
         is_counted = found is not None and found.names.get(place) == signed.name
-        return is_counted or (stage is not None and stage.has_named(place, signed))
+        if is_counted or stage is None:
+            return is_counted
+        return stage.has_named(place, signed) or (isinstance(message, wire.Have) and stage.needs(place, message))
 
     def take_best(self) -> bool:
         """As the proposer, take the words that there are, fit or not. Return True the first time."""
@@ -410,11 +412,10 @@ class RosterRound:
         return missing | {0} if self._awaits_proposer() else missing
 
     def show_words(self) -> list[Action]:
-        """Forward the proposer the newest words of the owners that I stand in for: they may have sent it none."""
-        table = self.table
-        words = table.words(self.collect_phase.stage.hash)
-        shown = [index for index in words if table.me in table.deputies(index) and index != 0]
-        found = [self._facts.named(wire.Have, table.members[index], words[index].name) for index in shown]
+        """Forward the proposer the words of the owners that I stand in for: they may have sent it none, or others."""
+        table, names = self.table, self._stage.names if self._stage is not None else {}
+        shown = [index for index in names if table.me in table.deputies(index) and index != 0]
+        found = [self._facts.named(wire.Have, table.members[index], names[index]) for index in shown]
         return [Forward(table.members[:1], it[0]) for it in found if it is not None]
 
     def silent(self, active: Collection[PeerId]) -> list[PeerId]:

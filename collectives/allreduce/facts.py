@@ -70,6 +70,10 @@ class MessageLog:
         """Return how many messages of a kind were logged."""
         return len(self._journal[kind])
 
+    def num_by(self, kind: type[wire.RoundMessage], peer: PeerId) -> int:
+        """Return how many messages of a kind by a peer were logged."""
+        return len(self._by_sender.get((kind, peer), ()))
+
     def of(self, kind: type[_M], slot: wire.Slot | None = None) -> Mapping[PeerId, _M]:
         """Return the messages of a kind that a peer sends once, by sender, sorted; only those of `slot` if given."""
         messages = self._messages[kind]

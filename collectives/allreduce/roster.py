@@ -1,6 +1,6 @@
 """A roster with its members' messages: owners, deputies, commits, holdings. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,7 +71,7 @@ class RosterView:
         """The parts that I am a deputy of."""
         self._commits: dict[int, wire.Commit] = {}
         self._commit_names: dict[int, bytes] = {}
-        self._words: dict[bytes, dict[int, Word]] = {}
+        self._words: dict[bytes, dict[int, list[Word]]] = {}
         self._by_name: dict[tuple[bytes, int, bytes], Word] = {}
         self._known_cuts: dict[bytes, tuple[wire.Signed, wire.Cut]] = {}
         self._read = {wire.Commit: 0, wire.Have: 0, wire.Cut: 0}
@@ -145,23 +145,28 @@ class RosterView:
         fits = commit.roster == self.hash and len(commit.parts) == len(self.judges)
         return fits and commit.tokens <= MAX_TOKENS and index in self.training
 
-    def words(self, before: bytes) -> Mapping[int, "Word"]:
-        """Return each member's newest word after a cut (none: on contributions), without those that cannot count."""
+    def words(self, before: bytes) -> Mapping[int, Sequence["Word"]]:
+        """Return each member's words after a cut (none: on contributions) as they came, without those that cannot count."""
         for signed, have in self._news(wire.Have):
-            index, claims = self.places[signed.sender], claims_in(have)
-            if have.roster != self.hash or claims is None:
+            index = self.places[signed.sender]
+            claims = self.claims(index, have)
+            if isinstance(claims, str):
+                self._notes += [Note("round.refused", signed.sender, "Have", claims)] if claims else []
                 continue
-            if not self._is_committed(signed.sender, have.nonce):
-                self._notes.append(Note("round.refused", signed.sender, "Have", "a nonce that it has not committed to"))
-                continue
-            mine = {
-                part: held for part, held in claims.items() if part in self.owners and index in self.seating.three(part)
-            }
-            if not mine:
-                continue
-            word = Word(signed.name, mine)
-            self._words.setdefault(have.cut, {})[index] = self._by_name[have.cut, index, signed.name] = word
+            word = Word(signed.name, claims)
+            self._words.setdefault(have.cut, {}).setdefault(index, []).append(word)
+            self._by_name[have.cut, index, signed.name] = word
         return self._words.get(before, {})
+
+    def claims(self, index: int, have: wire.Have) -> Claims | str:
+        """Return what a member's word lists of the parts that it may hold, or why it cannot count: "" if nobody is told."""
+        claims = claims_in(have)
+        if have.roster != self.hash or claims is None:
+            return ""
+        if not self._is_committed(self.members[index], have.nonce):
+            return "a nonce that it has not committed to"
+        mine = {part: it for part, it in claims.items() if part in self.owners and index in self.seating.three(part)}
+        return mine or ""
 
     def word(self, before: bytes, index: int, name: bytes) -> "Word | None":
         """Return a member's word after a cut by its name; None if it is not here."""

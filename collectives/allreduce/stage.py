@@ -4,7 +4,7 @@ A round has two: about contributions (COLLECT), and about the sketches of those 
 by the words that it names alone (`words`), whoever has heard what: a peer that lacks one of them waits for it, or asks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
@@ -12,7 +12,7 @@ from ..accountability.statements import MAX_WORDS
 from ..agreement.actions import Note
 from .actions import Action, Forward, Send
 from .facts import MessageLog
-from .roster import RosterView
+from .roster import RosterView, Word
 from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, names_in, standing
 
 
@@ -45,6 +45,7 @@ class Stage:
         self._seen: tuple[int, int] = -1, -1
         self._read = -1
         self._words: dict[int, Claims] = {}
+        self._names: dict[int, bytes] = {}
 
     @property
     def hash(self) -> bytes:
@@ -53,11 +54,40 @@ class Stage:
 
     @property
     def words(self) -> Mapping[int, Claims]:
-        """The newest word of each holder."""
+        """The word of each holder that counts: of several the newest, unless an earlier one says more that is in.
+
+        An honest holder only adds to what it has said. With the newest a liar would give what it has told one deputy to the
+        proposer, too, and take it back there: the deputy would see no reason to stand in, and the proposer would wait.
+        """
         if self._read != (read := self._facts.num_ever(wire.Have)):
             self._read = read
-            self._words = {index: word.claims for index, word in self._table.words(self._before).items()}
+            said = self._table.words(self._before)
+            newest = {index: words[-1].claims for index, words in said.items()}
+            is_single = all(len(words) == 1 for words in said.values())
+            names = {} if is_single else names_in(self._table.seating, newest, self._among)
+            chosen = {index: self._best(index, words, names) for index, words in said.items()}
+            self._words = {index: word.claims for index, word in chosen.items()}
+            self._names = {index: word.name for index, word in chosen.items()}
         return self._words
+
+    def _best(self, index: int, words: Sequence[Word], names: Mapping[int, bytes]) -> Word:
+        """Return which of a holder's words lists most under the names that are in: of the known in its part, then of all."""
+        if len(words) == 1:
+            return words[0]
+        known = self._table.seating.known & names.keys() or frozenset(names)
+
+        def worth(word: Word) -> tuple[int, int]:
+            right = {
+                part: {it for it, name in held.items() if names.get(it) == name} for part, held in word.claims.items()
+            }
+            return len(right.get(index, set()) & known), sum(map(len, right.values()))
+
+        return max(reversed(words), key=worth)
+
+    @property
+    def names(self) -> Mapping[int, bytes]:
+        """The names of these words."""
+        return self._names if self.words else {}
 
     @property
     def has_spoken(self) -> bool:
@@ -97,13 +127,31 @@ class Stage:
 
     def is_denied(self, part: int, among: Collection[int]) -> bool:
         """Return True if the word of a part's owner on these members is not fit to count in it."""
-        seating, words = self._table.seating, self.words
+        words = self.words
         stated = words.get(part, {}).get(part)
         if stated is None or self.standing is not None or len(stated) >= len(among):
             return False
+        return not self._is_fit(part, words, among)
+
+    def _is_fit(self, part: int, words: Mapping[int, Claims], among: Collection[int]) -> bool:
+        """Return True if the word of a part's owner is fit to count in it."""
+        seating = self._table.seating
         names = names_in(seating, words, among)
         # Of what it contributes itself another one may still speak.
-        return not is_fit(seating, names, counted_in(seating, words, names, part, part) | ({part} & names.keys()))
+        return is_fit(seating, names, counted_in(seating, words, names, part, part) | ({part} & names.keys()))
+
+    def needs(self, index: int, have: wire.Have) -> bool:
+        """Return True if this word of a part's owner is fit to count in it, and there are as many of it as I keep.
+
+        It may have said all of these to me, the proposer, and this one to its deputy alone.
+        """
+        num_said = self._facts.num_by(wire.Have, self._table.members[index])
+        if self.standing is not None or have.cut != self._before or not MAX_WORDS <= num_said < 2 * MAX_WORDS:
+            return False
+        claims = self._table.claims(index, have)
+        if isinstance(claims, str) or index not in self._table.owners:
+            return False
+        return self._is_fit(index, {**self.words, index: claims}, self._among)
 
     def propose(self, active: Collection[PeerId]) -> list[Action]:
         """Name the words that count, as the proposer: once all are here that I wait for."""
@@ -119,8 +167,7 @@ class Stage:
             if holder is None or not (self.takes_best or is_fit(table.seating, names, found[holder])):
                 return []  # Others of its three may still come to hold it; if not, the deadline ends the wait.
             chosen.append(holder)
-        newest = table.words(self._before)
-        if not table.are_enough_nonces(newest.keys()):
+        if not table.are_enough_nonces(claims.keys()):
             return []
         if isinstance(standing(table.seating, claims, chosen, self._among), str):
             return []
@@ -129,7 +176,7 @@ class Stage:
                 self.failure = f"only {len(names)} of {len(table.training)} contributions are held by the owners"
             return []
         self._has_proposed = True
-        named = tuple((index, newest[index].name) for index in sorted(newest))
+        named = tuple(sorted(self.names.items()))
         return [Send(table.members, wire.Cut(table.slot, table.hash, self._before, tuple(chosen), named))]
 
     def take(self) -> list[Action]:

@@ -1,6 +1,6 @@
 """One member that signs well-formed messages with any content: what it costs is the attempts in which it proposes itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.accountability.statements import MAX_WORDS
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.chain.certificate import value_of
@@ -15,7 +16,7 @@ from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import Lie, banned, events_of, lies
-from support.rounds import PEERS, SLOT, Rounds, a_ready, electorate, order_of, signed
+from support.rounds import PEERS, SLOT, ConnectedRounds, Mail, Rounds, a_ready, electorate, order_of, signed
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
 JUNK = b"x" * 32
@@ -230,3 +231,33 @@ def test_a_ready_for_a_later_term_spoils_no_proposal_of_a_proven_value(count: in
     honest = [rounds.machines[peer].outcome for peer in peers if peer != liar]
     assert all(outcome is not None and outcome.certificate for outcome in honest)
     assert not rounds.noted("peer.charged")
+
+
+@pytest.mark.parametrize("floods", [False, True])
+@pytest.mark.parametrize("is_second", [False, True])
+def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_attempt(
+    is_second: bool, floods: bool
+) -> None:
+    """`floods`: it has said to the others as much as they keep of it, and its true word to the deputy alone."""
+    _, _, liar, deputy = order_of(PEERS[:4])
+
+    class OneLiar(ConnectedRounds):
+        def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
+            have = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender == sender == liar else None
+            if not isinstance(have, wire.Have) or bool(have.cut) != is_second:
+                return super().post(to, mail, sender)
+            most = 2 * MAX_WORDS if floods else 1
+            false = [replace(have, names=bytes([byte]) * len(have.names)) for byte in range(most)]
+            if floods:  # Those of another nonce look fit.
+                false += [replace(have, nonce=bytes([byte]) * 32) for byte in range(1, 1 + MAX_WORDS)]
+            super().post([deputy] if floods else to, mail, sender)
+            for word in false:
+                super().post([peer for peer in to if peer != deputy], signed(liar, word), sender)
+            return None
+
+    for seed in range(3):
+        rounds = OneLiar(PEERS[:4], attempts=2, seed=seed)
+        rounds.start()
+        rounds.settle()
+        assert {(it.kind, it.slot.attempt) for it in rounds.outcomes()} == {(OutcomeKind.DONE, 0)}
+        assert not rounds.noted("peer.charged")

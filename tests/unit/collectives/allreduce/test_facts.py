@@ -165,11 +165,11 @@ def test_commits_and_words_are_those_to_this_roster() -> None:
     assert table.commits().keys() == {0, 3}
     assert not table.words(b"")
     say(facts, PEERS[0], first := a_word(table.hash, 1))
-    assert table.words(b"")[0].claims == {0: {1: name_of(1)}}
+    assert table.words(b"")[0][-1].claims == {0: {1: name_of(1)}}
     say(facts, PEERS[0], a_word(table.hash, 1, 2))
     say(facts, PEERS[0], a_word(table.hash, 3, cut=HASH))
-    assert table.words(b"")[0].claims == {0: {1: name_of(1), 2: name_of(2)}}
-    assert table.words(HASH)[0].claims == {0: {3: name_of(3)}}
+    assert table.words(b"")[0][-1].claims == {0: {1: name_of(1), 2: name_of(2)}}
+    assert table.words(HASH)[0][-1].claims == {0: {3: name_of(3)}}
     named = table.word(b"", 0, said(PEERS[0], first).name)
     assert named is not None
     assert named.claims == {0: {1: name_of(1)}}
