@@ -229,8 +229,8 @@ class Averager:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        attempt, members = self._attempt, self._members()
-        if attempt is not None and peer in members and len(members) <= wire.MAX_ROSTER:
+        attempt = self._attempt
+        if attempt is not None and peer in (members := self._members()) and len(members) <= wire.MAX_ROSTER:
             attempt.act(attempt.machine.add_member(peer, self._now()))
 
     @property
