@@ -59,10 +59,8 @@ class SketchExchange:
         self._read += len(news)
         for signed, sketch in news:
             index = table.places[signed.sender]
-            if not self.is_of(sketch) or index not in self._contributors:
-                continue
-            if len(sketch.tables) != self._size:
-                actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
+            is_mine = index in self._contributors and len(sketch.tables) == self._size  # One may have come before the roster.
+            if not self.is_of(sketch) or not is_mine:
                 continue
             self._received[index] = signed, sketch
         for part, index in pairs:

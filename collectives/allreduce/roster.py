@@ -11,7 +11,7 @@ from ..accountability.trust import YOUNG_ROUNDS, of_tenure
 from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
-from ..robust.checks import commitment
+from ..robust.checks import commitment, num_bytes, width_of
 from ..vector.partition import num_parts
 from .actions import Forward
 from .facts import _M, MessageLog
@@ -108,9 +108,17 @@ class RosterView:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
         return tuple(self.others_with(part, ()) for part in range(len(self.judges)))
 
-    def may_say(self, peer: PeerId, message: wire.RoundMessage) -> bool:
-        """Return True for what a member may state under this roster: who judges nothing has no word on what others hold."""
-        return self.places[peer] < len(self.judges) or isinstance(message, wire.Commit | wire.Sketch | wire.Void)
+    def why_not_say(self, peer: PeerId, message: wire.RoundMessage) -> str:
+        """Return why no honest member states this under this roster; empty if one may.
+
+        It is not logged: of two statements on one subject the first counts, and this would hide a true one.
+        """
+        parts = len(self.judges)
+        if isinstance(message, wire.Sketch) and len(message.tables) != num_bytes(parts, width_of(message.outputs, parts)):
+            return "sketches of another size"
+        if self.places[peer] >= parts and not isinstance(message, wire.Commit | wire.Sketch | wire.Void):
+            return "it only contributes, and has no word on what others hold"
+        return ""
 
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
         """Return the owner and the deputies of a part that are not lost, in order: the first holds it."""

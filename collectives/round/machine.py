@@ -175,8 +175,8 @@ class Round:
             if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
                 raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
             return []
-        if self._table is not None and not self._table.may_say(signed.sender, message):
-            return []
+        if self._table is not None and (why_not := self._table.why_not_say(signed.sender, message)):
+            return [Note("round.refused", signed.sender, type(message).__name__, why_not)]
         is_named = self._exchange is not None and self._exchange.has_named(signed, message)
         news = self._facts.add(signed, message, is_named=is_named)
         self._has_news |= news != "known"

@@ -261,3 +261,24 @@ def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_atte
         rounds.settle()
         assert {(it.kind, it.slot.attempt) for it in rounds.outcomes()} == {(OutcomeKind.DONE, 0)}
         assert not rounds.noted("peer.charged")
+
+
+@pytest.mark.parametrize("place", range(1, 4))
+def test_sketches_of_another_size_hide_no_true_ones(place: int) -> None:
+    """All but the proposer hear them first: of two statements on one subject the first counts."""
+    liar = order_of(PEERS[:4])[place]
+
+    class OneLiar(ConnectedRounds):
+        def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
+            sketch = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender == sender == liar else None
+            if isinstance(sketch, wire.Sketch):
+                some = [peer for peer in to if peer != order_of(PEERS[:4])[0]]
+                super().post(some, signed(liar, replace(sketch, tables=sketch.tables[:-4])), sender)
+            super().post(to, mail, sender)
+
+    for seed in range(3):
+        rounds = OneLiar(PEERS[:4], attempts=2, seed=seed)
+        rounds.start()
+        rounds.settle()
+        assert {(it.kind, it.slot.attempt) for it in rounds.outcomes()} == {(OutcomeKind.DONE, 0)}
+        assert rounds.noted("round.refused") == {liar}

@@ -12,6 +12,7 @@ import pytest
 import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
@@ -326,7 +327,9 @@ def test_words_of_who_does_not_judge_are_not_kept() -> None:
         wire.Result(judge.slot, roster, 0, roster),
         wire.Second(judge.slot, roster, 0, 1, bytes(16), b""),
     ):
-        assert not judge.receive(signed(liar, message), message, rounds.now)
+        (note,) = judge.receive(signed(liar, message), message, rounds.now)
+        assert isinstance(note, Note)
+        assert (note.event, note.peer) == ("round.refused", liar)
     assert {wire.CODES[it.code] for it in judge.statements_of(liar)} <= {wire.Commit, wire.Sketch}
 
 
