@@ -68,6 +68,9 @@ def test_what_a_free_key_says_first_keeps_out_nothing_that_counts(crowd: str, vi
     began = rounds.now
     rounds.start()
     rounds.settle()
-    assert rounds.kinds() == {OutcomeKind.DONE}
-    assert {*rounds.outcomes()[0].cut} == {*PEERS[:7]}
-    assert rounds.now == began
+    honest = PEERS[:6]
+    outcomes = [rounds.machines[peer].outcome for peer in honest]
+    assert {it and (it.kind, it.slot.attempt) for it in outcomes} == {(OutcomeKind.DONE, 0)}
+    assert {*rounds.outcomes()[0].cut} >= {*honest}
+    # Half of the voters may count a commit of it that it does not sketch: then they wait for it, as for any silent one.
+    assert rounds.now == began or (crowd == "commits" and victims == 2)
