@@ -28,11 +28,13 @@ from flockstep.collectives.allreduce.actions import (
     Reduce,
     Send,
 )
+from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.allreduce.words import claims_in
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
 from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
+from flockstep.collectives.robust.checks import num_bytes, width_of
 from flockstep.collectives.robust.rules import MEAN, rule_named
 from flockstep.collectives.round.gather import TERM_SECONDS, held, mark_of, marks_in, proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
@@ -706,8 +708,8 @@ def test_a_rule_that_is_blind_to_contributions_needs_no_sketches() -> None:
 
 UNDER_ANOTHER_CUT: dict[str, wire.RoundMessage] = {
     "Have": wire.Have(SLOT, bytes(32), bytes(32), ((3, ()),), b"", bytes(32)),
-    "Sketch": wire.Sketch(SLOT, bytes(32), (), b""),
-    "Sketch after outputs": wire.Sketch(SLOT, bytes(32), (bytes(32),) * 4, b""),
+    "Sketch": wire.Sketch(SLOT, bytes(32), (), bytes(num_bytes(4, width_of((), 4)))),
+    "Sketch after outputs": wire.Sketch(SLOT, bytes(32), (bytes(32),) * 4, bytes(4 * TABLE_BYTES)),
     "Result": wire.Result(SLOT, bytes(32), 3, bytes(32)),
 }
 
