@@ -37,6 +37,7 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Have: StatementKind(subject=lambda have: have, convicts=False, most=MAX_WORDS),
     wire.Cut: StatementKind(subject=lambda cut: bool(cut.before), convicts=True),
     wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=1 + wire.MAX_OUTPUTS),
+    wire.Weigh: StatementKind(subject=attrgetter("cut", "part"), convicts=False),
     wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True, most=2 * wire.MAX_PARTS),
     wire.Outputs: StatementKind(subject=attrgetter("cut", "number"), convicts=True),
     wire.Second: StatementKind(subject=attrgetter("seed", "part", "contributor"), convicts=True, most=8 * wire.MAX_PARTS),

@@ -3,7 +3,7 @@
     actions    The interface between a round and its driver: phases, setup, actions and outcome.
     check      CHECK: the outputs that the proposer names, and the sketches that verify them. Pure.
     collect    COLLECT: commitments, the parts that I hold, and my word on them. Pure.
-    contributor  A member's state of an attempt that it only contributes to. Pure.
+    contributor  The state of an attempt of one member without a vote. Pure.
     exchange   One member's state of an attempt under a roster: COLLECT to CHECK, up to a value. Pure.
     facts      The message log of an attempt: deduplicates signed messages and detects equivocation. Pure.
     judge      JUDGE: sketches, the holders' words on them, and the weights that follow. Pure.

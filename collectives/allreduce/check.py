@@ -153,7 +153,7 @@ class CheckPhase:
         """Send the sketch that I made of what another one contributes."""
         name = self._standing_name(action.contributor)
         second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
-        return [Send(self._table.judges, second)]
+        return [Send(self._table.voters, second)]
 
     def unanswered(self) -> set[int]:
         """Return who leaves a part of a contribution without a sketch by others.
@@ -260,7 +260,7 @@ class CheckPhase:
         proposer = table.members[0]
         for signed, outputs in self._facts.every(wire.Outputs, table.slot):
             is_newer = self.named is None or outputs.number > self.named.number
-            fits = len(outputs.outputs) == len(table.judges) and set(outputs.silent) <= set(order)
+            fits = len(outputs.outputs) == table.num_parts and set(outputs.silent) <= set(order)
             if signed.sender == proposer and outputs.cut == self._cut and is_newer and fits:
                 if self._first is None:
                     self._first = outputs
@@ -331,7 +331,7 @@ class CheckPhase:
 
     def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
         table = self._table
-        outputs = tuple(chosen.get(part, EMPTY) for part in range(len(table.judges)))
+        outputs = tuple(chosen.get(part, EMPTY) for part in range(table.num_parts))
         return Send(table.members, wire.Outputs(table.slot, self._cut, number, outputs, tuple(sorted(silent))))
 
     def _required(self, silent: Collection[int] | None = None) -> list[Pair]:
@@ -346,14 +346,14 @@ class CheckPhase:
         return found
 
     def _all_givers(self, pair: Pair) -> list[int]:
-        """Return who may answer for a contributor to a part: others of its three, and for its holder all voters.
+        """Return who may answer for a contributor to a part: the voters of its three, and for its holder all.
 
         The two others of the three may both lie. A holder shows any voter what it contributes itself.
         """
         part, contributor = pair
         seating, is_own = self._table.seating, self._standing.holders[part] == contributor
         others = dict.fromkeys((*seating.three(part), *(sorted(seating.voters) if is_own else ())))
-        return [index for index in others if index != contributor]
+        return [index for index in others if index != contributor and index in seating.voters]
 
     def _givers(self, pair: Pair) -> list[int]:
         """Return who answers: others of its three, its holder last, before it who is late; of what that adds all voters.
@@ -407,7 +407,7 @@ class CheckPhase:
         self, active: Collection[PeerId], exchange: SketchExchange, named: wire.Outputs
     ) -> tuple[bytes, ...] | None:
         """Return the sketches after the outputs, in order; None if one that counts has not come."""
-        judge, members, parts = self._judge_phase, self._table.members, len(self._table.judges)
+        judge, members, parts = self._judge_phase, self._table.members, self._table.num_parts
         if self.missing() or any(self._setup.is_banned(members[index]) for index in {*judge.order} - {*named.silent}):
             return None
         seconds: dict[int, dict[int, bytes]] = {}

@@ -53,7 +53,7 @@ class CollectPhase:
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
         commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
         self.has_committed = True
-        return [Send(table.judges, commit)]
+        return [Send(table.receivers, commit)]
 
     def fetched(self, part: int, contributor: int) -> None:
         """Record a well-formed part of a contribution."""

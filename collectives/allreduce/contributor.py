@@ -1,76 +1,196 @@
-"""An attempt at a member that contributes and judges nothing: beyond the first `MAX_PARTS` of a roster. Pure.
+"""An attempt at a member that has no vote: it contributes, and reduces the part that it owns. Pure.
 
-It commits, serves its parts, and sketches under the seeds of the proposer's cut and outputs, as every contributor does. What
-is in and what comes out is for the judges to say: it follows their certificate. So whatever else the proposer tells it costs
-it its place in this attempt and nothing more: it names the cut and the outputs that it has sketched for, and judges with
-other ones do not count that. It waits for nobody, and the voters end the attempt.
+It commits, serves its parts, and sketches under the seeds of the proposer's cut and outputs, as every contributor does. The
+owner of a part says, too, whose contributions it holds, and whose sketches are of their bytes, and sums them with the weights
+that voters with a third of the votes state alike. What is in and what comes out is for the voters to say: it follows their
+certificate. So whatever the proposer tells it alone costs it its place in this attempt and nothing more: it names the cut and
+the outputs that it has sketched for, and voters with other ones do not count that. It waits for contributors to its part, and
+for nobody else; the voters end the attempt.
 """
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
-from .actions import Action, Phase, Setup
+from ..chain.quorum import ranked
+from .actions import Action, FetchOutput, Phase, Reduce, Setup, ShowPart
 from .exchange import RosterRound
 from .facts import MessageLog
-from .judge import SketchExchange
+from .judge import SketchExchange, SketchPhase
 from .roster import RosterView
+from .stage import Stage
 
 
 class ContributorRound(RosterRound):
-    """One member's state of an attempt that it only contributes to."""
+    """The state of an attempt of one member that has no vote."""
 
     def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
         super().__init__(setup, facts, table)
-        self._cuts: dict[bool, bytes] = {}
-        """The hashes of the first and of the second cut."""
+        self._sketch_phase: SketchPhase | None = None
+        self._named: wire.Outputs | None = None
+        """The newest that the proposer has named."""
         self._made: dict[bytes, SketchExchange] = {}
-        """By seed, the sketches that I have made."""
-        self._is_named = False
-        """True once the proposer has named outputs."""
+        """By seed, the sketches after outputs that I have made."""
+        self._fetched: set[tuple[int, bytes]] = set()
+        """The outputs that I have requested, by part."""
+        self._reduced: set[bytes] = set()
+        """The cuts that I have reduced my part for."""
 
     @property
     def phase(self) -> Phase:
         """The current phase, as far as the proposer has said."""
-        return Phase.CHECK if self._is_named else Phase.JUDGE if self.is_cut else Phase.COLLECT
+        return Phase.CHECK if self._named is not None else Phase.JUDGE if self.is_cut else Phase.COLLECT
 
     @property
-    def is_cut(self) -> bool:
-        """True once the first cut is here: others count on my part."""
-        return bool(self._cuts)
+    def is_timed(self) -> bool:
+        """True while I own a part and wait for what others contribute to it, or for their sketches."""
+        stage = self._stage
+        return self.table.me in self.table.owners and stage is not None and not stage.has_spoken
 
     @property
-    def cut(self) -> bytes:
-        """The hash of the first cut; empty before it is here."""
-        return self._cuts.get(False, b"")
+    def wordless(self) -> frozenset[PeerId]:
+        """Nobody: I am sent no words, and propose nothing."""
+        return frozenset()
+
+    @property
+    def has_most(self) -> bool:
+        """True if two thirds of what my next word is about are here, and some of the others let me wait in vain lately."""
+        stage, phase = self._stage, self._sketch_phase
+        if not self._unawaited or not self.is_timed or stage is None or stage.is_hurrying:
+            return False
+        return self.is_mostly_here(Phase.COLLECT) if phase is None else phase.is_mostly_here
 
     @property
     def providers(self) -> tuple[PeerId, ...]:
-        """Whom to ask for certified outputs, one after the other: all judges, each contributor another one first."""
-        judges = self.table.judges
-        turn = self.table.me % len(judges)
-        return (*judges[turn:], *judges[:turn])
+        """Whom to ask for certified outputs, one after the other: voters and owners, each contributor another one first."""
+        receivers = self.table.receivers
+        turn = self.table.me % len(receivers)
+        return (*receivers[turn:], *receivers[:turn])
+
+    def orphans(self, active: Collection[PeerId]) -> list[int]:
+        """Return no part: whether its output can still be made voters know."""
+        return []
+
+    def close(self, active: Collection[PeerId]) -> bool:
+        """Stop waiting for what has not come of my part. Return True the first time in a phase."""
+        if self.phase in self._closed or not self.is_timed:
+            return False
+        self._closed.add(self.phase)
+        if self._sketch_phase is None:
+            self.collect_phase.close()
+        else:
+            self._sketch_phase.stage.is_late = True
+        return True
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
-        """Sketch under each seed that the proposer's messages allow now."""
+        """Return all actions that the messages allow now."""
+        stage, rule = self.collect_phase.stage, self._setup.rule
+        actions = [*self.collect_phase.advance(active), *stage.take(), *self._reduce_mine()]
+        if ahead := self._left_behind():
+            actions += self._ask({0: ranked(self.table.slot, ahead)}, ("left behind", self.step))
+        if stage.standing is None:
+            return actions
+        actions += self.collect_phase.advance(active)  # Who has not spoken yet does so now.
+        if self._sketch_phase is None and not rule.blind and self._may_sketch:
+            self._sketch_phase = SketchPhase(self._setup, self._facts, self.table, self.collect_phase, stage)
+        if self._sketch_phase is not None:
+            actions += self._sketch_phase.speak(active)
+        return [*actions, *self._follow()]
+
+    def ask(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
+        """Ask voters for the cut that the proposer has not sent me."""
+        return self._ask({0: self._voters(active)}, self.phase, again=again) if self._awaits_proposer() else []
+
+    def lacks_few(self, active: Collection[PeerId]) -> bool:
+        """Return True if most have sent me their Commits, or Sketches, alike, and I wait for the rest of them."""
+        missing, of = self._late(active)
+        return 0 < 3 * len(missing) <= of
+
+    def ask_early(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
+        """Ask voters for what most have sent: who sends it to all but me costs no deadline."""
+        missing = dict.fromkeys(sorted(self._late(active)[0]), self._voters(active))
+        return self._ask(missing, ("early", self.step), again=again)
+
+    def _late(self, active: Collection[PeerId]) -> tuple[set[int], int]:
+        """Return whose Commits, or Sketches, I wait for as the owner of a part, and of how many."""
+        table, phase = self.table, self._sketch_phase
+        if not self.is_timed:
+            return set(), 0
+        of = table.training if phase is None else frozenset(self.collect_phase.pairs(table.training))
+        missing = table.training - table.commits().keys() if phase is None else phase.sketches.missing
+        return {index for index in missing if table.members[index] in active}, len(of)
+
+    @property
+    def _stage(self) -> Stage | None:
+        if not self.is_cut:
+            return self.collect_phase.stage
+        phase = self._sketch_phase
+        return phase.stage if phase is not None and phase.stage.standing is None else None
+
+    @property
+    def _may_sketch(self) -> bool:
+        """True unless the cut, which a liar may have made before that, names me before I have committed."""
+        found = self.collect_phase.stage.standing
+        return self.collect_phase.has_committed or (found is not None and self.table.me not in found.names)
+
+    def _reduce_mine(self) -> list[Action]:
+        """Reduce my part with the weights that voters with a third of the votes state, one of which is honest."""
+        table, said = self.table, defaultdict[wire.Weigh, list[PeerId]](list)
+        for signed, weigh in self._facts.every(wire.Weigh, table.slot) if table.me in table.owners else ():
+            if weigh.part == table.me and weigh.cut not in self._reduced:
+                said[weigh].append(signed.sender)
+        for weigh, voters in said.items():
+            weights = dict(weigh.weights)
+            if table.electorate.votes_of(voters) < table.electorate.third:
+                continue
+            if self.collect_phase.holds(table.me, weights):
+                self._reduced.add(weigh.cut)
+                each = tuple(weights), tuple(weights.values())
+                return [Reduce(weigh.cut, table.me, *each, table.cells(table.me))]
+        return []
+
+    def _follow(self) -> list[Action]:
+        """Sketch after the outputs that the proposer names, and fetch them while the voters decide."""
         table, rule = self.table, self._setup.rule
+        phase, actions = self._sketch_phase, list[Action]()
+        last = self.collect_phase.stage if rule.blind else None if phase is None else phase.stage
         proposer, slot = table.members[0], table.slot
-        cuts = [it for it in self._facts.every(wire.Cut, slot) if it[0].sender == proposer]
-        self._cuts |= {bool(cut.before): signed.hash for signed, cut in cuts}
-        last = self._cuts.get(not rule.blind)
-        named = [it for signed, it in self._facts.every(wire.Outputs, slot) if signed.sender == proposer and it.cut == last]
-        self._is_named = bool(named)
-        if rule.blind or not self.collect_phase.has_committed:  # The proposer may name a cut whatever I have sent.
+        named = [it for signed, it in self._facts.every(wire.Outputs, slot) if signed.sender == proposer]
+        newest = max((it for it in named if last is not None and it.cut == last.hash), key=_number, default=None)
+        if newest is None or last is None or last.standing is None or len(newest.outputs) != table.num_parts:
             return []
-        exchanges = [SketchExchange(self._facts, table, {table.me}, self.cut)] if self.cut else []
-        for outputs in named if rule.linear else ():
-            exchanges.append(SketchExchange(self._facts, table, {table.me}, outputs.cut, outputs.outputs))
-        actions: list[Action] = []
-        for exchange in exchanges:
-            if exchange.seed not in self._made:
+        if self._named is None:
+            actions += self._show_own(last.standing.holders)
+        self._named = newest
+        for part in sorted(table.owners):
+            hash_, holder = newest.outputs[part], last.standing.holders[part]
+            if holder != table.me and (part, hash_) not in self._fetched:
+                self._fetched.add((part, hash_))
+                source, cells = table.members[holder], table.cells(part)
+                others = table.others_with(part, {holder, table.me})
+                actions.append(FetchOutput(part, source, hash_, cells, self._setup.output_bytes(cells), others))
+        if rule.blind or not rule.linear or not self.collect_phase.has_committed:
+            return actions
+        for outputs in named:
+            exchange = SketchExchange(self._facts, table, {table.me}, outputs.cut, outputs.outputs)
+            if outputs.cut == last.hash and exchange.seed not in self._made:
                 self._made[exchange.seed] = exchange
                 actions += exchange.advance(())
         return actions
 
+    def _show_own(self, holders: Mapping[int, int]) -> list[Action]:
+        """Show all voters what I contribute to my own part, now that nobody can contribute it any more."""
+        table, me = self.table, self.table.me
+        mine = table.commits().get(me)
+        if mine is None or holders.get(me) != me or self._setup.rule.blind or not self._setup.rule.linear:
+            return []
+        return [ShowPart(me, mine.parts[me], table.voters)]
+
     def _sketches(self, seed: bytes) -> list[SketchExchange]:
-        return [self._made[seed]] if seed in self._made else []
+        first = [self._sketch_phase.sketches] if self._sketch_phase is not None else []
+        return [it for it in (*first, *self._made.values()) if it.seed == seed]
+
+
+def _number(outputs: wire.Outputs) -> int:
+    return outputs.number

@@ -105,6 +105,11 @@ class RosterRound:
         return self.phase, self.is_cut, stage is not None and stage.is_named
 
     @property
+    def is_timed(self) -> bool:
+        """True if the step that I am in has a deadline."""
+        return True
+
+    @property
     def is_cut(self) -> bool:
         """True once the first cut is here: others count on my part."""
         return self.collect_phase.stage.standing is not None
@@ -242,7 +247,7 @@ class RosterRound:
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> list[Action]:
         """Publish a part's output for a cut: it is encoded and served under this hash."""
-        return [Send(self.table.judges, wire.Result(self.table.slot, cut, part, output))]
+        return [Send(self.table.voters, wire.Result(self.table.slot, cut, part, output))]
 
     def output_fetched(self, part: int, hash_: bytes) -> None:
         """Record a well-formed output."""
@@ -428,7 +433,7 @@ class RosterRound:
             return []
         words = stage.words
         stated = {
-            index for index in range(len(table.judges)) if index in words.get(index, ()) or index not in table.owners
+            index for index in range(table.num_parts) if index in words.get(index, ()) or index not in table.owners
         }
         if not table.electorate.is_quorum(table.members[index] for index in stated):
             return []
@@ -527,7 +532,7 @@ class RosterRound:
             actions += judge.advance(active)
             if judge.weights and judge.stage.standing is not None and not self.failure:
                 standing = judge.stage.standing
-                actions += self._not_judged(judge.order)
+                actions += [*self._not_judged(judge.order), *judge.weigh(standing.holders)]
                 reduced = ReducePhase(
                     self._setup, self._facts, self.table, self.collect_phase, judge.stage.hash, standing
                 )

@@ -35,13 +35,13 @@ class SketchExchange:
         outputs: tuple[bytes, ...] = (),
     ) -> None:
         self.seed = seed_of(cut, outputs)
-        self.columns = width_of(outputs, len(table.judges))
+        self.columns = width_of(outputs, table.num_parts)
         self._cut = cut
         self._outputs = outputs
         self._facts = facts
         self._table = table
         self._contributors = frozenset(contributors)
-        self._size = num_bytes(len(table.judges), self.columns)
+        self._size = num_bytes(table.num_parts, self.columns)
         self._received: dict[int, tuple[wire.Signed, wire.Sketch]] = {}
         self._asked = False
         self._comparing: set[tuple[int, int]] = set()
@@ -75,7 +75,8 @@ class SketchExchange:
 
     def sketched(self, tables: bytes) -> list[Action]:
         """Send my finished sketches."""
-        return [Send(self._table.judges, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
+        to = self._table.voters if self._outputs else self._table.receivers  # Holders compare those after the cut alone.
+        return [Send(to, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
 
     def signed(self, contributor: int) -> wire.Signed | None:
         """Return a contributor's signed sketches; None if they have not arrived."""
@@ -96,43 +97,24 @@ class SketchExchange:
         return self._contributors - self._received.keys()
 
 
-class JudgePhase:
-    """One member's evaluation of the first cut."""
+class SketchPhase:
+    """One member's view of the sketches after the first cut, and its word on those of what it holds."""
 
     def __init__(
         self, setup: Setup, facts: MessageLog, table: RosterView, collect_phase: CollectPhase, first: Stage
     ) -> None:
         assert first.standing is not None
-        self.order: tuple[int, ...] = ()
-        """The contributors that count, once the weights are here."""
-        self.counted: Mapping[int, frozenset[int]] = {}
-        """By part those of them that count in it."""
-        self.weights: tuple[tuple[float, ...], ...] = ()
-        """The weights of each part, in that order; empty before the rule's result."""
-        self.first: tuple[bytes, ...] = ()
-        """Their sketches after the cut, with zeros where they do not count."""
-        self.flagged: tuple[int, ...] = ()
-        self._short: frozenset[int] = frozenset()
-        """The places of those that are too short to weigh."""
-        self.failure = ""
         self._setup = setup
         self._table = table
         self._collect_phase = collect_phase
         self.sketches = SketchExchange(facts, table, first.standing.names, first.hash)
         self._among = frozenset(first.standing.names)
         self.stage = first if setup.rule.blind else Stage(facts, table, self._among, setup.nonce, first.hash)
-        self._is_judging = False
         self._has_closed = False
         """True if I have said at the deadline whose sketches are true: after it I wait until others are compared."""
-        if setup.rule.blind:
-            self._settle(first.standing)
-            if not self.failure:
-                self.weights = self._masked((self._masses(),) * len(table.judges))
 
-    def advance(self, active: Collection[PeerId]) -> list[Action]:
-        """Return all actions that the messages allow, up to the weights."""
-        if self.weights or self.failure:
-            return []
+    def speak(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow, up to the second cut."""
         actions = self.sketches.advance(self._collect_phase.pairs(self._among))
         if self.stage.standing is None:
             for part in self._table.deputized - self._collect_phase.duties:
@@ -142,54 +124,7 @@ class JudgePhase:
             actions += [*self.stage.propose(active), *self.stage.take()]
             if self.stage.standing is not None and not self.stage.has_spoken:
                 actions += self._report(active)  # Else I am taken for silent: the proposer may not have waited for me.
-            self.failure = self.failure or self.stage.failure
-        found = self.stage.standing
-        if found is None or self._is_judging or self.failure:
-            return actions
-        tables = {index: self.sketches.tables_named(index, name) for index, name in found.names.items()}
-        here = {index: table for index, table in tables.items() if table is not None}
-        if len(here) < len(tables):
-            return actions  # On their way, or others have them.
-        self._settle(found)
-        if self.failure:
-            return actions
-        self._is_judging = True
-        self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
-        return [*actions, Judge(self.stage.hash, self._voices(), self._masses(), self.first)]
-
-    def judged(
-        self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
-    ) -> list[Action]:
-        """Take the rule's result: the weights of each part, and who is flagged and who is short, all in order.
-
-        A short contribution counts by its tokens, unless it is too short for them: then it is flagged.
-        """
-        self._short = frozenset(short)
-        seats = self._table.seats(self.order, self._setup.charter)
-        idle = idle_of(self._tokens(), seats, short, earned=self._setup.charter.earned)
-        flagged = {**flagged, **dict.fromkeys(idle, "it is next to nothing for its tokens")}
-        flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
-        self.weights = self._masked(weights)
-        self.flagged = tuple(self.order[place] for place in sorted(flagged))
-        if not any(any(row) for row in self.weights):
-            self.failure = "the rule leaves nothing of the contributions"
-        peers = [self._table.members[index] for index in self.order]
-        return [Note("peer.flagged", peers[place], "judge", reason) for place, reason in sorted(flagged.items())]
-
-    def credit(self) -> tuple[int, ...]:
-        """Return the tokens of each contributor that count, in order, once it is judged."""
-        seats = self._table.seats(self.order, self._setup.charter)
-        works = [place in self._short or any(row[place] for row in self.weights) for place in range(len(self.order))]
-        counts = [each and index not in self.flagged for each, index in zip(works, self.order, strict=True)]
-        return credit_of(self._tokens(), seats, counts, earned=self._setup.charter.earned)
-
-    def missing(self) -> list[int]:
-        """Return whose sketches I lack: those that a cut names, or before it all."""
-        found = self.stage.standing
-        if found is None:
-            return sorted(self.sketches.missing)
-        named = found.names.items() if self.stage.signed is not None and not self._setup.rule.blind else ()
-        return [index for index, name in named if self.sketches.tables_named(index, name) is None]
+        return actions
 
     @property
     def is_mostly_here(self) -> bool:
@@ -226,6 +161,96 @@ class JudgePhase:
                 held[part][index] = signed.name
         return self.stage.say(held)
 
+class JudgePhase(SketchPhase):
+    """A voter's evaluation of the first cut."""
+
+    def __init__(
+        self, setup: Setup, facts: MessageLog, table: RosterView, collect_phase: CollectPhase, first: Stage
+    ) -> None:
+        super().__init__(setup, facts, table, collect_phase, first)
+        assert first.standing is not None
+        self.order: tuple[int, ...] = ()
+        """The contributors that count, once the weights are here."""
+        self.counted: Mapping[int, frozenset[int]] = {}
+        """By part those of them that count in it."""
+        self.weights: tuple[tuple[float, ...], ...] = ()
+        """The weights of each part, in that order; empty before the rule's result."""
+        self.first: tuple[bytes, ...] = ()
+        """Their sketches after the cut, with zeros where they do not count."""
+        self.flagged: tuple[int, ...] = ()
+        self._short: frozenset[int] = frozenset()
+        """The places of those that are too short to weigh."""
+        self.failure = ""
+        self._is_judging = False
+        if setup.rule.blind:
+            self._settle(first.standing)
+            if not self.failure:
+                self.weights = self._masked((self._masses(),) * table.num_parts)
+
+    def advance(self, active: Collection[PeerId]) -> list[Action]:
+        """Return all actions that the messages allow, up to the weights."""
+        if self.weights or self.failure:
+            return []
+        actions = self.speak(active)
+        self.failure = self.stage.failure
+        found = self.stage.standing
+        if found is None or self._is_judging or self.failure:
+            return actions
+        tables = {index: self.sketches.tables_named(index, name) for index, name in found.names.items()}
+        here = {index: table for index, table in tables.items() if table is not None}
+        if len(here) < len(tables):
+            return actions  # On their way, or others have them.
+        self._settle(found)
+        if self.failure:
+            return actions
+        self._is_judging = True
+        self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
+        return [*actions, Judge(self.stage.hash, self._voices(), self._masses(), self.first)]
+
+    def weigh(self, holders: Mapping[int, int]) -> list[Action]:
+        """Tell the holders that have no vote what each contribution weighs in their parts."""
+        table, actions = self._table, list[Action]()
+        for part, holder in sorted(holders.items()):
+            if holder >= len(table.voters):
+                pairs = zip(self.order, self.weights[part], strict=True)
+                weights = tuple((index, weight) for index, weight in pairs if weight)
+                actions.append(Send((table.members[holder],), wire.Weigh(table.slot, self.stage.hash, part, weights)))
+        return actions
+
+    def judged(
+        self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
+    ) -> list[Action]:
+        """Take the rule's result: the weights of each part, and who is flagged and who is short, all in order.
+
+        A short contribution counts by its tokens, unless it is too short for them: then it is flagged.
+        """
+        self._short = frozenset(short)
+        seats = self._table.seats(self.order, self._setup.charter)
+        idle = idle_of(self._tokens(), seats, short, earned=self._setup.charter.earned)
+        flagged = {**flagged, **dict.fromkeys(idle, "it is next to nothing for its tokens")}
+        flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
+        self.weights = self._masked(weights)
+        self.flagged = tuple(self.order[place] for place in sorted(flagged))
+        if not any(any(row) for row in self.weights):
+            self.failure = "the rule leaves nothing of the contributions"
+        peers = [self._table.members[index] for index in self.order]
+        return [Note("peer.flagged", peers[place], "judge", reason) for place, reason in sorted(flagged.items())]
+
+    def credit(self) -> tuple[int, ...]:
+        """Return the tokens of each contributor that count, in order, once it is judged."""
+        seats = self._table.seats(self.order, self._setup.charter)
+        works = [place in self._short or any(row[place] for row in self.weights) for place in range(len(self.order))]
+        counts = [each and index not in self.flagged for each, index in zip(works, self.order, strict=True)]
+        return credit_of(self._tokens(), seats, counts, earned=self._setup.charter.earned)
+
+    def missing(self) -> list[int]:
+        """Return whose sketches I lack: those that a cut names, or before it all."""
+        found = self.stage.standing
+        if found is None:
+            return sorted(self.sketches.missing)
+        named = found.names.items() if self.stage.signed is not None and not self._setup.rule.blind else ()
+        return [index for index, name in named if self.sketches.tables_named(index, name) is None]
+
     def _settle(self, found: Standing) -> None:
         self.order = tuple(sorted(found.names))
         self.counted = {part: frozenset(counted) for part, counted in found.parts.items()}
@@ -233,7 +258,7 @@ class JudgePhase:
             self.failure = "no contribution of the cut counts for anything"
 
     def _parts_of(self, index: int) -> list[bool]:
-        return [index in self.counted.get(part, ()) for part in range(len(self._table.judges))]
+        return [index in self.counted.get(part, ()) for part in range(self._table.num_parts)]
 
     def _masked(self, weights: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
         rows = enumerate(weights)

@@ -66,7 +66,7 @@ class ReducePhase:
 
     def hashes(self) -> tuple[bytes, ...]:
         """Return one output hash per member; that of an empty part is the hash of no bytes."""
-        return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.judges)))
+        return tuple(self.outputs.get(index, EMPTY) for index in range(self._table.num_parts))
 
     def fetched(self, part: int, hash_: bytes) -> None:
         """Record a well-formed output."""
@@ -90,7 +90,7 @@ class ReducePhase:
         self._open.add(part)
         self.do_without(part)
         result = self.result(part, source)  # If it sent others a different one, this exposes the equivocation.
-        shown = [Forward(self._table.judges, result)] if result is not None else []
+        shown = [Forward(self._table.voters, result)] if result is not None else []
         return [*shown, Note("round.output_missing", source, "reduce", reason)]
 
     def close(self) -> None:
@@ -162,11 +162,11 @@ class ReducePhase:
                 self.outputs.pop(part, None)
             if part in self._fetching and self._fetching[part][1] != outputs[part]:
                 del self._fetching[part]
-        members, judges = self._table.members, self._table.judges
+        members, voters = self._table.members, self._table.voters
         parts = sorted(self._table.owners)
         others = ((part, index) for part in parts for index, made in self.offers(part) if made != outputs[part])
         shown = (self.result(part, members[index]) for part, index in others)
-        return [Forward(judges, result) for result in shown if result is not None]
+        return [Forward(voters, result) for result in shown if result is not None]
 
     def refuse(self, part: int, output: bytes) -> list[Action]:
         """Reject a false output that another one of the part's three has made otherwise."""

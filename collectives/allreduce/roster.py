@@ -49,11 +49,16 @@ class RosterView:
         self.roster = roster
         self.slot = roster.slot
         self.members = roster.members
-        self.judges = roster.members[: num_parts(roster.members)]
-        """The first members, one for each part, which may own it: they judge what all contribute."""
+        self.voters = tuple(peer for peer in roster.members if peer in electorate.votes)
+        """The voters, which are its first members: they judge what all contribute."""
+        self.num_parts = num_parts(roster.members)
         self.hash = signed.hash
         self.me = roster.members.index(me)
-        self.owners = frozenset(index for index in range(len(self.judges)) if self.cells(index))
+        self.owners = frozenset(index for index in range(self.num_parts) if self.cells(index))
+        self.receivers = tuple(
+            peer for index, peer in enumerate(roster.members) if index < len(self.voters) or index in self.owners
+        )
+        """Whom contributors commit to: the voters, and the owners of parts."""
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
         self.electorate = electorate
@@ -63,8 +68,8 @@ class RosterView:
         """The members that train; keepers contribute nothing, and nobody waits for them to."""
         self._facts = facts
         self._is_blind = is_blind
-        voters = frozenset(index for index, peer in enumerate(roster.members) if peer in electorate.votes)
-        self._deputies = _ring_deputies(len(self.judges), self.owners, voters)
+        voters = frozenset(range(len(self.voters)))
+        self._deputies = _ring_deputies(self.num_parts, self.owners, len(self.voters))
         old = frozenset(index for index, seat in enumerate(roster.seats) if seat.rounds >= YOUNG_ROUNDS)
         self.seating = Seating(self.owners, voters, self.training, self.training & (voters | old), self._deputies)
         self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
@@ -87,12 +92,17 @@ class RosterView:
             for index in order
         ]
 
+    @property
+    def is_voter(self) -> bool:
+        """True if I vote: else I contribute, and reduce the part that I own by the weights that voters state."""
+        return self.me < len(self.voters)
+
     def cells(self, part: int) -> int:
         """Return the number of cells of a part."""
         return self.roster.bounds[part + 1] - self.roster.bounds[part]
 
     def deputies(self, part: int) -> tuple[int, ...]:
-        """Return a part's deputies: the next voters in the ring of judges, owners first, and then the next other judges."""
+        """Return a part's deputies: the next voters in the ring, owners first."""
         return self._deputies[part]
 
     @property
@@ -106,19 +116,20 @@ class RosterView:
 
     def readers(self) -> tuple[tuple[PeerId, ...], ...]:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
-        return tuple(self.others_with(part, ()) for part in range(len(self.judges)))
+        return tuple(self.others_with(part, ()) for part in range(self.num_parts))
 
     def why_not_say(self, peer: PeerId, message: wire.RoundMessage) -> str:
         """Return why no honest member states this under this roster; empty if one may.
 
         It is not logged: of two statements on one subject the first counts, and this would hide a true one.
         """
-        parts = len(self.judges)
+        parts, place = self.num_parts, self.places[peer]
         if isinstance(message, wire.Sketch) and len(message.tables) != num_bytes(parts, width_of(message.outputs, parts)):
             return "sketches of another size"
-        if self.places[peer] >= parts and not isinstance(message, wire.Commit | wire.Sketch | wire.Void):
-            return "it only contributes, and has no word on what others hold"
-        return ""
+        if place < len(self.voters) or isinstance(message, wire.Commit | wire.Sketch | wire.Void):
+            return ""
+        is_holder = isinstance(message, wire.Have | wire.Result) and place in self.owners
+        return "" if is_holder else "it has no vote, and no word on what others hold"
 
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
         """Return the owner and the deputies of a part that are not lost, in order: the first holds it."""
@@ -150,7 +161,7 @@ class RosterView:
         return None if found is None else found[0]
 
     def _fits(self, index: int, commit: wire.Commit) -> bool:
-        fits = commit.roster == self.hash and len(commit.parts) == len(self.judges)
+        fits = commit.roster == self.hash and len(commit.parts) == self.num_parts
         return fits and commit.tokens <= MAX_TOKENS and index in self.training
 
     def words(self, before: bytes) -> Mapping[int, Sequence["Word"]]:
@@ -241,19 +252,20 @@ def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mappin
 
 
 @lru_cache(maxsize=8)
-def _ring_deputies(count: int, owners: frozenset[int], voters: frozenset[int]) -> tuple[tuple[int, ...], ...]:
-    """Return each part's deputies: the next in the ring of `count` judges, voters before others, and of these owners.
+def _ring_deputies(count: int, owners: frozenset[int], num_voters: int) -> tuple[tuple[int, ...], ...]:
+    """Return the deputies of each of `count` parts: the next in the ring of the voters, and of these owners first.
 
     Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free. The voters
     take turns for the parts of others: one of them alone could neither hold these nor open enough nonces for a cut.
     """
     deputies: list[tuple[int, ...]] = []
-    others, deciding = sorted(owners - voters), sorted(voters)
+    others = 0
     for part in range(count):
-        ring = [*range(part + 1, count), *range(part)]
-        order = sorted(ring, key=lambda index: (index not in voters, index not in owners))
-        if part in others and deciding:
-            turn = others.index(part) % len(deciding)
-            order = [*deciding[turn:], *deciding[:turn], *order[len(deciding) :]]
+        turn = part + 1 if part < num_voters else others
+        others += part >= num_voters and part in owners
+        ring = [(turn + step) % num_voters for step in range(num_voters)]
+        order = [index for index in ring if index != part]
+        if part < num_voters:
+            order.sort(key=lambda index: index not in owners)
         deputies.append(tuple(order[:DEPUTIES]))
     return tuple(deputies)

@@ -13,7 +13,7 @@ from ..agreement.actions import Note
 from .actions import Action, Forward, Send
 from .facts import MessageLog
 from .roster import RosterView, Word
-from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, names_in, standing
+from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, names_in, standing, unmasked
 
 
 class Stage:
@@ -103,7 +103,7 @@ class Stage:
         if have == self._sent or 2 * self._num_sent >= MAX_WORDS:  # Others keep no more: there are two exchanges.
             return []
         self._sent, self._num_sent = have, self._num_sent + 1
-        return [Send(self._table.judges, have)]
+        return [Send(self._table.voters, have)]
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
         """Return by part which of its holders' words have not come: the first that is not lost, and the next ones for it."""
@@ -169,7 +169,8 @@ class Stage:
             chosen.append(holder)
         if not table.are_enough_nonces(claims.keys()):
             return []
-        if isinstance(standing(table.seating, claims, chosen, self._among), str):
+        follows = standing(table.seating, claims, chosen, self._among)
+        if isinstance(follows, str):
             return []
         if not self._before and not is_enough(table.seating, names):
             if not self.unheard(active):
@@ -177,14 +178,19 @@ class Stage:
             return []
         self._has_proposed = True
         named = tuple(sorted(self.names.items()))
-        return [Send(table.members, wire.Cut(table.slot, table.hash, self._before, tuple(chosen), named))]
+        told = tuple(follows.names), follows.masks
+        return [Send(table.members, wire.Cut(table.slot, table.hash, self._before, tuple(chosen), named, *told))]
 
     def take(self) -> list[Action]:
-        """Take the proposer's cut, once all words that it names are here."""
+        """Take the proposer's cut, once all words that it names are here; who has no vote takes it as it is."""
         found = self._found()
         if self.standing is not None or self.failure or found is None:
             return []
         signed, cut = found
+        if not self._table.is_voter:
+            self.standing = self._told(cut)
+            self.signed = None if self.standing is None else signed
+            return []
         state = self._facts.num_ever(wire.Cut), self._facts.num_ever(wire.Have)
         if state == self._seen:
             return []
@@ -201,7 +207,20 @@ class Stage:
             self.signed, self.standing = signed, flaw
             return []
         self.failure = f"the cut of {signed.sender}: {flaw}"
-        return [Note("peer.charged", signed.sender, "Cut", flaw), Forward(self._table.judges, signed)]
+        return [Note("peer.charged", signed.sender, "Cut", flaw), Forward(self._table.voters, signed)]
+
+    def _told(self, cut: wire.Cut) -> Standing | None:
+        """Return what a cut tells a member that is sent no words; None if the cut does not fit its roster.
+
+        A proposer that tells it another thing than the words say has lost its turn: no voter takes that cut.
+        """
+        table, commits = self._table, self._table.commits()
+        fits = cut.roster == table.hash and len(cut.holders) == len(cut.masks) == len(table.owners)
+        if not fits or max(cut.holders) >= len(table.members) or not table.training.issuperset(cut.contributors):
+            return None
+        names = {index: table.commit_name(index) if index in commits else b"" for index in cut.contributors}
+        parts = {part: unmasked(cut.contributors, mask) for part, mask in zip(sorted(table.owners), cut.masks, strict=True)}
+        return Standing(names, parts, dict(zip(parts, cut.holders, strict=True)))
 
     @property
     def is_named(self) -> bool:
@@ -237,6 +256,9 @@ class Stage:
         if not table.are_enough_nonces(claims.keys()):
             return "it opens the nonces of a third of the owners, or fewer"
         found = standing(table.seating, claims, cut.holders, self._among)
-        if isinstance(found, Standing) and not self._before and not is_enough(table.seating, found.names):
+        if isinstance(found, str):
+            return found
+        if not self._before and not is_enough(table.seating, found.names):
             return f"{len(found.names)} contributions are in, too few of the voters that train"
-        return found
+        is_told = (tuple(found.names), found.masks) == (cut.contributors, cut.masks)
+        return found if is_told else "it tells who is sent no words another thing than these say"

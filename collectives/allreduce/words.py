@@ -16,7 +16,7 @@ the first of its three whose word is fit, or else to whom most count by.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...peer import wire
@@ -70,6 +70,20 @@ class Standing:
     """By part that has cells: those of them that count in it."""
     holders: Mapping[int, int]
     """By part: whose word that follows from, and who reduces it."""
+
+
+    @property
+    def masks(self) -> tuple[bytes, ...]:
+        """Who counts as zeros in each part, as a cut tells it to members without a vote, which are sent no words."""
+        places = {index: place for place, index in enumerate(self.names)}
+        bits = (sum(1 << places[index] for index in self.names.keys() - self.parts[part]) for part in sorted(self.parts))
+        return tuple(it.to_bytes(-(-it.bit_length() // 8), "little") for it in bits)
+
+
+def unmasked(contributors: Sequence[int], mask: bytes) -> frozenset[int]:
+    """Return the contributors that count in a part by its mask in a cut."""
+    bits = int.from_bytes(mask, "little")
+    return frozenset(index for place, index in enumerate(contributors) if not bits >> place & 1)
 
 
 def claims_in(have: wire.Have) -> Claims | None:

@@ -32,12 +32,12 @@ def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
     No liar chooses when the founders decide: each member shows itself whether it may vote, and a roster holds a quorum of
     the electorate before. It takes votes that the owner has withdrawn from all of them.
     """
-    founders = dict.fromkeys(sorted(charter.founders)[: wire.MAX_PARTS], 1)  # More would not all judge.
+    founders = dict.fromkeys(sorted(charter.founders)[: wire.MAX_PARTS], 1)  # More would have no place each.
     first = Electorate(founders) if founders else NOBODY
     if value is None:
         return first
-    judges = num_parts(value.members)
-    seats = zip(value.members[:judges], value.seats[:judges], strict=True)
+    count = num_parts(value.members)
+    seats = zip(value.members[:count], value.seats[:count], strict=True)
     leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     # Where all leave, they decide once some of them are back: nobody else could.
     staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()

@@ -199,10 +199,10 @@ class Averager:
         return drawn_for(self._slot, self._members(), first, self._earlier)
 
     def partners(self) -> frozenset[PeerId]:
-        """Return whom of the drawn members I am to have a session with: all if I judge, else those that do."""
+        """Return whom of the drawn members I am to have a session with: all if I may own a part, else those that may."""
         drawn, voters = self.drawn(), electorate_after(self._value, self._spec.charter).votes.keys()
-        judges = [*(drawn & voters), *ranked_in_draw(self._slot, drawn - voters)][: wire.MAX_PARTS]
-        return drawn if self._node.peer_id in judges else frozenset(judges)
+        first = [*(drawn & voters), *ranked_in_draw(self._slot, drawn - voters)][: wire.MAX_PARTS]
+        return drawn if self._node.peer_id in first else frozenset(first)
 
     @property
     def _value(self) -> wire.Value | None:

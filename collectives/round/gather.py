@@ -155,7 +155,7 @@ def seated(
     """Return the members of a roster of these Readys, in order: the proposer, the voters by rank, the others by rank.
 
     Of two Readys of one peer the first counts that has room: of those that share an invitation as many as it is for. The
-    first `MAX_PARTS` judge the round, those that may vote in the next one before others.
+    first `MAX_PARTS` may own a part, those that may vote in the next round before others.
     """
     taken: dict[PeerId, SignedReady] = {}
     size = 0
@@ -171,7 +171,7 @@ def seated(
         may_vote = charter.may_vote(peer, ready.invite, ready.voucher)
         return peer != proposer, peer not in electorate.votes, not may_vote
 
-    # The voters take turns with the attempts; who else judges is the same in all of them, and known before.
+    # The voters take turns with the attempts; who else may own a part is the same in all of them, and known before.
     voters = ranked(slot, taken.keys() & electorate.votes)
     others = ranked_in_draw(slot, taken.keys() - electorate.votes)
     return {peer: taken[peer] for peer in sorted((*voters, *others), key=place)}
@@ -214,8 +214,8 @@ def proposal(
         return "the voters hold a newer revision of the run than this peer"
     rest = [encode(signed) for signed, ready in shown if (signed, ready) not in members.values()]
     readies = {peer: ready for peer, (_, ready) in members.items()}
-    judges = {peer: readies[peer] for peer in [*readies][: num_parts(members)]}
-    lines = StatedLines(judges, setup.last, electorate.frontier)
+    first = {peer: readies[peer] for peer in [*readies][: num_parts(members)]}
+    lines = StatedLines(first, setup.last, electorate.frontier)
     able = lines.able(setup.cells)
     bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
     fresh = newcomer_record(setup.charter.earned)
@@ -346,8 +346,8 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
             return f"it misquotes the Ready of {peer}"
-    judges = roster.members[: num_parts(roster.members)]
-    able, without, bounds = _owners(judges, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
+    first = roster.members[: num_parts(roster.members)]
+    able, without, bounds = _owners(first, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)

@@ -34,7 +34,6 @@ from ..allreduce.facts import MessageLog
 from ..allreduce.roster import RosterView
 from ..chain.certificate import value_hash, value_of
 from ..chain.quorum import ranked
-from ..vector.partition import num_parts
 from . import gather
 from .early import EarlyMessages
 from .vote import Vote
@@ -44,10 +43,7 @@ CONTROL_STEPS = 3
 ASKS_AFTER = 8
 """After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
 ROSTER_CARRIERS = 2
-"""Voters that pass the roster on to a member that does not judge: one may be silent. Both are others in each attempt.
-
-Of other judges most may be keys of one stranger.
-"""
+"""Voters that pass the roster on to a member without a vote: one may be silent. Both are others in each attempt."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -95,7 +91,8 @@ class Round:
         """Members that were here and not Ready when I took the roster."""
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
-        self._due = self._patience
+        self._due = self._ends = self._patience
+        """The present deadline, and when I, without a vote, give up the attempt that the voters have not ended."""
         self._stepped = now
         """When my present step began."""
         self._asks_at: float | None = None
@@ -257,6 +254,9 @@ class Round:
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
         if isinstance(self._exchange, ContributorRound):
+            if self._exchange.close(self._active):
+                self._has_news, self._due = True, self._ends
+                return actions + self._exchange.ask(self._active)
             return actions + self._give_up("the voters have not ended the attempt", now)
         self._is_overdue, self._has_asked = True, False
         phase, asked = self.phase, self._ask(self._exchange, now)
@@ -505,10 +505,8 @@ class Round:
             return actions
         self._silent.update(awaited)
         self._has_proposed = True
-        # Of more than judge it, voters pass it on to members; who has no place is sent the certificate.
-        judges = {*roster.members[: num_parts(roster.members)]}
-        told = self._active if len(roster.members) == len(judges) else judges
-        return [*actions, Send(tuple(sorted(told | set(vote.electorate.votes) - {""})), roster)]
+        # Voters pass it on to members that have no vote; who has no place is sent the certificate.
+        return [*actions, Send(tuple(sorted(set(vote.electorate.votes) - {""})), roster)]
 
     def _no_roster_yet(self, why: str, now: float) -> list[Action]:
         """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
@@ -531,19 +529,18 @@ class Round:
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
-        is_judge = table.me < len(table.judges)
-        exchange = (RosterRound if is_judge else ContributorRound)(self.setup, self._facts, table)
+        exchange = (RosterRound if table.is_voter else ContributorRound)(self.setup, self._facts, table)
         self._phase, self._exchange = Phase.COLLECT, exchange
-        self._due, self._began[Phase.COLLECT] = now + self.setup.timing.control + self.setup.timing.transfer, now
-        self._due = self._due if is_judge else now + self.setup.timing.patience
+        self._began[Phase.COLLECT], self._ends = now, now + self.setup.timing.patience
+        self._due = now + self.setup.timing.control + self.setup.timing.transfer if exchange.is_timed else self._ends
         self._stepped = now
         self._has_news = True
-        self.vote.tell(table.judges)
+        self.vote.tell(table.voters)
         return [*self._pass_on_roster(table), *exchange.collect_phase.begin()]
 
     def _pass_on_roster(self, table: RosterView) -> list[Action]:
-        """Pass the roster on to members that do not judge, each by two voters: it is long, and the proposer has one line."""
-        voters, others = sorted(table.seating.voters), table.members[len(table.judges) :]
+        """Pass the roster on to members without a vote, each by two voters: it is long, and the proposer has one line."""
+        voters, others = sorted(table.seating.voters), table.members[len(table.voters) :]
         if table.me not in voters:
             return []
         turn = voters.index(table.me) - ROSTER_CARRIERS * self.slot.attempt
@@ -623,8 +620,6 @@ class Round:
         exchange = self._exchange
         if exchange is None or self.outcome is not None:
             return []
-        if isinstance(exchange, ContributorRound):
-            return exchange.advance(self._active)
         if now >= self._hurries_at:
             exchange.hurry()
             self._hurries_at = math.inf
@@ -640,6 +635,7 @@ class Round:
             left = self._due if phase is Phase.CONFIRM else now + waits
             steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
             self._due = max(left, now) + steps
+        self._due = self._due if exchange.is_timed else self._ends
         if self._hurries_at == math.inf and exchange.has_most:
             self._hurries_at = 2 * now - self._stepped
         if self._asks_at is None and exchange.lacks_few(self._active):
@@ -715,7 +711,7 @@ class Round:
         """Say why this attempt cannot succeed, go to the next one, and end."""
         said: list[Action] = []
         if (table := self._table) is not None:
-            to = table.members if table.me < len(table.judges) else table.judges
+            to = table.members if table.is_voter else table.voters
             said = [Send(to, wire.Void(self.slot, reason[: wire.MAX_REASON]))]
         ended = self._end(OutcomeKind.VOID, reason, overdue=overdue)
         is_mine = self.vote.is_voter and self.vote.slot == self.slot  # Else I have followed the others into the next one.

@@ -9,7 +9,7 @@ MAX_PARTS = 64
 """Parts of a round, and voters. The members that may own a part send control messages to each other, so these grow with its
 square."""
 MAX_ROSTER = 256
-"""Members of one round's roster. Those beyond `MAX_PARTS` contribute, and judge nothing (docs/round.md)."""
+"""Members of one round's roster. Those beyond `MAX_PARTS` own no part, and have no vote (docs/round.md)."""
 MAX_OUTPUTS = 8
 """Times that a proposer may name outputs in an attempt: once, and again for each that was silent or false meanwhile."""
 MAX_CARRIED_RECORD_BYTES = 70_000

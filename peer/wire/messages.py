@@ -240,6 +240,11 @@ class Cut:
     """Of each part that has cells, in order: whose word counts in it, its owner or a deputy."""
     words: Annotated[tuple[tuple[Index, Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]], ...], Size(MAX_PARTS, 1)]
     """The name of each Have that counts, by its author, sorted. The seed of the sketches follows from their nonces."""
+    contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
+    """Who contributes by these words, sorted: for members without a vote, which are sent no words."""
+    masks: Annotated[tuple[Annotated[bytes, Size(MAX_ROSTER // 8)], ...], Size(MAX_PARTS, 1)]
+    """Of each part that has cells, in order: bit i is set if the contributor at place i counts as zeros in it; little-endian
+    without zeros at its end."""
 
 
 @grows
@@ -253,6 +258,22 @@ class Sketch:
     """The outputs of all parts that the seed follows from; none in the sketches after the cut."""
     tables: Annotated[bytes, Size(MAX_SKETCH_BYTES)]
     """The table of each part in order, float32 [3, columns], little-endian."""
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Step 9, by a voter to the holder of a part that has no vote: what each contribution weighs in its part.
+
+    It reduces what voters with a third of the votes state alike: one of them is honest.
+    """
+
+    slot: Slot
+    cut: Hash
+    """The hash of the last Cut, which the weights follow from."""
+    part: Index
+    weights: Annotated[tuple[tuple[Index, Annotated[float, Between(0.0, 2.0)]], ...], Size(MAX_ROSTER)]
+    """Of each contributor that weighs something, by roster index, sorted. They sum to 1 at most, but for rounding."""
 
 
 @grows
@@ -463,20 +484,21 @@ CODES: dict[int, type] = {
     66: FilesAsk,
     67: FilesHeld,
     68: Have,
-    69: Cut,
     70: Result,
     71: Outputs,
     72: Second,
+    73: Weigh,
+    74: Cut,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
 VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
 """The statements of the agreement."""
-DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | Sketch | Result | Outputs | Second | Void
+DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Second | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
-    *(Ready, Heard, Roster, Commit, Have, Cut, Sketch, Result, Outputs, Second),
+    *(Ready, Heard, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs, Second),
     *(Propose, Prevote, Precommit, Appointment, Void),
 )
 

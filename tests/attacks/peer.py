@@ -127,6 +127,7 @@ class Peer(Participant):
         super().__init__(connected, vectors, member)
         self.node, self.identity = self._node, self._node.identity
         self._attack: Attack | None = None
+        self._training = trio.Lock()
         name, _, scale = corruption.attack.partition(":")
         if name == HONEST:
             return
@@ -169,17 +170,19 @@ class Peer(Participant):
 
     async def _train(self, command: Train) -> ChainPosition:
         vectors, members = self._vectors, frozenset(command.members)
-        while members and self.member.expected() != members:
-            await self._presence.changed()
-        while self._position.round < command.round:
-            if self.averager.behind:
-                await self.sync(SyncState())
-                continue
-            round_into(self._gradient(self._position.round + 1), vectors.delta)
-            tokens = STEPS * TOKENS_PER_STEP
-            work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0, patience=0.0)
-            if (await self.average_delta(work)).kind is not OutcomeKind.DONE:
-                await trio.sleep(RETRY)
+        async with self._training:  # Who has no vote ends a round after the others, which may be in the next one.
+            while members and self.member.expected() != members:
+                await self._presence.changed()
+            while self._position.round < command.round:
+                if self.averager.behind:
+                    await self.sync(SyncState())
+                    continue
+                round_into(self._gradient(self._position.round + 1), vectors.delta)
+                work = AverageDelta(
+                    tokens=STEPS * TOKENS_PER_STEP, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0, patience=0.0
+                )
+                if (await self.average_delta(work)).kind is not OutcomeKind.DONE:
+                    await trio.sleep(RETRY)
         return self._position
 
     async def _fall(self, command: Fall) -> None:

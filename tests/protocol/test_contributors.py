@@ -1,4 +1,4 @@
-"""Members beyond the parts of a roster: they contribute, and judge nothing. Here a roster has four parts."""
+"""Members without a vote: they contribute, and own parts at most. Here a roster has four parts, those of the voters."""
 
 import itertools
 from collections import Counter
@@ -13,9 +13,10 @@ import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.agreement.actions import Note
-from flockstep.collectives.allreduce.actions import Action, HashParts, OutcomeKind
+from flockstep.collectives.allreduce.actions import Action, AskFor, HashParts, OutcomeKind, Send
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
+from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
@@ -193,7 +194,7 @@ def test_keys_without_a_vote_that_judge_keep_the_roster_from_nobody(monkeypatch:
     """Two of six judges do, one after the other in the ring: the others waited for whom they left out to the deadline."""
     monkeypatch.setattr(wire, "MAX_PARTS", 6)
     others = PEERS[4:]
-    rounds = ConnectedRounds(PEERS, voters=VOTERS, deaf={*itertools.permutations(others, 2)})
+    rounds = ConnectedRounds(PEERS, voters=VOTERS, deaf={*itertools.product(others[:2], others)})
     began = rounds.now
     rounds.start()
     rounds.settle()
@@ -339,3 +340,117 @@ def test_certified_outputs_are_asked_of_all_judges_alike() -> None:
     first = [rounds.machines[peer].exchange.providers[0] for peer in OTHERS]
     assert max(Counter(first).values()) <= -(-len(OTHERS) // 4)
     assert {*first} == {*VOTERS}
+
+
+# Owners without a vote.
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three members without a vote own parts."""
+    monkeypatch.setattr(wire, "MAX_PARTS", 7)
+    rounds = started()
+    rounds.until(lambda: all(machine.has_roster for machine in rounds.machines.values()))
+    table = rounds.machines[VOTERS[0]].exchange.table
+    return [table.members[index] for index in sorted(table.owners - table.seating.voters)]
+
+
+@pytest.mark.parametrize("rule", ["gramguard", "mean"])
+def test_owners_without_a_vote_are_told_what_they_need_and_no_more(owners: list[str], rule: str) -> None:
+    assert len(owners) == 3
+    heard, sketches = Counter[tuple[bool, str]](), Counter[tuple[bool, bool]]()
+
+    class Noting(ConnectedRounds):
+        def _do(self, peer: str, machine: Round, action: Action) -> None:
+            if isinstance(action, Send):
+                for target in {*action.to} & {*OTHERS} - {peer}:
+                    heard[target in owners, type(action.message).__name__] += 1
+                    if isinstance(action.message, wire.Sketch):
+                        sketches[target in owners, bool(action.message.outputs)] += 1
+            super()._do(peer, machine, action)
+
+    rounds = Noting(MEMBERS, voters=VOTERS, setups={peer: {"rule": rule_named(rule)} for peer in MEMBERS})
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+    assert rounds.outcomes()[0].slot.attempt == 0
+    assert {outcome.late for outcome in rounds.outcomes()} == {()}
+    all_hear = {"Cut", "Outputs"}
+    judged = {"Sketch"} if rule == "gramguard" else set()
+    assert {name for is_owner, name in heard if not is_owner} == all_hear
+    assert {name for is_owner, name in heard if is_owner} == {*all_hear, "Commit", "Weigh", *judged}
+    assert sketches.keys() == ({(True, False)} if judged else set())
+    assert heard[True, "Weigh"] == len(VOTERS) * len(owners)
+
+
+def test_an_owner_reduces_with_the_weights_that_voters_with_a_third_of_the_votes_state(owners: list[str]) -> None:
+    liar = order_of(VOTERS)[1]
+
+    def less(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if peer == liar and isinstance(message, wire.Weigh):
+            return replace(message, weights=message.weights[1:])
+        return message
+
+    rounds = started(tampered=less)
+    rounds.until(lambda: bool(rounds.messages(wire.Weigh)))
+    rounds.mail.sort(key=lambda it: it[2] != liar)  # The lie comes first.
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {(outcome.slot.attempt, outcome.late, outcome.lied) for outcome in rounds.outcomes()} == {(0, (), ())}
+    assert rounds.noted("round.output_false") == set()
+
+
+def test_a_cut_that_tells_others_than_its_words_say_is_void(owners: list[str]) -> None:
+    proposer = order_of(VOTERS)[0]
+
+    def mask(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if peer == proposer and isinstance(message, wire.Cut):
+            return replace(message, masks=(b"\1", *message.masks[1:]))
+        return message
+
+    rounds = started(tampered=mask, attempts=2)
+    rounds.settle()
+    assert rounds.noted("peer.charged") == {proposer}
+    assert {(outcome.kind, outcome.slot.attempt) for outcome in rounds.outcomes()} == {(OutcomeKind.DONE, 1)}
+
+
+@pytest.mark.parametrize("kept", [wire.Roster, wire.Cut])
+def test_an_owner_gets_from_voters_what_the_proposer_keeps_from_it(owners: list[str], kept: type) -> None:
+    proposer = order_of(VOTERS)[0]
+
+    def is_kept(target: str, mail: Mail) -> bool:
+        is_first = isinstance(mail, wire.Signed) and mail.sender == proposer and isinstance(wire.opened(mail), kept)
+        return target == owners[0] and is_first and not asked
+
+    asked: list[Action] = []
+
+    class Asking(ConnectedRounds):
+        def _do(self, peer: str, machine: Round, action: Action) -> None:
+            if isinstance(action, AskFor) and peer == owners[0]:
+                asked.append(action)
+            super()._do(peer, machine, action)
+
+    rounds = Asking(MEMBERS, voters=VOTERS, lost=is_kept)
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+    assert owners[0] not in {peer for outcome in rounds.outcomes() for peer in (*outcome.silent, *outcome.late)}
+    assert rounds.now == 1.0
+
+
+def test_an_owner_without_a_vote_answers_for_no_silent_contributor(owners: list[str]) -> None:
+    """Deputies do, which vote: keys without a vote could else send more than others take."""
+    mute = next(peer for peer in OTHERS if peer not in owners)
+    rounds = started(lost=lambda target, mail: is_sketch_of(mail, mute))
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
+    assert {peer for peer, message in rounds.said if isinstance(message, wire.Second)} <= {*VOTERS}
+
+
+def is_sketch_of(mail: Mail, peer: str) -> bool:
+    """Return True for a sketch of a peer after the outputs."""
+    message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender == peer else None
+    return isinstance(message, wire.Sketch) and bool(message.outputs)

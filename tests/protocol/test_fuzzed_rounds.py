@@ -716,7 +716,8 @@ def cut(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Roun
     words = draws.of([words, *(it.words[: draws.of([wire.MAX_PARTS, 1, 3])] for it in said[-4:])])
     holders = draws.of([indices(world, draws), *(it.holders for it in said[-2:])])
     before = draws.of([b"", hash_of(world, draws, wire.Cut)])
-    return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), before, holders, words)
+    told = draws.of([(indices(world, draws), (b"", b"\3")), *((it.contributors, it.masks) for it in said[-2:])])
+    return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), before, holders, words, *told)
 
 
 def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
@@ -730,6 +731,11 @@ def sketch(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.R
     size = num_bytes(len(world.peers), draws.of([128, 128, 32, 32, 2]))
     tables = draws.of([sketch_of(liar, seed_of(bound, some), size), bytes(size)])
     return wire.Sketch(a_slot(world, draws), bound, some, tables)
+
+
+def weigh(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    part, weights = draws.of([*range(len(world.peers)), 63]), tuple((index, 0.5) for index in indices(world, draws))
+    return wire.Weigh(a_slot(world, draws), hash_of(world, draws, wire.Cut), part, weights)
 
 
 def result(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -789,7 +795,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
-    *(ready, heard, roster, commit, have, cut, sketch, result, outputs, second),
+    *(ready, heard, roster, commit, have, cut, sketch, weigh, result, outputs, second),
     *(propose, accept, confirm, appointment, void),
 ]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [

@@ -446,7 +446,8 @@ def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
     machine, roster = rounds.machines[ORDER[1]], rounds.mail[index][1]
     assert isinstance(roster, wire.Signed)
     commit = wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4)
-    messages = (commit, wire.Cut(SLOT, roster.hash, b"", (0, 1, 2, 3), ((0, bytes(16)),)), wire.Void(SLOT, "I give up"))
+    cut = wire.Cut(SLOT, roster.hash, b"", (0, 1, 2, 3), ((0, bytes(16)),), (0,), (b"",) * 4)
+    messages = (commit, cut, wire.Void(SLOT, "I give up"))
     for stranger in PEERS[8:14]:
         for message in messages:
             assert not machine.receive(signed(stranger, message), message, 0.0)

@@ -258,7 +258,7 @@ class Rounds:
                 elif reason != PENDING:
                     report(lambda exchange: exchange.output_not_fetched(part, source, hash_, reason))
             case actions.SketchParts(seed, columns):
-                tables = bytes(num_bytes(len(machine.exchange.table.judges), columns))
+                tables = bytes(num_bytes(machine.exchange.table.num_parts, columns))
                 report(lambda exchange: exchange.sketched(seed, tables))
             case actions.CompareSketch():
                 report(lambda exchange: exchange.compared(action))
@@ -273,7 +273,7 @@ class Rounds:
                         ):
                             self.post([peer], mail, other)
             case actions.Judge(_, _, masses, _):
-                rows = (masses,) * len(machine.exchange.table.judges)
+                rows = (masses,) * machine.exchange.table.num_parts
                 report(lambda exchange: exchange.judged(rows, {}, {}))
             case actions.CheckOutputs():
                 false = [part for part, output in action.outputs.items() if output in self.false]

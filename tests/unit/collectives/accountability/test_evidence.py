@@ -43,13 +43,15 @@ GOOD = bytes(TERMS.contribution.encode(np.linspace(-1, 1, 3 * CELL).astype(np.fl
 BAD = b"\xff" * len(GOOD)
 SEED = seed_of(b"c" * 32, (b"o" * 32,) * 2)
 
+SAID: Any = ((0, NAME),), (0,), (b"", b"")
+"""What a Cut holds beside its holders."""
 WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
     (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, b"invite")),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
-    (wire.Cut(SLOT, ZERO, b"", (0, 1), ((0, NAME),)), wire.Cut(SLOT, ZERO, b"", (1, 1), ((0, NAME),))),
+    (wire.Cut(SLOT, ZERO, b"", (0, 1), *SAID), wire.Cut(SLOT, ZERO, b"", (1, 1), *SAID)),
     (wire.Result(SLOT, ZERO, 1, ZERO), wire.Result(SLOT, ZERO, 1, b"1" * 32)),
-    (wire.Cut(SLOT, ZERO, ZERO, (0, 1), ((0, NAME),)), wire.Cut(SLOT, ZERO, b"1" * 32, (0, 1), ((0, NAME),))),
+    (wire.Cut(SLOT, ZERO, ZERO, (0, 1), *SAID), wire.Cut(SLOT, ZERO, b"1" * 32, (0, 1), *SAID)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 0, (ZERO,), (0,))),
     (wire.Second(SLOT, ZERO, 0, 1, NAME, b"1"), wire.Second(SLOT, ZERO, 0, 1, NAME, b"2")),
@@ -61,7 +63,7 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
 """Of each kind two statements that nobody honest makes both."""
 COMMITS, CUTS, RESULTS = WORDS[2:5]
 COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
-    (CUTS[0], wire.Cut(SLOT, ZERO, ZERO, (0, 1), ((0, NAME),))),
+    (CUTS[0], wire.Cut(SLOT, ZERO, ZERO, (0, 1), *SAID)),
     (RESULTS[0], wire.Result(SLOT, ZERO, 0, b"1" * 32)),
     (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, b"1" * 32)),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 1, (ZERO,), (0,))),
@@ -156,7 +158,7 @@ def test_the_bytes_of_a_commit_are_judged_in_the_codec_that_it_states() -> None:
 
 @pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])
 def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Identity) -> None:
-    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, b"", (0, 1), ((0, NAME), (1, NAME))))
+    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, b"", (0, 1), ((0, NAME), (1, NAME)), (0, 1), (b"",) * 2))
     result = signed(LIAR, wire.Result(SLOT, cut.hash, 0, digest(data)))
     found = tried(result, cut, OPENING)
     assert isinstance(found, Pending)

@@ -82,7 +82,7 @@ def at(round_: int, term: int, attempt: int) -> wire.Slot:
 
 
 def cut(slot: wire.Slot, value: int) -> wire.Cut:
-    return wire.Cut(slot, bytes(32), bytes(32 * (value % 2)), (value,), ((0, bytes(wire.NAME_BYTES)),))
+    return wire.Cut(slot, bytes(32), bytes(32 * (value % 2)), (value,), ((0, bytes(wire.NAME_BYTES)),), (0,), (b"",))
 
 
 rounds, values = st.integers(1, 3), st.integers(0, 3)

@@ -59,8 +59,9 @@ MESSAGES = [
     wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",), (b"heard",)),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
     wire.Have(SLOT, HASH, HASH, ((0, (0, 1)), (2, ())), b"n" * 32, HASH),
-    wire.Cut(SLOT, HASH, b"", (0,), ((0, b"n" * 16),)),
+    wire.Cut(SLOT, HASH, b"", (0,), ((0, b"n" * 16),), (0, 2), (b"\2",)),
     wire.Sketch(SLOT, HASH, (b"o" * 32,), bytes(3 * 32 * 4)),
+    wire.Weigh(SLOT, HASH, 0, ((0, 0.5), (2, 0.25))),
     wire.Result(SLOT, HASH, 0, HASH),
     wire.Outputs(SLOT, HASH, 1, (HASH,), (0,)),
     wire.Second(SLOT, HASH, 0, 1, b"n" * 16, bytes(3 * 32 * 4)),
@@ -260,8 +261,10 @@ def largest() -> Iterator[wire.RoundMessage]:
     yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5, "x" * 8)
     parts = tuple((part, everybody) for part in judges)
     yield wire.Have(slot, HASH, HASH, parts, name * wire.MAX_ROSTER, HASH)
-    yield wire.Cut(slot, HASH, HASH, judges, tuple((index, name) for index in judges))
+    masks = (b"\1" * (wire.MAX_ROSTER // 8),) * wire.MAX_PARTS
+    yield wire.Cut(slot, HASH, HASH, judges, tuple((index, name) for index in judges), everybody, masks)
     yield wire.Sketch(slot, HASH, hashes, bytes(wire.MAX_SKETCH_BYTES))
+    yield wire.Weigh(slot, HASH, wire.MAX_ROSTER - 1, tuple((index, 0.1) for index in everybody))
     yield wire.Result(slot, HASH, wire.MAX_ROSTER - 1, HASH)
     yield wire.Outputs(slot, HASH, wire.MAX_OUTPUTS - 1, hashes, everybody)
     last = wire.MAX_ROSTER - 1
