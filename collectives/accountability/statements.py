@@ -32,6 +32,7 @@ class StatementKind:
 STATEMENTS: Mapping[type, StatementKind] = {
     wire.Ready: StatementKind(convicts=True),
     wire.Heard: StatementKind(convicts=False),
+    wire.Basis: StatementKind(convicts=False),
     wire.Roster: StatementKind(convicts=True),
     wire.Commit: StatementKind(convicts=True),
     wire.Have: StatementKind(subject=lambda have: have, convicts=False, most=MAX_WORDS),

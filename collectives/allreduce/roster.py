@@ -15,7 +15,7 @@ from ..robust.checks import commitment, num_bytes, width_of
 from ..vector.partition import num_parts
 from .actions import Forward
 from .facts import _M, MessageLog
-from .words import Claims, Seating, claims_in
+from .words import Claims, Seating, claims_in, places_in
 
 MAX_TOKENS = 1 << 50
 """The most that one contribution may claim: 35 years at a million a second. More would overflow the run's `Count`."""
@@ -41,10 +41,14 @@ class RosterView:
         me: PeerId,
         electorate: Electorate,
         facts: MessageLog,
+        readies: Mapping[PeerId, wire.Ready],
         *,
         is_blind: bool = False,
     ) -> None:
-        """`is_blind`: the run's rule needs no sketches, so that the first cut is the last."""
+        """`readies` are those of its basis, or without a vote as many as are here.
+
+        `is_blind`: the run's rule needs no sketches, so that the first cut is the last.
+        """
         self.signed = signed
         self.roster = roster
         self.slot = roster.slot
@@ -62,9 +66,8 @@ class RosterView:
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
         self.electorate = electorate
-        self.readies = readies_of(roster.members, roster.readys)
-        """The Ready of each member."""
-        self.training = frozenset(self.places[peer] for peer, ready in self.readies.items() if ready.tokens)
+        self.readies = readies
+        self.training = places_in(roster.training)
         """The members that train; keepers contribute nothing, and nobody waits for them to."""
         self._facts = facts
         self._is_blind = is_blind

@@ -16,7 +16,7 @@ the first of its three whose word is fit, or else to whom most count by.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...peer import wire
@@ -76,14 +76,25 @@ class Standing:
     def masks(self) -> tuple[bytes, ...]:
         """Who counts as zeros in each part, as a cut tells it to members without a vote, which are sent no words."""
         places = {index: place for place, index in enumerate(self.names)}
-        bits = (sum(1 << places[index] for index in self.names.keys() - self.parts[part]) for part in sorted(self.parts))
-        return tuple(it.to_bytes(-(-it.bit_length() // 8), "little") for it in bits)
+        denied = (self.names.keys() - self.parts[part] for part in sorted(self.parts))
+        return tuple(bits_of(places[index] for index in indices) for indices in denied)
 
 
 def unmasked(contributors: Sequence[int], mask: bytes) -> frozenset[int]:
     """Return the contributors that count in a part by its mask in a cut."""
-    bits = int.from_bytes(mask, "little")
-    return frozenset(index for place, index in enumerate(contributors) if not bits >> place & 1)
+    denied = places_in(mask)
+    return frozenset(index for place, index in enumerate(contributors) if place not in denied)
+
+
+def bits_of(places: Iterable[int]) -> bytes:
+    """Return bytes with these bits set, the first one first, without zeros at the end."""
+    bits = sum(1 << place for place in places)
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
+
+
+def places_in(bits: bytes) -> frozenset[int]:
+    """Return the bits that are set."""
+    return frozenset(place for place in range(8 * len(bits)) if bits[place // 8] >> place % 8 & 1)
 
 
 def claims_in(have: wire.Have) -> Claims | None:

@@ -12,8 +12,8 @@ from ...peer.base.transport import PeerId
 
 EARLY_PER_PEER = 16
 """A round has nine messages per peer; of those that arrive before I am ready the earliest slots are dropped."""
-EARLY_BYTES_PER_PEER = wire.MAX_STATEMENT_BYTES + (1 << 16)
-"""The longest roster, two sketches and all that is short."""
+EARLY_BYTES_PER_PEER = wire.MAX_SIGNED_BYTES + (1 << 17)
+"""The longest roster and its basis, two sketches and all that is short."""
 EARLY_BYTES = 16 << 20
 """A full roster's."""
 

@@ -22,6 +22,7 @@ from ..accountability.trust import misstated, newcomer_record, seat_of
 from ..agreement.electorate import Electorate
 from ..allreduce.actions import Setup
 from ..allreduce.roster import readies_of
+from ..allreduce.words import bits_of, places_in
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked, ranked_in_draw
 from ..vector.lines import StatedLines
@@ -34,13 +35,13 @@ TERM_SECONDS = 15.0
 LATE_TRAINING = 2.0
 """Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
-ROSTER_BYTES, SEAT_BYTES, WORD_BYTES = 2_000, 160, 250
-"""Bytes of a roster, of each member's id, bound and seat in it, at most, beside its Ready, invitation and voucher, and of a
-voter's Heard beside its marks."""
+BASIS_BYTES, WORD_BYTES = 1_000, 250
+"""Bytes of a roster's basis, at most, beside Readys and Heards, and of a voter's Heard beside its marks."""
 READY_BYTES = 300
 """Bytes of a Ready's payload, at most, beside its invitation, voucher and rates."""
-PLACE_BYTES, MOST_PLACES_BYTES = 110, 48_000
-"""Bytes of a member in a value, at most, beside its invitation and voucher; of all members beyond the first `MAX_PARTS`."""
+PLACE_BYTES, MOST_PLACES_BYTES = 58, 58_000
+"""Bytes of a member in a packed certificate, at most, beside its invitation and voucher; of all members, where there are more
+than `MAX_PARTS`."""
 
 
 def mark_of(signed: wire.Signed) -> bytes:
@@ -73,12 +74,12 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
 
     order = sorted(ranked(vote.slot, fit), key=place)
     taken: dict[PeerId, SignedReady] = {}
-    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES - WORD_BYTES * len(voters)
+    room = wire.MAX_SIGNED_BYTES - BASIS_BYTES - WORD_BYTES * len(voters)
     # A voter has a place by its own word; of less than a third the words may be as long as any.
     room -= wire.MAX_READY_BYTES * len(voters.keys() - fit.keys()) + wire.MAX_HEARD_BYTES * (len(voters) // 3)
     for peer in order[: wire.MAX_ROSTER]:
-        signed, ready = fit[peer]
-        size = len(encode(signed)) + len(ready.invite) + len(ready.voucher) + SEAT_BYTES + wire.MARK_BYTES * len(voters)
+        signed, _ = fit[peer]
+        size = len(encode(signed)) + wire.MARK_BYTES * len(voters)
         if size <= room and not setup.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
             taken[peer], room = fit[peer], room - size
     return taken
@@ -188,8 +189,8 @@ def proposal(
     vote: Vote,
     heards: Mapping[PeerId, tuple[wire.Signed, wire.Heard]],
     held: Mapping[bytes, SignedReady],
-) -> wire.Roster | str:
-    """Return the roster of a proposer, or why there is none.
+) -> tuple[wire.Roster, wire.Basis] | str:
+    """Return the roster of a proposer and its basis, or why there is none.
 
     `heards` are the voters' words of my slot, `held` the Readys that I hold, by mark. A voter that names another one does
     not count, nor one whose own Ready I would not be in a roster with: its word alone would give that a place.
@@ -222,7 +223,17 @@ def proposal(
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, ready in readies.items())
     packed = (*(encode(signed) for signed, _ in members.values()), *rest)
     words = tuple(encode(heards[voter][0]) for voter in said)
-    return wire.Roster(vote.slot, base, tuple(members), bounds, seats, packed, words, revision)
+    basis = wire.Basis(vote.slot, packed, words)
+    training = _training(readies.values())
+    return wire.Roster(vote.slot, base, tuple(members), bounds, seats, training, _hash_of(basis), revision), basis
+
+
+def _training(readies: Iterable[wire.Ready]) -> bytes:
+    return bits_of(place for place, ready in enumerate(readies) if ready.tokens)
+
+
+def _hash_of(basis: wire.Basis) -> bytes:
+    return digest(encode(basis))
 
 
 def _least_revision(heards: Mapping[PeerId, wire.Heard], electorate: Electorate) -> int:
@@ -309,18 +320,33 @@ def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
     return f"{len(ready)} members are ready and here, {max(setup.min_peers, 1)} are needed"
 
 
-def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
-    """Return why nobody accepts a roster of my slot; None if it is valid, even one without me.
+def misfit(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
+    """Return why nobody can take a roster of my slot by what it shows itself; None if one can.
 
-    Its validity follows from the bytes that it shows and the certificate before: not from whom I have heard, or when.
+    Who has no vote looks at nothing else: a liar that proposes another one than follows has lost its turn.
     """
     if sender != vote.proposer or roster.members[0] != sender:
         return f"its sender is not the proposer of this attempt, but {vote.proposer}"
     if (flaw := why_not_seats(roster.members, roster.seats, vote.charter)) is not None:
         return flaw
+    if places_in(roster.training) - {*range(len(roster.members))}:
+        return "it names more than its members that train"
     try:
-        shown, heards = _shown(setup, roster), _heards(setup, vote, roster)
         check_bounds(roster.bounds, num_parts(roster.members), setup.cells)
+    except RemoteError as error:
+        return str(error)
+    return None
+
+
+def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster, basis: wire.Basis) -> str | None:
+    """Return why no voter accepts a roster of my slot that is no misfit; None if it is valid, even one without me.
+
+    Its validity follows from its basis and the certificate before: not from whom I have heard, or when.
+    """
+    if _hash_of(basis) != roster.basis:
+        return "it names another basis than its proposer shows"
+    try:
+        shown, heards = _shown(setup, roster, basis), _heards(setup, vote, basis)
         number = setup.number_of(roster.revision)
     except RemoteError as error:
         return str(error)
@@ -346,19 +372,21 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
             return f"it misquotes the Ready of {peer}"
+    if roster.training != _training(ready for _, ready in shown[: len(members)]):
+        return "it misquotes who trains"
     first = roster.members[: num_parts(roster.members)]
-    able, without, bounds = _owners(first, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
+    able, without, bounds = _owners(first, basis.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)
 
 
-def _shown(setup: Setup, roster: wire.Roster) -> list[SignedReady]:
-    """Return the Readys that a roster shows, its members' first. Raises `RemoteError`."""
+def _shown(setup: Setup, roster: wire.Roster, basis: wire.Basis) -> list[SignedReady]:
+    """Return the Readys that a roster follows from, its members' first. Raises `RemoteError`."""
     found: list[SignedReady] = []
-    if len(roster.readys) < len(roster.members):
-        raise ProtocolViolation(f"{len(roster.readys)} Readys for {len(roster.members)} members")
-    for place, data in enumerate(roster.readys):
+    if len(basis.readys) < len(roster.members):
+        raise ProtocolViolation(f"{len(basis.readys)} Readys for {len(roster.members)} members")
+    for place, data in enumerate(basis.readys):
         signed = signed_in(data)
         ready = wire.opened(signed)
         peer = roster.members[place] if place < len(roster.members) else signed.sender
@@ -372,14 +400,14 @@ def _shown(setup: Setup, roster: wire.Roster) -> list[SignedReady]:
     return found
 
 
-def _heards(setup: Setup, vote: Vote, roster: wire.Roster) -> dict[PeerId, wire.Heard]:
-    """Return the voters' words that a roster shows. Raises `RemoteError`."""
+def _heards(setup: Setup, vote: Vote, basis: wire.Basis) -> dict[PeerId, wire.Heard]:
+    """Return the voters' words that a roster follows from. Raises `RemoteError`."""
     found: dict[PeerId, wire.Heard] = {}
-    for data in roster.heards:
+    for data in basis.heards:
         signed = signed_in(data)
         word = wire.opened(signed)
         voter = signed.sender
-        if not isinstance(word, wire.Heard) or word.slot != roster.slot or voter not in vote.electorate.votes:
+        if not isinstance(word, wire.Heard) or word.slot != basis.slot or voter not in vote.electorate.votes:
             raise ProtocolViolation(f"it shows no Heard of {voter} in this slot, or not of a voter")
         if found and voter <= max(found):
             raise ProtocolViolation("it does not show its Heards once each, in order")

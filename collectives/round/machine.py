@@ -31,7 +31,7 @@ from ..allreduce.actions import Action, AskFor, FetchValue, Forward, Outcome, Ou
 from ..allreduce.contributor import ContributorRound
 from ..allreduce.exchange import ASKED_OF, PASSED_ON, RosterRound
 from ..allreduce.facts import MessageLog
-from ..allreduce.roster import RosterView
+from ..allreduce.roster import RosterView, readies_of
 from ..chain.certificate import value_hash, value_of
 from ..chain.quorum import ranked
 from . import gather
@@ -359,9 +359,10 @@ class Round:
             timing = self.setup.timing
             self._phase, self._due = Phase.CONFIRM, now + CONTROL_STEPS * timing.control + timing.transfer
             return actions
-        roster = self._facts.of(wire.Roster).get(vote.proposer)
-        if roster is not None:
-            return actions + self._take_roster(self._facts.signed(wire.Roster, vote.proposer), roster, now)
+        roster, basis = self._facts.of(wire.Roster).get(vote.proposer), self._facts.of(wire.Basis).get(vote.proposer)
+        if roster is not None and (basis is not None or vote.me not in vote.electorate.votes):
+            signed = self._facts.signed(wire.Roster, vote.proposer)
+            return actions + self._take_roster(signed, roster, basis, now)
         if gather.starts_elsewhere(self.setup, vote):
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
@@ -495,9 +496,9 @@ class Round:
         awaited = {peer for peer in voters & self._active if setup.is_prompt(peer)} - answered
         if awaited and now < self._answers_due:
             return actions
-        roster = gather.proposal(setup, vote, heards, held)
-        if isinstance(roster, str):
-            self._no_roster = roster
+        made = gather.proposal(setup, vote, heards, held)
+        if isinstance(made, str):
+            self._no_roster = made
             if (
                 awaited and vote.since is not None
             ):  # They may not have closed it: who is Ready to me may not be to them.
@@ -506,7 +507,9 @@ class Round:
         self._silent.update(awaited)
         self._has_proposed = True
         # Voters pass it on to members that have no vote; who has no place is sent the certificate.
-        return [*actions, Send(tuple(sorted(set(vote.electorate.votes) - {""})), roster)]
+        roster, basis = made
+        to = tuple(sorted(set(vote.electorate.votes) - {""}))
+        return [*actions, Send(to, basis), Send(to, roster)]
 
     def _no_roster_yet(self, why: str, now: float) -> list[Action]:
         """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
@@ -515,8 +518,15 @@ class Round:
             return self._next_attempt(why, now)
         return []
 
-    def _take_roster(self, signed: wire.Signed, roster: wire.Roster, now: float) -> list[Action]:
-        if flaw := gather.refusal(self.setup, self.vote, signed.sender, roster):
+    def _take_roster(
+        self, signed: wire.Signed, roster: wire.Roster, basis: wire.Basis | None, now: float
+    ) -> list[Action]:
+        vote, sender = self.vote, signed.sender
+        is_voter = basis is not None and vote.me in vote.electorate.votes
+        flaw = gather.misfit(self.setup, vote, sender, roster)
+        if basis is not None and is_voter:
+            flaw = flaw or gather.refusal(self.setup, vote, sender, roster, basis)
+        if flaw:
             self._facts.drop(wire.Roster, signed.sender)
             note = Note("round.roster_refused", signed.sender, "gather", flaw)
             return [note, *self._next_attempt(f"the roster of {signed.sender}: {flaw}", now)]
@@ -524,7 +534,9 @@ class Round:
             return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
         self._facts.restrict(roster.members)
         is_blind = self.setup.rule.blind
-        table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts, is_blind=is_blind)
+        here = {peer: ready for peer, (_, ready) in vote.ready.items() if ready.slot == self.slot}
+        readies = here if basis is None or not is_voter else readies_of(roster.members, basis.readys)
+        table = RosterView(signed, roster, vote.me, vote.electorate, self._facts, readies, is_blind=is_blind)
         self._idle = self._unready() - {*roster.members} - self.vote.electorate.votes.keys()
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)

@@ -8,16 +8,17 @@ from .schema import Between, Size
 MAX_PARTS = 64
 """Parts of a round, and voters. The members that may own a part send control messages to each other, so these grow with its
 square."""
-MAX_ROSTER = 256
-"""Members of one round's roster. Those beyond `MAX_PARTS` own no part, and have no vote (docs/round.md)."""
+MAX_ROSTER = 1000
+"""Members of one round's roster, as far as its value has room. Those beyond `MAX_PARTS` own no part and have no vote."""
 MAX_OUTPUTS = 8
 """Times that a proposer may name outputs in an attempt: once, and again for each that was silent or false meanwhile."""
 MAX_CARRIED_RECORD_BYTES = 70_000
 MAX_STATEMENT_BYTES = 250_000
-"""The limit of one round message. A roster carries a signed Ready of each member: 500 bytes, and 2 kB where it shows the
-longest invitation and the longest voucher; and up to 2 kB of each voter."""
+"""The limit of one round message but a `Basis`: the word of a holder of 64 parts, and a proposed value with 64 Readys."""
 MAX_SIGNED_BYTES = 510_000
-"""The limit of what is signed. A claim carries two round messages: whatever a member may sign, others can show."""
+"""The limit of what is signed. A claim carries two round messages: whatever a member may sign, others can show. So long is a
+`Basis`, too, which nobody has to show: a signed Ready of each member takes 350 bytes, and 2 kB where it shows the longest
+invitation and the longest voucher; the Heard of each voter 8 bytes a member."""
 MAX_ATTEMPT = 1 << 20
 MAX_TERM = 1 << 16
 """Terms of one round: each needs a stall of its own."""
@@ -26,17 +27,17 @@ MAX_MISSED = 2
 MAX_READY_BYTES = 2_000
 MARK_BYTES = 8
 """Bytes of a Ready's hash that stand for it: nobody finds a second Ready for a given mark while a roster is open."""
-MAX_HEARD_BYTES = 2_500
+MAX_HEARD_BYTES = 8_700
 NAME_BYTES = 16
 """Bytes of a statement's hash that name it where others refer to it: nobody finds two statements of one name."""
-MAX_VALUE_BYTES = 61_000
-"""256 members take 30 kB, and 64 of them 60 kB where each shows the longest invitation and the longest voucher."""
+MAX_VALUE_BYTES = 100_000
+"""1,000 members take 98 kB at most, and 64 of them 60 kB where each shows the longest invitation and the longest voucher."""
 MAX_APPOINTMENT_BYTES = 6_000
 MAX_COUNT = 1 << 62
 MAX_PAGE = 16
 """Certificates in one answer: a hostile one can make me unpack at most 4 MiB."""
 MAX_PACKED_BYTES = 64_000
-"""The limit of one packed certificate: 64 members take about 15 kB, 256 twice that, and it must fit into a directory
+"""The limit of one packed certificate: 64 members take about 10 kB, 1,000 some 55 kB, and it must fit into a directory
 record."""
 MAX_INVITE_BYTES = 320
 """The limit of a credential of an invited peer (`dht.run.admission`)."""

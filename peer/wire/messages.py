@@ -45,6 +45,7 @@ from .fields import (
     MAX_PHASE_SECONDS,
     MAX_READY_BYTES,
     MAX_ROSTER,
+    MAX_SIGNED_BYTES,
     MAX_SKETCH_BYTES,
     MAX_STATEMENT_BYTES,
     MAX_TABLE_BYTES,
@@ -182,12 +183,24 @@ class Roster:
     """Part i is the cells bounds[i] … bounds[i+1], owned by member i; it may be empty."""
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """The seat of each member, in order."""
+    training: Annotated[bytes, Size(MAX_ROSTER // 8)]
+    """Bit i is set if member i trains; little-endian, without zeros at its end."""
+    basis: Hash
+    """The hash of the `Basis` that this follows from."""
+    revision: PackedRevision = b""
+    """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
+
+
+@grows
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Step 2, to voters: what a roster follows from (`collectives.round.gather`)."""
+
+    slot: Slot
     readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
     """The signed Readys that enough voters hold: of each member, in order, then of those that have no place."""
     heards: Annotated[tuple[PackedHeard, ...], Size(MAX_PARTS, 1)]
-    """The signed Heards of a quorum of voters, sorted: members and places follow from them (`collectives.round.gather`)."""
-    revision: PackedRevision = b""
-    """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
+    """The signed Heards of a quorum of voters, sorted."""
 
 
 @grows
@@ -480,7 +493,6 @@ CODES: dict[int, type] = {
     62: Ready,
     63: Commit,
     64: Heard,
-    65: Roster,
     66: FilesAsk,
     67: FilesHeld,
     68: Have,
@@ -489,16 +501,18 @@ CODES: dict[int, type] = {
     72: Second,
     73: Weigh,
     74: Cut,
+    75: Roster,
+    76: Basis,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
 VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
 """The statements of the agreement."""
-DataMessage: TypeAlias = Heard | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Second | Void
+DataMessage: TypeAlias = Heard | Basis | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Second | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
-    *(Ready, Heard, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs, Second),
+    *(Ready, Heard, Basis, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs, Second),
     *(Propose, Prevote, Precommit, Appointment, Void),
 )
 
@@ -545,7 +559,7 @@ SIGNED_AROUND = 140
 """Bytes that a `Signed` adds at most: its sender, the signature, and the heads of its fields take 138."""
 
 
-@lru_cache(maxsize=512)  # Rosters carry messages that were received before.
+@lru_cache(maxsize=512)  # A basis carries messages that were received before.
 def opened(signed: Signed) -> RoundMessage:
     """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)
@@ -553,7 +567,7 @@ def opened(signed: Signed) -> RoundMessage:
         raise LaterVersion(f"message number {signed.code} is of a version that I do not know")
     if cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")
-    # A roster carries the Readys of others as they were signed, with whatever a later version has appended to them.
-    limit = MAX_READY_BYTES - SIGNED_AROUND if cls is Ready else MAX_STATEMENT_BYTES
-    message: Any = decode(cls, signed.payload, max_bytes=limit)
+    # A basis carries the Readys of others as they were signed, with whatever a later version has appended to them.
+    limits = {Ready: MAX_READY_BYTES - SIGNED_AROUND, Basis: MAX_SIGNED_BYTES}
+    message: Any = decode(cls, signed.payload, max_bytes=limits.get(cls, MAX_STATEMENT_BYTES))
     return cast(RoundMessage, message)

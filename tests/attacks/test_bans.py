@@ -350,7 +350,7 @@ def test_who_trickles_an_exhibit_holds_up_no_other_evidence() -> None:
         fetch = target.node.fetch
         target.node.fetch = trickle.__get__(target.node)  # type: ignore[method-assign]
         spec = target.averager._spec
-        roster = wire.Roster(SLOT, bytes(32), (slow.peer, liar.peer), (0, 6, 12), seats(2), (b"", b""), (b"",))
+        roster = wire.Roster(SLOT, bytes(32), (slow.peer, liar.peer), (0, 6, 12), seats(2), b"\3", bytes(32))
         opening = signed(slow.identity, roster)
         bad = b"\xff" * spec.contribution.num_bytes(6)
         commit = wire.Commit(SLOT, opening.hash, 1, 1, 0.5, (digest(bad), bytes(32)))

@@ -9,10 +9,12 @@ import pytest
 import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.chain.certificate import check_certificate, genesis, value_hash
+from flockstep.collectives.allreduce.words import bits_of
+from flockstep.collectives.chain.certificate import check_certificate, genesis, signed_in, value_hash
 from flockstep.collectives.vector.codec import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.base.config import PeerConfig
+from flockstep.peer.base.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import run_virtual
@@ -340,31 +342,36 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
         receive = proposer.averager._receive
         proposer.node.on_message(wire.Signed, listen)
         sent: list[str] = []
+        spoilt: dict[str, wire.Basis] = {}
 
         def spoil(author: SimPeer, how: str) -> None:
             def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-                if not isinstance(message, wire.Roster) or message.slot != SLOT:
+                if not isinstance(message, wire.Roster | wire.Basis) or message.slot != SLOT:
                     return message
-                sent.append(how)
-                count = len(message.members)
-                keys = tuple(key.peer_id for key in KEYS)
+                own = [sign(key, wire.Ready(SLOT, author.root, 1, 1.0, 1.0, bytes(32))) for key in KEYS]
+                if isinstance(message, wire.Roster):
+                    sent.append(how)
+                    message = replace(message, basis=digest(encode(spoilt[peer])))
+                    if how != "keys":
+                        return message
+                    # 9 free keys that sign what they like beside 5 honest members.
+                    members = (*message.members, *(key.sender for key in own))
+                    bounds, bits = (*range(len(members)), message.bounds[-1]), bits_of(range(len(members)))
+                    return replace(message, members=members, bounds=bounds, seats=seats(len(members)), training=bits)
                 packed = list(message.readys)
-                shown = sign(KEYS[0], wire.Ready(SLOT, message.base_root, 1, 1.0, 1.0, bytes(32)))
                 match how:
-                    case "keys":  # 9 free keys that sign what they like beside 5 honest members.
-                        own = [sign(key, wire.Ready(SLOT, message.base_root, 1, 1.0, 1.0, bytes(32))) for key in KEYS]
-                        members = (*message.members, *keys)
-                        bounds = (*range(len(members)), message.bounds[-1])
-                        readys = (*packed, *map(encode, own))
-                        return replace(message, members=members, bounds=bounds, seats=seats(len(members)), readys=readys)
+                    case "keys":
+                        packed += map(encode, own)
                     case "unasked":
-                        packed[count - 1] = b""
+                        packed[-1] = b""
                     case "forged":
-                        packed[count - 1] = encode(wire.Signed(message.members[-1], shown.code, shown.payload, bytes(64)))
+                        last = signed_in(packed[-1]).sender
+                        packed[-1] = encode(wire.Signed(last, own[0].code, own[0].payload, bytes(64)))
                     case "stale":
-                        stale = wire.Ready(SLOT.at(0, 7), message.base_root, 1, 1.0, 1.0, bytes(32))
+                        stale = wire.Ready(SLOT.at(0, 7), author.root, 1, 1.0, 1.0, bytes(32))
                         packed[0] = encode(sign(author.identity, stale))
-                return replace(message, readys=tuple(packed))
+                spoilt[peer] = replace(message, readys=tuple(packed))
+                return spoilt[peer]
 
             lies(author, lie)
 
@@ -374,16 +381,12 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
 
             async def usurp() -> None:
                 await trio.sleep(1)
-                roster = wire.Roster(
-                    SLOT,
-                    liar.root,
-                    (liar.peer, *(sim.peer for sim in others)),
-                    (0, 3, 6, 9, 12),
-                    seats(4),
-                    tuple(encode(readies[sim.peer]) for sim in (liar, *others)),
-                    (b"none",),
-                )
-                liar.node.send([sim.peer for sim in others], sign(liar.identity, roster))
+                sims = [liar, *others]
+                basis = wire.Basis(SLOT, tuple(encode(readies[sim.peer]) for sim in sims), (b"none",))
+                named, members = digest(encode(basis)), tuple(sim.peer for sim in sims)
+                roster = wire.Roster(SLOT, liar.root, members, (0, 3, 6, 9, 12), seats(4), b"\x0f", named)
+                for message in (basis, roster):
+                    liar.node.send([sim.peer for sim in others], sign(liar.identity, message))
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(usurp)

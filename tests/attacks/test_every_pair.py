@@ -61,8 +61,10 @@ def another(message: wire.RoundMessage) -> wire.RoundMessage:
             return replace(message, tokens=message.tokens + 7, control=9.0)
         case wire.Heard():
             return replace(message, readys=message.readys[: len(message.readys) - 2 * wire.MARK_BYTES])
-        case wire.Roster(heards=heards):
+        case wire.Basis(heards=heards):
             return replace(message, heards=heards[1:])
+        case wire.Roster():
+            return replace(message, training=b"")
         case wire.Commit(parts=parts):
             return replace(message, parts=tuple(keyed("another", part) for part in parts))
         case wire.Have(parts=parts):

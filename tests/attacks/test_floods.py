@@ -147,6 +147,7 @@ def test_few_newcomers_are_remembered_and_a_long_ready_is_not() -> None:
 
 def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = EarlyMessages()
+    monkeypatch.setattr(early, "EARLY_BYTES_PER_PEER", 300_000)
     for number in range(14):
         message = sketch(number)
         loser = kept.add(sign(KEYS[0], message), message)
@@ -260,8 +261,8 @@ def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> 
         carrier, target, *_ = swarm.sims
         target.node.learn(KEYS[0].peer_id, ("/memory/nobody",))
         slot = wire.Slot(RUN, 1, genesis(RUN))
-        seat, none = (wire.Seat(1.0, 0),), (b"",)
-        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), seat, none, none))
+        seat = (wire.Seat(1.0, 0),)
+        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), seat, b"\1", bytes(32)))
         commit = sign(KEYS[0], wire.Commit(slot, roster.hash, 0, 0, 0.0, (bytes(32),)))
         claim = sign(carrier.identity, evidence.claim_of(RUN, (commit, roster)))
         carrier.node.send(target.peer, wire.Accusations((wire.schema.encode(claim),)))

@@ -10,12 +10,17 @@ from support.rounds import SLOT, a_ready, a_setup, a_vote, signed
 
 VOTERS = [f"12D3KooWvoter{index:039d}" for index in range(40)]
 HONEST = [f"12D3KooWhonest{index:038d}" for index in range(600)]
-FREE = wire.MAX_ROSTER - len(VOTERS)
+FREE = 256 - len(VOTERS)
 LATER = wire.Slot(SLOT.run, 2, b"the hash of round 1".ljust(32))
 
 
 def keys(count: int) -> list[str]:
     return [f"12D3KooWliar{index:040d}" for index in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def rosters_of_256(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_ROSTER", 256)
 
 
 @pytest.mark.parametrize("num_liars", [24, 400])

@@ -316,12 +316,12 @@ def test_a_word_with_a_wrong_signature_or_carrier_charges_who_brought_it() -> No
 def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
     async def body(swarm: SimSwarm) -> None:
         _, sim = swarm.sims  # The founder, which votes, is always drawn.
-        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(1000))
+        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(4000))
         assert sim.peer not in drawn_for(sim.averager._slot, crowd | {sim.peer}, (), ())
         sim.averager._active = lambda: crowd
         outcome = await sim.round()
         assert outcome.kind is OutcomeKind.MISSED
-        assert "256 of 1001" in outcome.reason
+        assert "1000 of 4001" in outcome.reason
         assert trio.current_time() == 0
 
     run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=frozenset({identities(1)[0].peer_id}))))

@@ -10,7 +10,7 @@ from flockstep.peer.memory.network import run_virtual
 from support.keepers import KeptRun, all_at, in_memory, kept_run, key
 
 TRAINERS = range(2, 7)
-ROUNDS = 12
+ROUNDS = 16
 """With an evaluation every second round, each of the trainers is drawn in some."""
 
 

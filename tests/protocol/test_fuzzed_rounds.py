@@ -47,6 +47,7 @@ from flockstep.collectives.allreduce.actions import (
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.exchange import RosterRound
+from flockstep.collectives.allreduce.words import bits_of
 from flockstep.collectives.chain.certificate import (
     check_certificate,
     check_proof,
@@ -621,6 +622,16 @@ def readies_of(world: World, slot: wire.Slot, draws: Draws) -> list[wire.Signed]
     return list(draws.of([found, found, found, {**other, **found}]).values())
 
 
+def basis(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    slot = a_slot(world, draws)
+    words = sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)
+    packed = tuple(encode(word) for word in words)
+    readys = draws.of([packed, packed, packed, (b"",) * len(packed), packed[::-1], packed[1:]]) or (b"",)
+    said = {word.sender: word for word, it in world.words if isinstance(it, wire.Heard) and it.slot == slot}
+    heards = tuple(encode(said[voter]) for voter in sorted(said)) or (b"",)
+    return wire.Basis(slot, readys, draws.of([heards, heards, heards, heards[:1], heards[::-1]]))
+
+
 def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     slot = a_slot(world, draws)
     words = sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)
@@ -630,12 +641,8 @@ def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.R
     spoilt = [(0, CELLS), (0, *reversed(even)), (0,) * (len(members) + 1), (*even[:-1], wire.MAX_COUNT)]
     bounds = draws.of([even] * 6 + [(0,) * len(members) + (CELLS,), *spoilt])
     after_work = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
-    packed = tuple(encode(word) for word in words)[: len(members)]
-    readys = draws.of([packed, packed, packed, (b"",) * len(members), packed[::-1]]) or (b"",)
-    said = {word.sender: word for word, it in world.words if isinstance(it, wire.Heard) and it.slot == slot}
-    heards = tuple(encode(said[voter]) for voter in sorted(said)) or (b"",)
-    heards = draws.of([heards, heards, heards, heards[:1], heards[::-1]])
-    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, after_work, readys, heards)
+    base, training = draws.of([BASE] * 5 + [b"o" * 32]), draws.of([bits_of(range(len(members))), b"", b"\xff" * 9])
+    return wire.Roster(slot, base, members, bounds, after_work, training, hash_of(world, draws, wire.Basis))
 
 
 def heard(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -795,7 +802,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
-    *(ready, heard, roster, commit, have, cut, sketch, weigh, result, outputs, second),
+    *(ready, heard, basis, roster, commit, have, cut, sketch, weigh, result, outputs, second),
     *(propose, accept, confirm, appointment, void),
 ]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [

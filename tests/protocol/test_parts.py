@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 import trio
 from flockstep.collectives.chain.certificate import value_of
-from flockstep.collectives.round.gather import refusal
 from flockstep.collectives.vector.lines import StatedLines
 from flockstep.collectives.vector.partition import split
 from flockstep.peer import wire
@@ -135,12 +134,14 @@ def proposed(left_out: Collection[str], relayed: Collection[str], *, lying: bool
     A lying one leaves out all of `left_out`, an honest one those of them that it may.
     """
     readies = {peer: replace(a_ready(), upload=0.0 if peer in relayed else 1e6) for peer in (*VOTERS, *KEYS)}
-    roster = a_roster(readies, voters=VOTERS, readies=readies, may_own=lambda peer: lying or peer not in left_out)
-    lines = StatedLines({peer: readies[peer] for peer in roster.members}, (), electorate(VOTERS).frontier)
+    made = a_roster(readies, voters=VOTERS, readies=readies, may_own=lambda peer: lying or peer not in left_out)
+    members = made.roster.members
+    lines = StatedLines({peer: readies[peer] for peer in members}, (), electorate(VOTERS).frontier)
     if lying:
         owners = set(readies) - {*left_out} - {*relayed} or set(readies) - {*left_out}
-        roster = replace(roster, bounds=split(range(FEW_CELLS), [int(peer in owners) for peer in roster.members]))
-    return lines.without(roster.bounds), refusal(a_setup(REST[0], readies), a_vote(REST[0], VOTERS), CONVENER, roster)
+        made = made.but(bounds=split(range(FEW_CELLS), [int(peer in owners) for peer in members]))
+    why_not = made.why_not(a_setup(REST[0], readies), a_vote(REST[0], VOTERS), CONVENER)
+    return lines.without(made.roster.bounds), why_not
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import trio
 from flockstep.collectives.allreduce.actions import Setup
 from flockstep.collectives.chain.certificate import settings_after, signed_in, value_of
 from flockstep.collectives.round import gather
-from flockstep.collectives.round.gather import refusal
 from flockstep.collectives.round.vote import Vote
 from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.members.owner_log import OWNER_PERIOD
@@ -203,9 +202,11 @@ def test_a_proposer_that_names_an_old_revision_convinces_nobody(tmp_path: Path, 
     old: list[bytes] = []
     honest, liar = gather.proposal, key(KEEPER + 1).peer_id
 
-    def lying(setup: Setup, vote: Vote, *words: Any) -> wire.Roster | str:
-        roster = honest(setup, vote, *words)
-        return replace(roster, revision=old[0]) if old and vote.me == liar and isinstance(roster, wire.Roster) else roster
+    def lying(setup: Setup, vote: Vote, *words: Any) -> tuple[wire.Roster, wire.Basis] | str:
+        made = honest(setup, vote, *words)
+        if isinstance(made, str) or not old or vote.me != liar:
+            return made
+        return replace(made[0], revision=old[0]), made[1]
 
     monkeypatch.setattr(gather, "proposal", lying)
 
@@ -242,15 +243,15 @@ def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> Non
 
     def answer(named: bytes, held: bytes, aware: int) -> str | None:
         """Answer a proposer that names one revision, where so many voters say that they hold another one."""
-        roster = a_roster(PEERS[:4], newest_revision=named, **check)
+        made = a_roster(PEERS[:4], newest_revision=named, **check)
         for voter in order_of(PEERS[:4])[4 - aware :]:
-            word = next(wire.opened(signed_in(data)) for data in roster.heards if signed_in(data).sender == voter)
+            word = next(wire.opened(signed_in(data)) for data in made.basis.heards if signed_in(data).sender == voter)
             assert isinstance(word, wire.Heard)
             said = encode(signed(voter, replace(word, revision=check["number_of"](held))))
-            heards = (said if signed_in(data).sender == voter else data for data in roster.heards)
-            roster = replace(roster, heards=tuple(heards))
-        assert roster.revision == named
-        return refusal(a_setup(me, PEERS[:4], **check), a_vote(me, PEERS[:4]), proposer, roster)
+            heards = (said if signed_in(data).sender == voter else data for data in made.basis.heards)
+            made = made.but(heards=tuple(heards))
+        assert made.roster.revision == named
+        return made.why_not(a_setup(me, PEERS[:4], **check), a_vote(me, PEERS[:4]), proposer)
 
     for aware in (2, 3):
         assert answer(first, second, aware) == "it names a revision that the owner has replaced"

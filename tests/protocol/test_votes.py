@@ -232,9 +232,10 @@ class Schedule:
             for peer, other in self.voters.items()
             if other.is_up and other.vote.slot == vote.slot and (word := heard(setup, other.vote)) is not None
         }
-        roster = proposal(setup, vote, words, held(vote))
-        if isinstance(roster, str):
+        proposed = proposal(setup, vote, words, held(vote))
+        if isinstance(proposed, str):
             return
+        roster, _ = proposed
         voter.made = vote.slot
         signed = sign(me, roster)
         shown = vote.roster(signed, roster)

@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
@@ -30,7 +30,7 @@ from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.base.digest import keyed
+from flockstep.peer.base.digest import digest, keyed
 from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.wire.schema import encode
 
@@ -133,7 +133,7 @@ def a_roster(
     said: Collection[str] | None = None,
     readies: Mapping[str, wire.Ready] | None = None,
     **fields: Any,
-) -> wire.Roster:
+) -> "Made":
     """Return the roster that the proposer of these voters (None: all) makes where all of them hold all Readys.
 
     `said` are the voters that answer it (None: all), `fields` those of the proposer's setup.
@@ -147,8 +147,26 @@ def a_roster(
             vote.receive(signed(peer, ready), ready, 0.0)
     setup = a_setup(proposer, peers, **fields)
     made = gather.proposal(setup, votes[proposer], words_of(setup, votes), gather.held(votes[proposer]))
-    assert isinstance(made, wire.Roster), made
-    return made
+    assert not isinstance(made, str), made
+    return Made(*made)
+
+
+class Made(NamedTuple):
+    """A roster, and what it follows from."""
+
+    roster: wire.Roster
+    basis: wire.Basis
+
+    def but(self, **fields: Any) -> "Made":
+        """Return another one with these fields of either."""
+        shown = {name: fields.pop(name) for name in ("readys", "heards") if name in fields}
+        basis = replace(self.basis, **shown)
+        return Made(replace(self.roster, basis=digest(encode(basis)), **fields), basis)
+
+    def why_not(self, setup: Setup, vote: Vote, sender: str) -> str | None:
+        """Return why a voter refuses it."""
+        flaw = gather.misfit(setup, vote, sender, self.roster)
+        return flaw or gather.refusal(setup, vote, sender, self.roster, self.basis)
 
 
 @dataclass

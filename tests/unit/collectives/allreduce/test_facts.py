@@ -8,7 +8,7 @@ from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.allreduce.facts import MessageLog
-from flockstep.collectives.allreduce.roster import DEPUTIES, MAX_TOKENS, RosterView
+from flockstep.collectives.allreduce.roster import DEPUTIES, MAX_TOKENS, RosterView, readies_of
 from flockstep.collectives.allreduce.words import Seating
 from flockstep.collectives.robust.checks import commitment
 from flockstep.dht.run.admission import Charter
@@ -30,11 +30,12 @@ def said(sender: str, message: wire.RoundMessage) -> wire.Signed:
     return wire.Signed(sender, wire.code_of(message), encode(message), bytes(64))
 
 
-def a_ready(peer: str, tokens: int = 1) -> bytes:
-    return encode(said(peer, wire.Ready(SLOT, bytes(32), tokens, 1.0, 1.0, commitment(bytes(32)))))
+def a_ready(peer: str) -> bytes:
+    return encode(said(peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes(32)))))
 
 
-ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8), seats(5), tuple(map(a_ready, PEERS)), (b"",))
+ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8), seats(5), b"\x1f", bytes(32))
+READIES = readies_of(tuple(PEERS), tuple(map(a_ready, PEERS)))
 
 
 def say(facts: MessageLog, sender: str, message: wire.RoundMessage) -> str:
@@ -59,7 +60,7 @@ def a_result(cut: bytes = HASH, part: int = 0, output: bytes = HASH) -> wire.Res
 
 
 def a_table(facts: MessageLog) -> RosterView:
-    return RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], E, facts)
+    return RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], E, facts, READIES)
 
 
 def test_statements_on_several_subjects_are_kept_once_each() -> None:
@@ -184,10 +185,9 @@ def test_commits_and_words_are_those_to_this_roster() -> None:
 
 
 def test_seats_that_matter_to_a_cut_are_those_of_the_roster() -> None:
-    readys = tuple(a_ready(peer, tokens=int(peer != PEERS[3])) for peer in PEERS)
-    roster = replace(ROSTER, readys=readys)
+    roster = replace(ROSTER, training=b"\x17")
     votes = Electorate(dict.fromkeys((*PEERS[:4], STRANGER), 1))
-    table = RosterView(said(PEERS[0], roster), roster, PEERS[1], votes, MessageLog())
+    table = RosterView(said(PEERS[0], roster), roster, PEERS[1], votes, MessageLog(), READIES)
     assert table.voters == tuple(PEERS[:4])
     assert table.receivers == tuple(PEERS)
     assert table.seating == Seating(
@@ -209,13 +209,13 @@ def test_nonces_of_more_than_a_third_of_the_owners_or_of_the_votes_make_a_seed(
 ) -> None:
     """Of four owners two, one of which may be a liar's; or of the votes so many that one of them is honest."""
     votes = Electorate({PEERS[1]: 3, PEERS[2]: 1, PEERS[3]: 1, PEERS[4]: 1})
-    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
+    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog(), READIES)
     assert table.are_enough_nonces(opened) is are_enough
 
 
 def test_voters_are_of_tenure_at_once_where_the_owner_says_who_votes() -> None:
     votes = Electorate(dict.fromkeys(PEERS[:2], 1))
-    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
+    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog(), READIES)
     by_owner = table.seats((1, 2), Charter(earned=True, keepers=frozenset(PEERS[:2])))
     assert by_owner == [replace(ROSTER.seats[1], rounds=YOUNG_ROUNDS), ROSTER.seats[2]]
     assert table.seats((1, 2), Charter(earned=True)) == list(ROSTER.seats[1:3])  # Where all vote, keys are free.
@@ -225,15 +225,15 @@ def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
     table = a_table(MessageLog())  # Member 2 owns nothing.
     assert [table.deputies(part) for part in range(5)] == [(1, 3), (3, 4), (3, 4), (4, 0), (0, 1)]
     assert table.deputized == {0, 4}
-    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3), ROSTER.readys[:3], (b"",))
-    alone = RosterView(said(PEERS[0], few), few, PEERS[1], E, MessageLog())
+    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3), b"\7", bytes(32))
+    alone = RosterView(said(PEERS[0], few), few, PEERS[1], E, MessageLog(), READIES)
     assert alone.deputies(0) == (1, 2)
     assert len(alone.deputies(0)) == DEPUTIES
 
 
 def test_voters_alone_are_deputies_and_take_turns_so_that_free_keys_never_hold_a_part_alone() -> None:
     votes = Electorate(dict.fromkeys(PEERS[:3], 1))  # The third owns nothing.
-    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog())
+    table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog(), READIES)
     in_turns = [(1, 2), (0, 2), (0, 1), (0, 1), (1, 2)]
     assert [table.deputies(part) for part in range(5)] == in_turns
 

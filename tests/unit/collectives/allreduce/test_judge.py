@@ -11,7 +11,7 @@ from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.allreduce.actions import CompareSketch, Send, SketchParts
 from flockstep.collectives.allreduce.facts import MessageLog
 from flockstep.collectives.allreduce.judge import SketchExchange
-from flockstep.collectives.allreduce.roster import RosterView
+from flockstep.collectives.allreduce.roster import RosterView, readies_of
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
     columns_of,
@@ -37,7 +37,7 @@ READYS = tuple(
     encode(signed(peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([number]) * 32))))
     for number, peer in enumerate(PEERS)
 )
-ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4), READYS, (b"",)))
+ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4), b"\x0f", bytes(32)))
 E = Electorate(dict.fromkeys(NAMES, 1))
 CUT, OUTPUTS = b"c" * 32, (b"o" * 32,) * 4
 SEED = seed_of(CUT, OUTPUTS)
@@ -48,7 +48,7 @@ SIZE = num_bytes(4, CHECK_COLUMNS)
 def a_table(facts: MessageLog) -> RosterView:
     roster = wire.opened(ROSTER)
     assert isinstance(roster, wire.Roster)
-    return RosterView(ROSTER, roster, NAMES[1], E, facts)
+    return RosterView(ROSTER, roster, NAMES[1], E, facts, readies_of(NAMES, READYS))
 
 
 def say(facts: MessageLog, peer: int, message: wire.RoundMessage) -> str:

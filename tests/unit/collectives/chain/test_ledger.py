@@ -171,7 +171,7 @@ def test_a_page_ends_at_its_limits(tmp_path: Path) -> None:
 
 
 def test_the_certificate_of_a_full_roster_fits_where_it_must() -> None:
-    roster = [Identity.from_seed(bytes([number]) * 32) for number in range(wire.MAX_ROSTER)]
+    roster = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(wire.MAX_ROSTER)]
     certificate = certify(None, 1, roster=roster)
     assert unpack_certificate(pack_certificate(certificate)) == certificate
     assert len(pack_certificate(certificate)) < wire.MAX_PACKED_BYTES

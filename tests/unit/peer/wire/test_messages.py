@@ -56,7 +56,8 @@ MESSAGES = [
     Accusations((b"claim",)),
     wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True, b"r", 9.0, 2.0, 3.0),
     wire.Heard(SLOT, b"of eight", 3),
-    wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",), (b"heard",)),
+    wire.Basis(SLOT, (b"ready",), (b"heard",)),
+    wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), b"\1", HASH),
     wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
     wire.Have(SLOT, HASH, HASH, ((0, (0, 1)), (2, ())), b"n" * 32, HASH),
     wire.Cut(SLOT, HASH, b"", (0,), ((0, b"n" * 16),), (0, 2), (b"\2",)),
@@ -196,8 +197,8 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
         frame(b"12345678901", limit=10)
 
 
-def full(count: int, voters: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Value]:
-    """The largest roster and value of so many members and voters that show the owner's statements of these bytes."""
+def full(count: int, voters: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Basis, wire.Value]:
+    """The largest roster, basis and value of so many members and voters that show the owner's statements of these bytes."""
     slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
     lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, invite, voucher, (lock,))
@@ -209,11 +210,12 @@ def full(count: int, voters: int, invite: bytes = b"", voucher: bytes = b"") -> 
     revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
     word = wire.Heard(slot, bytes(wire.MARK_BYTES * count), wire.MAX_COUNT)
     heards = (encode(wire.Signed(PEER, wire.code_of(word), encode(word), SIGNATURE)),) * voters
-    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, heards, revision)
+    basis = wire.Basis(slot, (packed,) * count, heards)
+    roster = wire.Roster(slot, HASH, members, bounds, seats, b"\xff" * (-(-count // 8)), HASH, revision)
     place, total = (*slot.decision, HASH), wire.MAX_COUNT
     absent = (wire.Absence(PEER, wire.MAX_MISSED),) * (parts // 3)  # The others are a quorum.
     value = wire.Value(*place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, revision, credit, absent)
-    return roster, value
+    return roster, basis, value
 
 
 def sent(data: bytes) -> bytes:
@@ -230,16 +232,16 @@ ALL = {"invite": bytes(wire.MAX_INVITE_BYTES), "voucher": bytes(MAX_VOUCHER_BYTE
 
 @pytest.mark.parametrize(
     ("count", "voters", "shown"),
-    [(wire.MAX_ROSTER, 16, {}), (wire.MAX_PARTS, wire.MAX_PARTS, {}), (wire.MAX_PARTS, wire.MAX_PARTS, ALL)],
+    [(1000, 7, {}), (256, 32, {}), (wire.MAX_PARTS, wire.MAX_PARTS, {}), (wire.MAX_PARTS, wire.MAX_PARTS, ALL)],
 )
 def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(
     count: int, voters: int, shown: dict[str, bytes]
 ) -> None:
-    roster, value = full(count, voters, **shown)
+    roster, basis, value = full(count, voters, **shown)
     packed = encode(value)
     assert len(packed) <= wire.MAX_VALUE_BYTES
-    propose = wire.Propose(roster.slot, packed, b"", roster.readys[: wire.MAX_PARTS])
-    for message in (roster, propose):
+    propose = wire.Propose(roster.slot, packed, b"", basis.readys[: wire.MAX_PARTS])
+    for message in (roster, basis, propose):
         signed = wire.Signed(PEER, wire.code_of(message), encode(message), SIGNATURE)
         assert wire.opened(wire.unpack(wire.pack(signed))) == message
     appointment = wire.Appointment(roster.slot, (PEER,) * wire.MAX_PARTS)
@@ -253,11 +255,11 @@ def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(
 
 def largest() -> Iterator[wire.RoundMessage]:
     """The largest of each statement of a full roster whose length grows with it."""
-    (roster, value), (widest, _) = full(wire.MAX_PARTS, wire.MAX_PARTS, **ALL), full(wire.MAX_ROSTER, 16)
+    (roster, basis, value), (widest, *_) = full(wire.MAX_PARTS, wire.MAX_PARTS, **ALL), full(1000, 7)
     slot, hashes, everybody = roster.slot, (HASH,) * wire.MAX_PARTS, tuple(range(wire.MAX_ROSTER))
     name, judges = bytes(wire.NAME_BYTES), everybody[: wire.MAX_PARTS]
     yield max(roster, widest, key=lambda it: len(encode(it)))
-    yield wire.Propose(slot, encode(value), HASH, roster.readys)
+    yield wire.Propose(slot, encode(value), HASH, basis.readys)
     yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5, "x" * 8)
     parts = tuple((part, everybody) for part in judges)
     yield wire.Have(slot, HASH, HASH, parts, name * wire.MAX_ROSTER, HASH)
