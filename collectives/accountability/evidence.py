@@ -15,6 +15,7 @@ connection may have caused it, and it leads to no ban.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -33,7 +34,7 @@ from .statements import MAX_SKETCHES, STATEMENTS
 ROUNDS_BACK = 2
 """Rounds before the present one whose statements are remembered: a late message of them may still arrive."""
 MAX_STATEMENTS = 512
-"""The limit of one peer in one round: a result for each part in a few attempts."""
+"""The subjects of one peer in one round: a result for each part in a few attempts."""
 MAX_WITNESSED_BYTES = 64 << 20
 """The limit of all that a witness remembers: a round of 64 has some 5 MB, most of it sketches."""
 
@@ -84,9 +85,9 @@ class Testimony:
     statements: dict[Subject, wire.Signed] = field(default_factory=dict)
     num_bytes: int = 0
 
-    def add(self, subject: Subject, signed: wire.Signed) -> None:
+    def add(self, subjects: Collection[Subject], signed: wire.Signed) -> None:
         """Remember a statement."""
-        self.statements[subject] = signed
+        self.statements |= dict.fromkeys(subjects, signed)
         self.num_bytes += len(signed.payload)
 
     def forget(self, attempt: int, code: int | None = None) -> None:
@@ -97,8 +98,10 @@ class Testimony:
         """
         among = [subject for subject in self.statements if code in (None, subject[1])]
         alike = Counter(subject[:2] for subject in among)
-        farthest = max(among, key=lambda subject: (abs(subject[0] - attempt), alike[subject[:2]]))
-        self.num_bytes -= len(self.statements.pop(farthest).payload)
+        farthest = self.statements[max(among, key=lambda subject: (abs(subject[0] - attempt), alike[subject[:2]]))]
+        for subject in [subject for subject, signed in self.statements.items() if signed is farthest]:
+            del self.statements[subject]
+        self.num_bytes -= len(farthest.payload)
 
 
 class Witness:
@@ -128,16 +131,15 @@ class Witness:
             return None
         peers = self._rounds.setdefault(slot.round, {})
         said = peers.get(signed.sender) or peers.setdefault(signed.sender, Testimony())
-        subject = (slot.attempt, signed.code, (slot.previous, slot.term, kind.subject(message)))
-        earlier = said.statements.get(subject)
-        if earlier is not None:
-            return earlier if earlier.payload != signed.payload else None
+        subjects = [(slot.attempt, signed.code, (slot.previous, slot.term, it)) for it in kind.subjects(message)]
+        if earlier := [said.statements[subject] for subject in subjects if subject in said.statements]:
+            return earlier[0] if earlier[0].payload != signed.payload else None
         near, before = present.attempt if slot.round == present.round else 0, said.num_bytes
         if type(message) is wire.Sketch and sum(known[1] == signed.code for known in said.statements) >= MAX_SKETCHES:
             said.forget(near, signed.code)
-        elif len(said.statements) >= MAX_STATEMENTS:
+        while said.statements and len(said.statements) + len(subjects) > MAX_STATEMENTS:
             said.forget(near)
-        said.add(subject, signed)
+        said.add(subjects, signed)
         self.num_bytes += said.num_bytes - before
         while self.num_bytes > MAX_WITNESSED_BYTES:
             self._make_room(present)
@@ -195,7 +197,8 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
         case (first, second) if type(first) is type(second):
             kind = STATEMENTS[type(first)]
             alike = statements[1].sender == author and first.slot == second.slot
-            if not kind.convicts or not alike or kind.subject(first) != kind.subject(second) or not verify(statements[1]):
+            alike = alike and not {*kind.subjects(first)}.isdisjoint(kind.subjects(second))
+            if not kind.convicts or not alike or not verify(statements[1]):
                 return _false(accuser, "two statements that can both be made")
             if statements[0].payload == statements[1].payload:
                 return _false(accuser, "the same statement twice")
@@ -219,7 +222,7 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
             alike = verify(statements[1]) and second.slot == commit.slot and second.commit == statements[1].name
             members = roster.members
             is_of = second.contributor < len(members) and members[second.contributor] == statements[1].sender
-            bound = commit.roster == statements[2].hash and second.part == claim.part
+            bound = commit.roster == statements[2].hash and claim.part in dict(second.tables)
             bound = bound and len(commit.parts) == num_parts(members)
             codec = terms.contribution.of(commit.codec)
             fits = alike and is_of and bound and author != statements[1].sender
@@ -255,7 +258,7 @@ def look_at(accuser: PeerId, pending: Pending, data: Encoded) -> Conviction:
 
 def _is_true(sketch: wire.Sketch | wire.Second, pending: Pending, codec: Codec, data: Encoded) -> bool:
     if isinstance(sketch, wire.Second):
-        return is_true_second(sketch, pending.bounds, codec, data)
+        return is_true_second(sketch, pending.bounds, pending.part, codec, data)
     return is_true(sketch, pending.bounds, pending.part, codec, data)
 
 

@@ -5,8 +5,16 @@ output (`robust.checks`). For what the holder of a part contributes to it itself
 three counts (`wire.Second`): its own would hide any output. Where a contributor does not sketch, the proposer names it in
 the next `Outputs`, and those that hold its parts answer for it. A false output is made again by the others of its three;
 where they make another one, the proposer names that. So no contributor, and no owner alone, ends an attempt here.
+
+A `Second` has the sketches of all parts of a contributor that its author, a *giver*, is to answer for: with one message for
+each part free keys that fall silent would fill the queue of each session. It waits until the bytes of all these parts are
+here, which costs no time, since the check needs the last of them, too. From the deadline on it waits for none: what is made
+goes at once, and what follows once an exchange, so that a contributor that withholds one part delays no other one. So a giver
+sends one message for each change of its duty (outputs are named, the contributor is named silent, an earlier giver is lost)
+and one for each exchange after the deadline. No part is in two of them: two that share one convict (`statements`).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection
 
 from ...peer import wire
@@ -53,9 +61,20 @@ class CheckPhase:
         self._standing = standing
         self._cut = self._judge_phase.stage.hash
         self._exchanges: dict[tuple[bytes, ...], SketchExchange] = {}
-        self._seconds: dict[tuple[bytes, Pair], dict[int, tuple[wire.Signed, wire.Second]]] = {}
-        """By seed and pair, and by its author."""
+        self._seconds: dict[tuple[bytes, Pair], dict[int, tuple[wire.Signed, bytes]]] = {}
+        """The sketches by others by seed and pair, and by their author."""
         self._making: set[tuple[bytes, Pair]] = set()
+        """The sketches that I make or have made of what others contribute."""
+        self._at_work: Counter[tuple[bytes, int]] = Counter()
+        """How many of them are not made yet, by seed and contributor."""
+        self._made: defaultdict[tuple[bytes, int], dict[int, bytes]] = defaultdict(dict)
+        """Those that I have not sent yet, by part."""
+        self._lacking: dict[int, bool] = {}
+        """Contributors of which I lack bytes that I am to sketch; False if others have answered for these parts."""
+        self._turn = 0
+        """The number of my present turn: one begins with each exchange after the deadline."""
+        self._sent_in: dict[tuple[bytes, int], int] = {}
+        """The turn in which I have last sent sketches of a contributor while I lacked bytes of it."""
         self._comparing: set[tuple[bytes, Pair, int]] = set()
         self._asked: set[object] = set()
         self._passed: set[tuple[bytes, ...]] = set()
@@ -149,11 +168,15 @@ class CheckPhase:
         earlier = [(part, it[part]) for it, parts in self._false.items() for part in parts if it[part] != outputs[part]]
         return [action for part, output in sorted(set(earlier)) for action in self._reduce_phase.refuse(part, output)]
 
-    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
-        """Send the sketch that I made of what another one contributes."""
-        name = self._standing_name(action.contributor)
-        second = wire.Second(self._table.slot, action.seed, action.part, action.contributor, name, table)
-        return [Send(self._table.voters, second)]
+    def seconded(self, action: SecondPart, table: bytes) -> None:
+        """Take a sketch that I made of what another one contributes; it is sent with others."""
+        key = action.seed, action.contributor
+        self._at_work[key] -= 1
+        self._made[key][action.part] = table
+
+    def begin_turn(self) -> None:
+        """Begin a turn: of each contributor that I lack bytes of I send once more what I have sketched."""
+        self._turn += 1
 
     def unanswered(self) -> set[int]:
         """Return who leaves a part of a contribution without a sketch by others.
@@ -186,9 +209,9 @@ class CheckPhase:
             if exchange.signed(index) is None:
                 continue
             mine = exchange.tables(index)[TABLE_BYTES * part : TABLE_BYTES * (part + 1)]
-            for author, (_, second) in self._seconds.get((exchange.seed, (part, index)), {}).items():
+            for author, (_, table) in self._seconds.get((exchange.seed, (part, index)), {}).items():
                 if not any(self._setup.is_banned(members[it]) for it in (author, index)):
-                    found |= set() if are_alike(mine, second.table) else {author, index}
+                    found |= set() if are_alike(mine, table) else {author, index}
         return tuple(members[index] for index in sorted(found))
 
     def sketches(self, seed: bytes) -> list[SketchExchange]:
@@ -196,16 +219,18 @@ class CheckPhase:
         return [exchange for exchange in self._exchanges.values() if exchange.seed == seed]
 
     def requires(self, author: int, second: wire.Second) -> bool:
-        """Return True for a sketch that may count: by who may give it, of what the proposer has named."""
-        pair = part, index = second.part, second.contributor
-        if self.named is None or index not in self._judge_phase.counted.get(part, ()) or not self.sketches(second.seed):
+        """Return True for sketches all of which may count: by who may give them, of what the proposer has named."""
+        index, counted, holders = second.contributor, self._judge_phase.counted, self._standing.holders
+        if self.named is None or not self.sketches(second.seed):
             return False
-        is_due = index in self.named.silent or index == self._standing.holders[part]
-        return is_due and author in self._all_givers(pair)
+        is_silent, parts = index in self.named.silent, [part for part, _ in second.tables]
+        are_due = all(index in counted.get(part, ()) and (is_silent or index == holders[part]) for part in parts)
+        return are_due and all(author in self._all_givers((part, index)) for part in parts)
 
-    def second_by(self, action: CompareSecond) -> tuple[wire.Signed, wire.Second] | None:
+    def second_by(self, action: CompareSecond) -> wire.Signed | None:
         """Return the Second that I am to compare."""
-        return self._seconds.get((action.seed, (action.part, action.contributor)), {}).get(action.author)
+        said = self._seconds.get((action.seed, (action.part, action.contributor)), {}).get(action.author)
+        return said[0] if said is not None else None
 
     def missing(self) -> frozenset[int]:
         """Return the contributors whose sketches have not arrived, without those that others answer for."""
@@ -273,11 +298,11 @@ class CheckPhase:
         news = self._facts.since(wire.Second, self._read)
         self._read += len(news)
         for signed, second in news:
-            author, index, part = table.places[signed.sender], second.contributor, second.part
-            is_one = part in table.owners and author in self._all_givers((part, index))
-            fits = second.slot == table.slot and index in order and len(second.table) == TABLE_BYTES
-            if fits and is_one and second.commit == self._standing_name(index):
-                self._seconds.setdefault((second.seed, (part, index)), {})[author] = signed, second
+            author, index = table.places[signed.sender], second.contributor
+            fits = second.slot == table.slot and index in order and second.commit == self._standing_name(index)
+            for part, it in dict(second.tables).items() if fits else ():
+                if part in table.owners and author in self._all_givers((part, index)) and len(it) == TABLE_BYTES:
+                    self._seconds.setdefault((second.seed, (part, index)), {})[author] = signed, it
         return actions
 
     def _show_own(self) -> list[Action]:
@@ -378,18 +403,37 @@ class CheckPhase:
         return next((it for it in here if self._setup.awaits_sketch(self._table.members[it])), here[0] if here else None)
 
     def _answer(self, active: Collection[PeerId], exchange: SketchExchange) -> list[Action]:
-        """Sketch what others contribute, where that is mine to do."""
+        """Sketch what others contribute, where that is mine to do, and send what is made."""
         actions: list[Action] = []
+        self._lacking.clear()
         for pair in self._required():
-            me = self._table.me
-            is_mine = self._due(pair, active) == me or (self.is_late and me in self._givers(pair))
-            if not is_mine or (exchange.seed, pair) in self._making:
+            me, seed = self._table.me, exchange.seed
+            if (seed, pair) in self._making or me not in self._all_givers(pair):
+                continue
+            if self._due(pair, active) != me and not (self.is_late and me in self._givers(pair)):
                 continue
             if self._collect_phase.has(*pair):
-                self._making.add((exchange.seed, pair))
-                actions.append(SecondPart(exchange.seed, *pair))
+                self._making.add((seed, pair))
+                self._at_work[seed, pair[1]] += 1
+                actions.append(SecondPart(seed, *pair))
             else:
                 self._collect_phase.hold([pair])
+                self._lacking[pair[1]] = self._lacking.get(pair[1], False) or not self._seconds.get((seed, pair))
+        return [*actions, *self._send_made(exchange.seed)]
+
+    def _send_made(self, newest: bytes) -> list[Action]:
+        """Send what I have sketched of each contributor once that is all that is due; what may not wait once a turn."""
+        table, actions = self._table, list[Action]()
+        for key in [key for key in self._made if not self._at_work[key]]:
+            seed, index = key
+            if seed == newest and index in self._lacking:
+                waits = self._lacking[index] and not self.is_late
+                if waits or self._sent_in.get(key) == self._turn:
+                    continue
+                self._sent_in[key] = self._turn
+            tables = tuple(sorted(self._made.pop(key).items()))
+            second = wire.Second(table.slot, seed, index, self._standing_name(index), tables)
+            actions.append(Send(table.judges, second))
         return actions
 
     def _compare(self, holding: Collection[Pair]) -> list[Action]:
@@ -435,7 +479,7 @@ class CheckPhase:
         givers = [index for index in self._givers(pair) if not self._setup.is_banned(members[index])]
         for index in givers:
             if index in said:
-                table = said[index][1].table
+                table = said[index][1]
                 # Who has signed the false one will be banned.
                 return None if mine and not self.is_late and not are_alike(mine, table) else table
             if index == self._due(pair, active) and not self.is_late:

@@ -267,9 +267,10 @@ class RosterRound:
         for sketches in self._sketches(action.seed):
             sketches.true.add((action.part, action.contributor))
 
-    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
-        """Send the sketch that I made of what another one contributes."""
-        return self._outputs[1].seconded(action, table) if self._outputs is not None else []
+    def seconded(self, action: SecondPart, table: bytes) -> None:
+        """Take the sketch that I made of what another one contributes."""
+        if self._outputs is not None:
+            self._outputs[1].seconded(action, table)
 
     def judged(
         self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
@@ -339,6 +340,8 @@ class RosterRound:
         if self._outputs is not None:
             seconds = self._outputs[1].unseconded(active)
             missing |= {index: (*of, table.members[0], *voters) for index, of in seconds.items()}
+            if self._outputs[1].is_late:
+                self._outputs[1].begin_turn()
         if (
             self.phase is Phase.REDUCE and self._outputs is not None
         ):  # Its deputies have the output of an owner, or make it.
@@ -467,7 +470,7 @@ class RosterRound:
                 return (*signed, commit, table.signed) if signed and commit is not None else ()
             case CompareSecond() if self._outputs is not None:
                 second, commit = self._outputs[1].second_by(action), table.signed_commit(action.contributor)
-                return (second[0], commit, table.signed) if second is not None and commit is not None else ()
+                return (second, commit, table.signed) if second is not None and commit is not None else ()
         return ()
 
     def part_for(self, name: bytes, reader: PeerId) -> FetchPart | None:

@@ -468,7 +468,7 @@ class Attempt:
         statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
         second = wire.opened(statements[0]) if statements else None
         if isinstance(second, wire.Second) and not await self.node.compute(
-            is_true_second, second, exchange.bounds, codec, data
+            is_true_second, second, exchange.bounds, action.part, codec, data
         ):
             self._conduct.bans.accuse(statements, action.part, data)
 

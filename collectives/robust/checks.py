@@ -116,10 +116,10 @@ def is_true(sketch: wire.Sketch, bounds: Sequence[int], part: int, codec: Codec,
     return are_alike(mine.astype("<f4").tobytes(), theirs.astype("<f4").tobytes())
 
 
-def is_true_second(second: wire.Second, bounds: Sequence[int], codec: Codec, data: Encoded) -> bool:
+def is_true_second(second: wire.Second, bounds: Sequence[int], part: int, codec: Codec, data: Encoded) -> bool:
     """Return True if another's sketch of a part of a contribution matches the bytes of the part."""
-    mine = sketch_part(codec, data, bounds, second.part, second.seed, CHECK_COLUMNS)
-    return are_alike(mine.astype("<f4").tobytes(), second.table)
+    mine = sketch_part(codec, data, bounds, part, second.seed, CHECK_COLUMNS)
+    return are_alike(mine.astype("<f4").tobytes(), dict(second.tables)[part])
 
 
 def judge_sketches(

@@ -284,7 +284,9 @@ class Round:
         """Ask two others for what I lack, and after each exchange the next two: a liar may know whom I ask first."""
         ask = exchange.ask if self._is_overdue else exchange.ask_early
         asked = ask(self._active, again=self._has_asked)
-        self._has_asked, self._asks_at = True, now + self.setup.timing.control if asked else math.inf
+        answers = self._is_overdue and exchange.phase is Phase.CHECK  # With what has come since the last exchange.
+        self._has_asked, self._asks_at = True, now + self.setup.timing.control if asked or answers else math.inf
+        self._has_news |= answers
         return asked
 
     def _control(self, exchanges: int = 1) -> float:

@@ -319,16 +319,15 @@ class Outputs:
 @grows
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Step 11: the sketch of a part of a contribution by another one that holds it."""
+    """Step 11: the sketches of parts of a contribution by another one that holds these. No part is in two of one author."""
 
     slot: Slot
     seed: Hash
-    part: Index
     contributor: Index
     commit: Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]
     """The name of the contributor's Commit."""
-    table: Annotated[bytes, Size(MAX_TABLE_BYTES)]
-    """float32 [3, columns], little-endian."""
+    tables: Annotated[tuple[tuple[Index, Annotated[bytes, Size(MAX_TABLE_BYTES)]], ...], Size(MAX_PARTS, 1)]
+    """Parts, each with its table: float32 [3, columns], little-endian."""
 
 
 @grows
@@ -498,11 +497,11 @@ CODES: dict[int, type] = {
     68: Have,
     70: Result,
     71: Outputs,
-    72: Second,
     73: Weigh,
     74: Cut,
     75: Roster,
     76: Basis,
+    77: Second,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

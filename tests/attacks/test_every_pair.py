@@ -85,8 +85,8 @@ def another(message: wire.RoundMessage) -> wire.RoundMessage:
             return replace(message, output=keyed("another", message.output))
         case wire.Outputs(outputs=outputs):
             return replace(message, outputs=(keyed("another", outputs[0]), *outputs[1:]))
-        case wire.Second(table=table):
-            return replace(message, table=b"\x01" * len(table))
+        case wire.Second(tables=tables):
+            return replace(message, tables=tuple((part, b"\x01" * len(table)) for part, table in tables))
         case wire.Propose(value=value):
             return replace(message, value=value[:-1] + bytes([value[-1] ^ 1]))
         case wire.Prevote() | wire.Precommit():

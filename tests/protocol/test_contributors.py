@@ -13,7 +13,7 @@ import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.agreement.actions import Note
-from flockstep.collectives.allreduce.actions import Action, AskFor, HashParts, OutcomeKind, Send
+from flockstep.collectives.allreduce.actions import Action, AskFor, HashParts, OutcomeKind, SecondPart, Send
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
 from flockstep.collectives.robust.rules import rule_named
@@ -23,7 +23,7 @@ from flockstep.peer import wire
 from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import run_virtual
 from support.liars import lies
-from support.rounds import PEERS, SLOT, ConnectedRounds, Mail, a_ready, order_of, signed
+from support.rounds import PEERS, PENDING, SLOT, ConnectedRounds, Fetch, Mail, a_ready, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
@@ -318,6 +318,182 @@ def test_many_that_do_not_sketch_after_the_outputs_cost_one_wait(monkeypatch: py
     assert rounds.outcomes()[0].slot.attempt == 0
 
 
+def test_sixty_that_do_not_sketch_after_the_outputs_cost_each_session_few_messages() -> None:
+    """A message for each part of each of them filled the queues of sessions, and voters had more to send than one may."""
+    mute = [f"12D3KooW{number:044}" for number in range(60)]
+
+    def lost(target: str, mail: Mail) -> bool:
+        message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender in mute else None
+        return isinstance(message, wire.Sketch) and bool(message.outputs)
+
+    rounds = ConnectedRounds([*VOTERS, *mute], voters=VOTERS, lost=lost)
+    rounds.start()
+    rounds.settle()
+    assert {rounds.machines[peer].outcome.kind for peer in VOTERS} == {OutcomeKind.DONE}  # type: ignore[union-attr]
+    assert {*rounds.outcomes()[0].cut} == {*rounds.peers}
+    sent = Counter((giver, it.contributor) for giver, it in rounds.said if isinstance(it, wire.Second))
+    assert max(len(it.tables) for it in rounds.messages(wire.Second)) == 3, "of its own part, and of two that it deputizes"
+    assert max(sent.values()) <= 2
+
+
+class Silent:
+    """A round of eight parts with a contributor that is silent after the outputs, and a voter that answers for it.
+
+    That voter has the bytes of its own part, and of those that it deputizes what arrives by `bring`.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.giver, mute = order_of(VOTERS)[1], OTHERS[-1]
+
+        def lost(target: str, mail: Mail) -> bool:
+            message = wire.opened(mail) if isinstance(mail, wire.Signed) else None
+            if isinstance(message, wire.Second) and message.contributor == self.index:
+                return mail.sender in self.withholding  # type: ignore[union-attr]
+            return isinstance(message, wire.Sketch) and bool(message.outputs) and mail.sender == mute  # type: ignore[union-attr]
+
+        def broken(peer: str, fetch: Fetch) -> str | None:
+            return PENDING if peer == self.giver and fetch.source == mute and fetch.part in self.deputized else None
+
+        self.withholding: set[str] = set()
+        self.slow, self.waiting = False, list[SecondPart]()
+        self.index, self.deputized = -1, set[int]()
+        self.rounds = ConnectedRounds(MEMBERS, voters=VOTERS, lost=lost, broken=broken, **fields)
+        self.machine, self.do = self.rounds.machines[self.giver], self.rounds._do
+        self.rounds._do = self._later  # type: ignore[method-assign]
+        self.rounds.start()
+        self.rounds.until(lambda: self.machine.has_roster)
+        self.table = self.machine.exchange.table
+        self.index, self.deputized = self.table.places[mute], {*self.table.deputized}
+        self.first, self.second = (
+            [part for part in sorted(self.deputized) if self.table.deputies(part)[place] == self.table.me] for place in (0, 1)
+        )
+        self.rounds.deliver_all()
+
+    def _later(self, peer: str, machine: Round, action: Action) -> None:
+        if self.slow and peer == self.giver and isinstance(action, SecondPart):
+            self.waiting.append(action)
+        else:
+            self.do(peer, machine, action)
+
+    def make(self) -> None:
+        """Make the sketches that it has begun while it was slow."""
+        self.slow = False
+        for action in self.waiting:
+            self.do(self.giver, self.machine, action)
+
+    def bring(self, *parts: int) -> None:
+        for part in parts:
+            self.rounds.do(self.giver, self.machine.done(lambda it, part=part: it.collect_phase.fetched(part, self.index)))  # type: ignore[misc]
+
+    def answers(self) -> list[list[int]]:
+        """Return of which parts of the silent contributor the giver has sent sketches, by message."""
+        said = [it for peer, it in self.rounds.said if peer == self.giver and isinstance(it, wire.Second)]
+        return [[part for part, _ in it.tables] for it in said if it.contributor == self.index]
+
+
+SILENT_AT_ONCE: dict[str, dict[str, Any]] = {peer: {"awaits_sketch": lambda it: it != OTHERS[-1]} for peer in MEMBERS}
+
+
+@pytest.fixture
+def eight_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_PARTS", 8)
+
+
+@pytest.mark.usefixtures("eight_parts")
+def test_who_answers_for_a_silent_contributor_sends_one_message_once_all_of_its_bytes_are_here() -> None:
+    silent = Silent(setups=SILENT_AT_ONCE)
+    assert len(silent.first) > 1
+    silent.bring(*silent.first[:-1])
+    assert silent.answers() == []
+    silent.slow = True
+    silent.bring(silent.first[-1])
+    silent.rounds.do(silent.giver, silent.machine.done(lambda it: None))
+    assert silent.answers() == [], "the last sketch is not made yet"
+    silent.make()
+    assert silent.answers() == [silent.first]
+    silent.rounds.settle()
+    assert silent.rounds.kinds() == {OutcomeKind.DONE}
+    assert {outcome.slot.attempt for outcome in silent.rounds.outcomes()} == {0}
+
+
+@pytest.mark.usefixtures("eight_parts")
+def test_bytes_that_others_have_answered_for_delay_no_sketch_to_the_deadline() -> None:
+    """The giver alone does not wait for an earlier one, and is to sketch what that one does."""
+    voters = order_of(VOTERS)
+    alone = {"awaits_sketch": lambda it: it not in (OTHERS[-1], voters[0])}
+    silent = Silent(setups=SILENT_AT_ONCE | {voters[1]: alone})
+    table = silent.table
+    hanging = [part for part in silent.second if table.members[table.deputies(part)[0]] == voters[0]]
+    assert hanging
+    silent.bring(*silent.first)
+    assert silent.answers() == [silent.first]
+    silent.rounds.settle()
+    assert silent.rounds.kinds() == {OutcomeKind.DONE}
+    assert silent.rounds.now == ConnectedRounds.now, "no deadline has passed"
+
+
+@pytest.mark.usefixtures("eight_parts")
+def test_beyond_the_limit_of_an_author_sketches_are_kept_that_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATEMENTS, wire.Second, replace(STATEMENTS[wire.Second], most=0))
+    silent = Silent(setups=SILENT_AT_ONCE)
+    judge = silent.rounds.machines[VOTERS[0] if VOTERS[0] != silent.giver else VOTERS[1]]
+    (answered, *_) = silent.rounds.messages(wire.Second)
+    mine, foreign = silent.first, next(part for part in range(8) if silent.table.me not in silent.table.seating.three(part))
+
+    def is_kept(parts: list[int], index: int = silent.index, seed: bytes = answered.seed) -> bool:
+        second = wire.Second(judge.slot, seed, index, bytes(16), tuple((part, b"") for part in parts))
+        notes = judge.receive(signed(silent.giver, second), second, silent.rounds.now)
+        return not any(isinstance(note, Note) and note.event == "round.equivocation" for note in notes)
+
+    assert not is_kept([*mine, foreign]), "that others answer for"
+    assert not is_kept(mine, silent.table.places[VOTERS[2]]), "of which its own sketch counts"
+    assert not is_kept(mine, seed=bytes(32)), "after no outputs that are named"
+    assert is_kept(mine)
+
+
+@pytest.mark.usefixtures("eight_parts")
+@pytest.mark.parametrize("change", [{"commit": bytes(16)}, {"tables": ((0, b""), (1, b""))}])
+def test_sketches_that_do_not_fit_count_for_nobody(change: dict[str, Any]) -> None:
+    """Others answer at the deadline."""
+    giver = order_of(VOTERS)[1]
+
+    def tampered(peer: str, message: Any) -> Any:
+        return replace(message, **change) if isinstance(message, wire.Second) and peer == giver else message
+
+    rounds = ConnectedRounds(MEMBERS, voters=VOTERS, tampered=tampered)
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert rounds.now > ConnectedRounds.now, "a deadline has passed"
+
+
+@pytest.mark.usefixtures("eight_parts")
+def test_after_the_deadline_bytes_that_do_not_come_delay_no_other_sketch_by_more_than_an_exchange() -> None:
+    """A contributor that lets one part hang could else withhold another one, with the two others of its three."""
+    silent = Silent()
+    rounds, (first, *_), (hanging, *_, part) = silent.rounds, silent.first, silent.second
+    silent.withholding = {silent.table.members[it] for it in silent.table.seating.three(part)} - {silent.giver}
+    own = silent.table.me
+    while silent.answers() == []:
+        rounds.tick()
+        rounds.deliver_all()
+    for _ in range(3):  # Until it has asked everybody for what it lacks.
+        rounds.tick()
+        rounds.deliver_all()
+    assert silent.answers() == [[own]]
+    silent.bring(first)
+    assert silent.answers() == [[own], [first]]
+    silent.bring(part)
+    assert silent.answers() == [[own], [first]]
+    rounds.tick()
+    rounds.deliver_all()
+    assert silent.answers() == [[own], [first], [part]]
+    assert hanging != part
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
+
+
 def test_words_of_who_does_not_judge_are_not_kept() -> None:
     rounds = started()
     rounds.until(lambda: all(rounds.machines[peer].has_roster for peer in MEMBERS))
@@ -326,7 +502,7 @@ def test_words_of_who_does_not_judge_are_not_kept() -> None:
     for message in (
         wire.Have(judge.slot, roster, b"", ((0, (1,)),), bytes(16), bytes(32)),
         wire.Result(judge.slot, roster, 0, roster),
-        wire.Second(judge.slot, roster, 0, 1, bytes(16), b""),
+        wire.Second(judge.slot, roster, 1, bytes(16), ((0, b""),)),
     ):
         (note,) = judge.receive(signed(liar, message), message, rounds.now)
         assert isinstance(note, Note)

@@ -227,9 +227,11 @@ class World:
 
     def guarded(self, face: str, message: wire.RoundMessage) -> wire.Signed | str:
         """Sign as the guard does: never a second and different statement on one subject in a slot."""
-        subject = face, message.slot, wire.code_of(message), STATEMENTS[type(message)].subject(message)
-        if STATEMENTS[type(message)].convicts and self.said.setdefault(subject, encode(message)) != encode(message):
-            return "a second one"
+        rules = STATEMENTS[type(message)]
+        for it in rules.subjects(message) if rules.convicts else ():
+            subject = face, message.slot, wire.code_of(message), it
+            if self.said.setdefault(subject, encode(message)) != encode(message):
+                return "a second one"
         if isinstance(message, wire.Propose):
             self.values.append(message.value)
             self.hashes.append(value_hash(message.value))
@@ -373,7 +375,7 @@ class World:
             return
         said = wire.opened(statements[0])
         assert isinstance(said, wire.Sketch | wire.Second)
-        table = said.tables if isinstance(said, wire.Sketch) else said.table
+        table = said.tables if isinstance(said, wire.Sketch) else dict(said.tables)[action.part]
         is_true = table == sketch_of(machine.exchange.members[action.contributor], action.seed, len(table))
         if is_true and isinstance(action, CompareSketch):
             self.done(peer, lambda exchange: exchange.compared(action))
@@ -761,10 +763,10 @@ def outputs(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.
 def second(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     seeds = [message.seed for _, message in world.words if isinstance(message, wire.Second)]
     seed, index = draws.of([*seeds[-4:] * 2, a_hash(world, draws)]), draws.of([*range(len(world.peers)), 63])
-    part, name = draws.of([*range(len(world.peers)), 63]), name_of(world, draws, wire.Commit)
-    of = world.peers[index % len(world.peers)]
-    table = draws.of([sketch_of(of, seed, TABLE_BYTES), bytes(TABLE_BYTES), b""])
-    return wire.Second(a_slot(world, draws), seed, part, index, name, table)
+    of, name = world.peers[index % len(world.peers)], name_of(world, draws, wire.Commit)
+    parts = draws.of([indices(world, draws) or (63,), (draws.of([*range(len(world.peers)), 63]),)])
+    tables = draws.of([sketch_of(of, seed, TABLE_BYTES), bytes(TABLE_BYTES), b""])
+    return wire.Second(a_slot(world, draws), seed, index, name, tuple((part, tables) for part in parts))
 
 
 def void(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:

@@ -54,7 +54,7 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Cut(SLOT, ZERO, ZERO, (0, 1), *SAID), wire.Cut(SLOT, ZERO, b"1" * 32, (0, 1), *SAID)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 0, (ZERO,), (0,))),
-    (wire.Second(SLOT, ZERO, 0, 1, NAME, b"1"), wire.Second(SLOT, ZERO, 0, 1, NAME, b"2")),
+    (wire.Second(SLOT, ZERO, 1, NAME, ((0, b"1"), (2, b"1"))), wire.Second(SLOT, ZERO, 1, NAME, ((2, b"1"), (3, b"1")))),
     (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
     (wire.Prevote(SLOT, ZERO), wire.Prevote(SLOT, b"1" * 32)),
     (wire.Precommit(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
@@ -69,8 +69,12 @@ COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 1, (ZERO,), (0,))),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, b"1" * 32, 0, (ZERO,), (0,))),
     *(
-        (wire.Second(SLOT, ZERO, 0, 1, NAME, b"1"), wire.Second(SLOT, *about, NAME, b"2"))
-        for about in ((b"1" * 32, 0, 1), (ZERO, 1, 1), (ZERO, 0, 0))
+        (wire.Second(SLOT, ZERO, 1, NAME, ((0, b"1"), (2, b"1"))), wire.Second(SLOT, seed, contributor, NAME, tables))
+        for seed, contributor, tables in (
+            (b"1" * 32, 1, ((0, b"2"),)),
+            (ZERO, 0, ((0, b"2"),)),
+            (ZERO, 1, ((1, b"2"), (3, b"2"))),
+        )
     ),
     (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", (), b"", ZERO)),
     (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", ((0, (0,)),), b"n" * 16, ZERO)),
@@ -172,7 +176,8 @@ class Answer:
     def __init__(self, gain: float = 1.0, **changes: Any) -> None:
         self.commit = signed(OTHER, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(GOOD), ZERO)))
         table = gain * sketch_part(TERMS.contribution, GOOD, ROSTER.bounds, 0, SEED, CHECK_COLUMNS)
-        second = wire.Second(SLOT, SEED, 0, 1, self.commit.name, table.astype("<f4").tobytes())
+        tables = ((0, table.astype("<f4").tobytes()), (2, b""))
+        second = wire.Second(SLOT, SEED, 1, self.commit.name, tables)
         self.second = signed(LIAR, replace(second, **changes))
 
     def found(self, opening: wire.Signed = OPENING, part: int = 0) -> Conviction | Pending:
@@ -189,13 +194,13 @@ def test_a_second_convicts_its_author_or_whoever_accuses_it(gain: float, culprit
 
 
 def test_a_second_of_a_table_of_another_size_is_false() -> None:
-    found = Answer(table=bytes(12)).found()
+    found = Answer(tables=((0, bytes(12)),)).found()
     assert isinstance(found, Pending)
     assert look_at(ACCUSER.peer_id, found, GOOD).guilty == LIAR.peer_id
 
 
 ABOUT_ANOTHER: Mapping[str, dict[str, Any]] = {
-    "part": {"part": 1},
+    "part": {"tables": ((1, b""),)},
     "contributor": {"contributor": 0},
     "nobody": {"contributor": 2},
     "commit": {"commit": NAME},
@@ -277,6 +282,21 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
     assert witness.see(two, COMMITS[1], at(5)) is None
 
 
+def test_a_witness_remembers_each_subject_of_a_statement_and_forgets_all_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.collectives.accountability.evidence.MAX_STATEMENTS", most := 20)
+    witness = Witness()
+    seconds = [wire.Second(SLOT, ZERO, number, NAME, tuple((part, b"") for part in range(8))) for number in range(7)]
+    for second in seconds:
+        witness.see(signed(LIAR, second), second, SLOT)
+    said = witness._rounds[3][LIAR.peer_id]
+    kept = {*said.statements.values()}
+    assert kept == {signed(LIAR, second) for second in seconds[-2:]}
+    assert len(said.statements) == 16 <= most
+    assert witness.num_bytes == sum(len(word.payload) for word in kept)
+    other = replace(seconds[-1], tables=((7, b""), (63, b"")))
+    assert witness.see(signed(LIAR, other), other, SLOT) == signed(LIAR, seconds[-1])
+
+
 @pytest.mark.parametrize("attempt", [0, 1, 2])
 def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
     attempt: int, monkeypatch: pytest.MonkeyPatch
@@ -294,7 +314,7 @@ def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
         assert witness.see(*two, SLOT) is one[0]
         said = witness._rounds[3][LIAR.peer_id]
         assert len(said.statements) == most
-        assert witness.num_bytes == said.num_bytes == sum(len(word.payload) for word in said.statements.values())
+        assert witness.num_bytes == said.num_bytes == sum(len(word.payload) for word in {*said.statements.values()})
 
 
 def test_what_is_nearest_to_my_attempt_is_remembered() -> None:
