@@ -35,6 +35,8 @@ Pair = tuple[int, int]
 """A part, and a contributor to it."""
 TABLE_BYTES = 4 * ROWS * CHECK_COLUMNS
 """The sketch of one part after the outputs."""
+CONVICTED_AFTER = 2
+"""Turns from when a sketch is shown to those that hold the bytes to when they have convicted its author, if it is false."""
 
 
 class CheckPhase:
@@ -71,6 +73,8 @@ class CheckPhase:
         """Those that I have not sent yet, by part."""
         self._lacking: dict[int, bool] = {}
         """Contributors of which I lack bytes that I am to sketch; False if others have answered for these parts."""
+        self._differs_in: int | None = None
+        """The turn in which what others sketch for a silent contributor was found to differ from its sketch after the cut."""
         self._turn = 0
         """The number of my present turn: one begins with each exchange after the deadline."""
         self._sent_in: dict[tuple[bytes, int], int] = {}
@@ -97,7 +101,7 @@ class CheckPhase:
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow."""
-        actions = [*self._take(), *self._name(active)]
+        actions = [*self._fail(), *self._take(), *self._name(active)]
         named = self.named
         if named is None or not self._is_sketched:
             return actions
@@ -138,29 +142,45 @@ class CheckPhase:
         named, order, members = self.named, self._judge_phase.order, self._table.members
         if named is None or {part: named.outputs[part] for part in action.outputs} != dict(action.outputs):
             return []
+        pairs = [(part, order[place]) for part, place in doubtful]
+        self._doubtful = frozenset(index for _, index in pairs)
+        liars = self._doubtful & set(action.silent)
+        if not liars:
+            self._differs_in = None
+            self._covered.clear()
         if not false and not doubtful:
             self._passed.add(named.outputs)
             return self._blame(named.outputs)
         self._false[named.outputs] = frozenset(false)
-        pairs = [(part, order[place]) for part, place in doubtful]
-        self._doubtful = frozenset(index for _, index in pairs)
         actions: list[Action] = []
         for part in false:
             self._reduce_phase.do_without(part)
             # Or a contributor has sent me another sketch than to the holder: both together convict that one.
             makers = tuple(members[index] for index, _ in self._reduce_phase.offers(part))
             actions += [Forward(makers, signed) for signed in self._signed(named.outputs)]
-        if liars := sorted(self._doubtful & set(action.silent)):
-            # Others that hold its parts have sketched it now: it is the first one that was false, and a holder let it pass.
-            reason = "the sketches after the cut and after the outputs cannot be of one contribution"
-            self.failure = f"{reason}: that of {members[liars[0]]}"
-            actions += [Note("round.sketches_differ", members[index], "check", reason) for index in liars]
-            seed = self._exchanges[named.outputs].seed
-            for part, index in pairs:
-                holder = self._standing.holders[part]
-                if index in liars and self._seconds.get((seed, (part, index)), {}).keys() == {holder}:
-                    self._covered |= {holder, index}
+        if liars:
+            # Others have sketched it now. One of them lies, and the bytes convict it; or a holder let a false sketch pass.
+            if self._differs_in is None:
+                self._differs_in = self._turn
+            shown, seed = defaultdict[wire.Signed, set[PeerId]](set), self._exchanges[named.outputs].seed
+            for part, index in (pair for pair in pairs if pair[1] in liars):
+                said, holder = self._seconds.get((seed, (part, index)), {}), self._standing.holders[part]
+                for signed, _ in said.values():
+                    shown[signed].update(self._table.others_with(part, ()))
+                self._covered |= {holder, index} if said.keys() == {holder} else set()
+            actions += [Forward(tuple(sorted(to)), signed) for signed, to in shown.items()]
         return actions
+
+    def _fail(self) -> list[Action]:
+        """Give up where the sketch after the cut is the false one: its author is convicted, or in time nobody is."""
+        if self.named is None or self._differs_in is None:
+            return []
+        liars = [self._table.members[index] for index in sorted(self._doubtful & {*self.named.silent})]
+        if self._turn < self._differs_in + CONVICTED_AFTER and not all(map(self._setup.is_banned, liars)):
+            return []
+        reason = "the sketches after the cut and after the outputs cannot be of one contribution"
+        self.failure = f"{reason}: that of {', '.join(liars)}"
+        return [Note("round.sketches_differ", liar, "check", reason) for liar in liars]
 
     def _blame(self, outputs: tuple[bytes, ...]) -> list[Action]:
         """Refuse the outputs that seemed false and were replaced: now others have passed the check in their place."""
@@ -433,7 +453,7 @@ class CheckPhase:
                 self._sent_in[key] = self._turn
             tables = tuple(sorted(self._made.pop(key).items()))
             second = wire.Second(table.slot, seed, index, self._standing_name(index), tables)
-            actions.append(Send(table.judges, second))
+            actions.append(Send(table.voters, second))
         return actions
 
     def _compare(self, holding: Collection[Pair]) -> list[Action]:

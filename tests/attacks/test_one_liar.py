@@ -123,22 +123,26 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
     run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
 
 
+@pytest.mark.parametrize(("count", "place"), [(4, 3), (10, 1)])
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize(
     "change",
     [
         lambda it: None,
         lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part, _ in it.tables)),
+        lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part in range(10))),
         lambda it: replace(it, seed=JUNK),
     ],
+    ids=["withheld", "false", "false in advance, where it is not silent yet", "after other outputs"],
 )
 def test_a_second_that_is_withheld_or_false_to_some_voids_no_attempt(
-    change: Callable[[wire.Second], wire.Second | None], is_told: bool
+    change: Callable[[wire.Second], wire.Second | None], is_told: bool, count: int, place: int
 ) -> None:
     """To the proposer alone, or to all but the proposer. What others have they show, and a false one convicts its author."""
 
     async def body(swarm: SimSwarm) -> None:
-        *others, liar = in_turn(swarm.sims)
+        others = in_turn(swarm.sims)
+        liar = others.pop(place)
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
             if not isinstance(message, wire.Second) or (peer == others[0].peer) is is_told:
@@ -150,7 +154,7 @@ def test_a_second_that_is_withheld_or_false_to_some_voids_no_attempt(
         assert {it.averager.certificate.slot.attempt for it in others if it.averager.certificate} == {0}
         assert all(found <= {liar.peer} for found in banned(others))
 
-    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
+    run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
 
 
 def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_wait_longer() -> None:

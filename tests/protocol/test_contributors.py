@@ -13,7 +13,17 @@ import trio
 from attacks.voters import founded
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.agreement.actions import Note
-from flockstep.collectives.allreduce.actions import Action, AskFor, HashParts, OutcomeKind, SecondPart, Send
+from flockstep.collectives.allreduce.actions import (
+    Action,
+    AskFor,
+    CheckOutputs,
+    Forward,
+    HashParts,
+    OutcomeKind,
+    SecondPart,
+    Send,
+)
+from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.chain import replay
 from flockstep.collectives.robust.rules import rule_named
@@ -356,10 +366,13 @@ class Silent:
 
         self.withholding: set[str] = set()
         self.slow, self.waiting = False, list[SecondPart]()
+        self.checks: list[CheckOutputs] = []
+        """What the giver is to check, where it has `slow_checks`."""
+        self.slow_checks = False
         self.index, self.deputized = -1, set[int]()
         self.rounds = ConnectedRounds(MEMBERS, voters=VOTERS, lost=lost, broken=broken, **fields)
         self.machine, self.do = self.rounds.machines[self.giver], self.rounds._do
-        self.rounds._do = self._later  # type: ignore[method-assign]
+        self.rounds._do = self.later  # type: ignore[method-assign]
         self.rounds.start()
         self.rounds.until(lambda: self.machine.has_roster)
         self.table = self.machine.exchange.table
@@ -369,9 +382,11 @@ class Silent:
         )
         self.rounds.deliver_all()
 
-    def _later(self, peer: str, machine: Round, action: Action) -> None:
+    def later(self, peer: str, machine: Round, action: Action) -> None:
         if self.slow and peer == self.giver and isinstance(action, SecondPart):
             self.waiting.append(action)
+        elif self.slow_checks and peer == self.giver and isinstance(action, CheckOutputs):
+            self.checks.append(action)
         else:
             self.do(peer, machine, action)
 
@@ -449,6 +464,56 @@ def test_beyond_the_limit_of_an_author_sketches_are_kept_that_count_alone(monkey
     assert not is_kept(mine, silent.table.places[VOTERS[2]]), "of which its own sketch counts"
     assert not is_kept(mine, seed=bytes(32)), "after no outputs that are named"
     assert is_kept(mine)
+
+
+@pytest.mark.usefixtures("eight_parts")
+@pytest.mark.parametrize("passes", [True, False])
+def test_sketches_that_differ_are_shown_and_end_the_attempt_if_nobody_is_convicted_in_time(passes: bool) -> None:
+    """Those of others may be false: who holds the bytes finds it, and then the outputs pass."""
+    silent = Silent(setups=SILENT_AT_ONCE)
+    rounds, machine, table, lost = silent.rounds, silent.machine, silent.table, silent.rounds.lost
+    silent.slow_checks, shown = True, list[Forward]()
+
+    def undecided(target: str, mail: Mail) -> bool:
+        return lost(target, mail) or (isinstance(mail, wire.Signed) and mail.code == wire.code_of_kind(wire.Precommit))
+
+    def observed(peer: str, machine: Round, action: Action) -> None:
+        shown.extend([action] if isinstance(action, Forward) else [])
+        silent.later(peer, machine, action)
+
+    rounds.lost = undecided
+    silent.bring(*silent.first)
+    rounds.deliver_all()
+    (check,) = silent.checks
+    part = next(it for it in range(8) if table.me not in table.seating.three(it))
+    rounds._do = observed  # type: ignore[method-assign]
+    rounds.do(silent.giver, machine.done(lambda it: it.checked(check, (), [(part, silent.index)])))
+    assert [{*it.to} for it in shown] == [{table.members[index] for index in table.seating.three(part)}]
+    if passes:
+        for _ in range(2):  # Until the deadline is over.
+            rounds.tick()
+            rounds.deliver_all()
+        rounds.do(silent.giver, machine.done(lambda it: it.checked(check, (), ())))
+    while machine.outcome is None:
+        rounds.tick()
+        rounds.deliver_all()
+    assert ("cannot be of one contribution" in machine.outcome.reason) is not passes
+
+
+@pytest.mark.usefixtures("eight_parts")
+def test_a_contributor_is_not_taken_for_one_of_two_liars_once_its_sketches_by_others_pass() -> None:
+    """The holder of a part alone had sketched for it, and lied."""
+    silent = Silent(setups=SILENT_AT_ONCE)
+    rounds, machine, table = silent.rounds, silent.machine, silent.table
+    part, outputs, (answered, *_) = silent.first[0], rounds.messages(wire.Outputs)[-1], rounds.messages(wire.Second)
+    name = next(it.commit for it in rounds.messages(wire.Second) if it.contributor == silent.index)
+    second = wire.Second(machine.slot, answered.seed, silent.index, name, ((part, bytes(TABLE_BYTES)),))
+    rounds.do(silent.giver, machine.receive(signed(table.members[part], second), second, rounds.now))
+    check = CheckOutputs(answered.seed, dict(enumerate(outputs.outputs)), (), (), (), outputs.silent)
+    machine.done(lambda it: it.checked(check, (), [(part, silent.index)]))
+    assert {*machine.exchange.lied} == {table.members[part], OTHERS[-1]}
+    machine.done(lambda it: it.checked(check, (), ()))
+    assert machine.exchange.lied == ()
 
 
 @pytest.mark.usefixtures("eight_parts")
