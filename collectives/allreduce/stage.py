@@ -13,7 +13,7 @@ from ..agreement.actions import Note
 from .actions import Action, Forward, Send
 from .facts import MessageLog
 from .roster import RosterView, Word
-from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, names_in, standing, unmasked
+from .words import Claims, Standing, counted_in, holders_of, is_enough, is_fit, jury_of, names_in, standing, unmasked
 
 
 class Stage:
@@ -143,15 +143,20 @@ class Stage:
     def needs(self, index: int, have: wire.Have) -> bool:
         """Return True if this word of a part's owner is fit to count in it, and there are as many of it as I keep.
 
-        It may have said all of these to me, the proposer, and this one to its deputy alone.
+        It may have said all of these to me, the proposer, and this one to its deputy alone. Who is in is what the others say,
+        once two thirds of them have: by its own words false ones would be fit before, and take the place of this one.
         """
+        seating, others = self._table.seating, {it: claims for it, claims in self.words.items() if it != index}
+        if 3 * len(jury_of(seating, others)) < 2 * len(seating.jurors - {index}):
+            return False
         num_said = self._facts.num_by(wire.Have, self._table.members[index])
         if self.standing is not None or have.cut != self._before or not MAX_WORDS <= num_said < 2 * MAX_WORDS:
             return False
         claims = self._table.claims(index, have)
         if isinstance(claims, str) or index not in self._table.owners:
             return False
-        return self._is_fit(index, {**self.words, index: claims}, self._among)
+        names = names_in(seating, others, self._among)
+        return is_fit(seating, names, counted_in(seating, {**others, index: claims}, names, index, index) | {index})
 
     def propose(self, active: Collection[PeerId]) -> list[Action]:
         """Name the words that count, as the proposer: once all are here that I wait for."""
