@@ -33,8 +33,8 @@ VOTERS, MEMBERS = PEERS[:4], PEERS[:7]
 SEVEN = MEMBERS
 Step: TypeAlias = str
 STEPS: tuple[Step, ...] = (
-    *("Ready", "Heard", "Roster", "Commit", "Have", "Cut", "Sketch", "second Have", "second Cut", "Result", "Outputs"),
-    *("second Sketch", "Second", "Propose", "Prevote", "Precommit", "bytes"),
+    *("Ready", "Heard", "Basis", "Roster", "Commit", "Have", "Cut", "Sketch", "second Have", "second Cut", "Weigh"),
+    *("Result", "Outputs", "second Sketch", "Second", "Propose", "Prevote", "Precommit", "bytes"),
 )
 DEEDS = "silent", "to some", "to others", "twice", "false"
 """To nobody; to every second member; to the others; to these another one; to all another one."""
@@ -65,6 +65,8 @@ def another(message: wire.RoundMessage) -> wire.RoundMessage:
             return replace(message, heards=heards[1:])
         case wire.Roster():
             return replace(message, training=b"")
+        case wire.Weigh(weights=weights):
+            return replace(message, weights=weights[1:])
         case wire.Commit(parts=parts):
             return replace(message, parts=tuple(keyed("another", part) for part in parts))
         case wire.Have(parts=parts):
