@@ -193,6 +193,8 @@ class FetchBytes:
     """Members that may read it, too, and serve it to me or fetch it for me if I cannot reach the source."""
     is_held: bool = False
     """True if others of them hold it, and are asked first: its source may be silent."""
+    is_from_maker: bool = True
+    """True if others may wait here until it has come: its source made it. Who has it from others may wait for me in turn."""
 
     @property
     def sources(self) -> tuple[PeerId, ...]:

@@ -114,7 +114,9 @@ class ReducePhase:
                 cells, size = table.cells(part), self._setup.output_bytes(table.cells(part))
                 # One after the other; at the deadline from all at once, since several may let it hang, too.
                 rows = [to] if moment == "early" else [[peer] for peer in to]
-                actions += [FetchOutput(part, row[0], output, cells, size, tuple(row[1:])) for row in rows]
+                actions += [
+                    FetchOutput(part, row[0], output, cells, size, tuple(row[1:]), is_from_maker=False) for row in rows
+                ]
         return actions
 
     def do_without(self, part: int) -> None:
@@ -249,4 +251,5 @@ class ReducePhase:
         self._fetching[part] = (peer, output)
         cells = self._table.cells(part)
         others = self._table.others_with(part, {self._table.me, self._table.places[peer]})
-        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells), others)
+        made = self._offers.get(part, {}).get(self._table.places[peer]) == output
+        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells), others, is_from_maker=made)

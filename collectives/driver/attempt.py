@@ -370,7 +370,8 @@ class Attempt:
         From the source, or, if I have lost it or it refuses, from others that fetch them from it.
         """
         reason = ""
-        self._incoming.begin(action.name)
+        if action.is_from_maker:
+            self._incoming.begin(action.name)
         try:
             for source in action.sources:
                 if source != action.source:
