@@ -42,8 +42,8 @@ CONTROL_STEPS = 3
 """Exchanges of small messages from a held value to its certificate: Propose, Prevote, Precommit."""
 ASKS_AFTER = 8
 """After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
-ROSTER_CARRIERS = 2
-"""Voters that pass the roster on to a member without a vote: one may be silent. Both are others in each attempt."""
+LEAST_CARRIERS = 2
+"""Voters that pass the roster on to a member without a vote: one may be cut off from it."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -553,12 +553,16 @@ class Round:
         return [*self._pass_on_roster(table), *exchange.collect_phase.begin()]
 
     def _pass_on_roster(self, table: RosterView) -> list[Action]:
-        """Pass the roster on to members without a vote, each by two voters: it is long, and the proposer has one line."""
+        """Pass the roster on to members without a vote, each by more voters than may lie: the proposer has one line.
+
+        They are others in each attempt.
+        """
         voters, others = sorted(table.seating.voters), table.members[len(table.voters) :]
         if table.me not in voters:
             return []
-        turn = voters.index(table.me) - ROSTER_CARRIERS * self.slot.attempt
-        mine = tuple(it for place, it in enumerate(others) if (place - turn) % len(voters) < ROSTER_CARRIERS)
+        carriers = max(LEAST_CARRIERS, 1 + (len(table.electorate.votes) - 1) // 3)
+        turn = voters.index(table.me) - carriers * self.slot.attempt
+        mine = tuple(it for place, it in enumerate(others) if (place - turn) % len(voters) < carriers)
         return [Forward(mine, table.signed)] if mine else []
 
     def _agreed(self, table: RosterView) -> Timing:

@@ -200,6 +200,16 @@ def test_a_judge_that_passes_no_roster_on_leaves_nobody_out(silent: int) -> None
     assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
 
 
+@pytest.mark.parametrize("first", range(1, 6))
+def test_two_voters_of_seven_that_pass_no_roster_on_leave_nobody_out(first: int) -> None:
+    voters, members = PEERS[:7], PEERS[:14]
+    silent = order_of(voters)[first : first + 2]
+    rounds = ConnectedRounds(members, voters=voters, deaf={*itertools.product(silent, members[7:])})
+    rounds.start()
+    rounds.settle()
+    assert {*rounds.outcomes()[0].cut} == {*members}
+
+
 def test_keys_without_a_vote_that_judge_keep_the_roster_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of six judges do, one after the other in the ring: the others waited for whom they left out to the deadline."""
     monkeypatch.setattr(wire, "MAX_PARTS", 6)
