@@ -391,14 +391,14 @@ class CheckPhase:
         return found
 
     def _all_givers(self, pair: Pair) -> list[int]:
-        """Return who may answer for a contributor to a part: the voters of its three, and for its holder all.
+        """Return who may answer for a contributor to a part: others of its three, and for its holder all voters.
 
         The two others of the three may both lie. A holder shows any voter what it contributes itself.
         """
         part, contributor = pair
         seating, is_own = self._table.seating, self._standing.holders[part] == contributor
         others = dict.fromkeys((*seating.three(part), *(sorted(seating.voters) if is_own else ())))
-        return [index for index in others if index != contributor and index in seating.voters]
+        return [index for index in others if index != contributor]
 
     def _givers(self, pair: Pair) -> list[int]:
         """Return who answers: others of its three, its holder last, before it who is late; of what that adds all voters.

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from ..chain.quorum import ranked
-from .actions import Action, FetchOutput, Phase, Reduce, Setup, ShowPart
+from ..robust.checks import seed_of
+from .actions import Action, FetchOutput, Phase, Reduce, SecondPart, Send, Setup, ShowPart
 from .exchange import RosterRound
 from .facts import MessageLog
 from .judge import SketchExchange, SketchPhase
@@ -36,6 +37,8 @@ class ContributorRound(RosterRound):
         """The outputs that I have requested, by part."""
         self._reduced: set[bytes] = set()
         """The cuts that I have reduced my part for."""
+        self._answered: set[tuple[bytes, int]] = set()
+        """By seed, the silent contributors that I have answered for."""
 
     @property
     def phase(self) -> Phase:
@@ -172,12 +175,28 @@ class ContributorRound(RosterRound):
                 actions.append(FetchOutput(part, source, hash_, cells, self._setup.output_bytes(cells), others))
         if rule.blind or not rule.linear or not self.collect_phase.has_committed:
             return actions
+        actions += self._answer(newest)
         for outputs in named:
             exchange = SketchExchange(self._facts, table, {table.me}, outputs.cut, outputs.outputs)
             if outputs.cut == last.hash and exchange.seed not in self._made:
                 self._made[exchange.seed] = exchange
                 actions += exchange.advance(())
         return actions
+
+    def _answer(self, outputs: wire.Outputs) -> list[Action]:
+        """Sketch what the silent contribute to my part: its deputies may have been told of other bytes."""
+        me, seed, actions = self.table.me, seed_of(outputs.cut, outputs.outputs), list[Action]()
+        for index in outputs.silent if me in self.table.owners else ():
+            if index != me and self.collect_phase.has(me, index) and (seed, index) not in self._answered:
+                self._answered.add((seed, index))
+                actions.append(SecondPart(seed, me, index))
+        return actions
+
+    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
+        """Send the sketch that I made of what another one contributes to my part."""
+        slot, name = self.table.slot, self.table.commit_name(action.contributor)
+        second = wire.Second(slot, action.seed, action.contributor, name, ((action.part, table),))
+        return [Send(self.table.voters, second)]
 
     def _show_own(self, holders: Mapping[int, int]) -> list[Action]:
         """Show all voters what I contribute to my own part, now that nobody can contribute it any more."""

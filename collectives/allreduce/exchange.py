@@ -267,10 +267,11 @@ class RosterRound:
         for sketches in self._sketches(action.seed):
             sketches.true.add((action.part, action.contributor))
 
-    def seconded(self, action: SecondPart, table: bytes) -> None:
+    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
         """Take the sketch that I made of what another one contributes."""
         if self._outputs is not None:
             self._outputs[1].seconded(action, table)
+        return []
 
     def judged(
         self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]

@@ -131,7 +131,7 @@ class RosterView:
             return "sketches of another size"
         if place < len(self.voters) or isinstance(message, wire.Commit | wire.Sketch | wire.Void):
             return ""
-        is_holder = isinstance(message, wire.Have | wire.Result) and place in self.owners
+        is_holder = isinstance(message, wire.Have | wire.Result | wire.Second) and place in self.owners
         return "" if is_holder else "it has no vote, and no word on what others hold"
 
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
