@@ -22,6 +22,7 @@ from flockstep.collectives.allreduce.actions import (
     OutcomeKind,
     SecondPart,
     Send,
+    ShowPart,
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.contributor import ContributorRound
@@ -651,6 +652,32 @@ def test_an_owner_reduces_with_the_weights_that_voters_with_a_third_of_the_votes
     assert rounds.kinds() == {OutcomeKind.DONE}
     assert {(outcome.slot.attempt, outcome.late, outcome.lied) for outcome in rounds.outcomes()} == {(0, (), ())}
     assert rounds.noted("round.output_false") == set()
+
+
+def test_one_voter_alone_lets_no_owner_reduce(owners: list[str]) -> None:
+    liar, owner = order_of(VOTERS)[1], owners[0]
+    rounds = started()
+    machine = rounds.machines[owner]
+    rounds.until(lambda: any(peer == owner and isinstance(it, wire.Have) and it.cut for peer, it in rounds.said))
+    table = machine.exchange.table
+    false = wire.Weigh(machine.slot, bytes(32), table.me, ((table.me, 1.0),))
+    rounds.do(owner, machine.receive(signed(liar, false), false, rounds.now))
+    assert not any(peer == owner and isinstance(it, wire.Result) and it.cut == bytes(32) for peer, it in rounds.said)
+
+
+def test_an_owner_shows_voters_what_it_contributes_itself_once_outputs_are_named(owners: list[str]) -> None:
+    shown: list[tuple[str, tuple[str, ...]]] = []
+
+    class Showing(ConnectedRounds):
+        def _do(self, peer: str, machine: Round, action: Action) -> None:
+            if isinstance(action, ShowPart) and peer in owners:
+                shown.append((peer, (*action.readers,)))
+            super()._do(peer, machine, action)
+
+    rounds = Showing(MEMBERS, voters=VOTERS)
+    rounds.start()
+    rounds.settle()
+    assert sorted(shown) == sorted((owner, order_of(VOTERS)) for owner in owners)
 
 
 def test_a_cut_that_tells_others_than_its_words_say_is_void(owners: list[str]) -> None:

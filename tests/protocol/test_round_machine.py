@@ -247,6 +247,8 @@ FLAWS: dict[str, tuple[Callable[[Made], Made], str]] = {
         "do not follow from the lines",
     ),
     "state": (lambda r: r.but(base_root=b"o" * 32), "another state"),
+    "basis": (lambda r: Made(replace(r.roster, basis=bytes(32)), r.basis), "another basis"),
+    "training": (lambda r: r.but(training=b"\x0f"), "misquotes who trains"),
     "votes": (lambda r: r.but(heards=r.basis.heards[:3]), "a quorum of the voters hold"),
     "no word of its own": (
         lambda r: r.but(heards=tuple(data for data in r.basis.heards if signed_in(data).sender != r.roster.members[0])),
