@@ -58,8 +58,9 @@ from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
 from .quota.origins import UNKNOWN, Origins, Rates
+from .quota.places import GAVE_WAY, Places
 from .quota.refusals import Refusals
-from .quota.shares import Places, Shares
+from .quota.shares import Shares
 from .strangers.ping import PING_PROTOCOL, Pings
 from .strangers.streams import few_of_each
 
@@ -155,13 +156,14 @@ class Libp2pHost:
         """The server role of a bootstrap; None on other hosts."""
         if self.bootstrap_server is None:
             refusals = Refusals(telemetry, trio.current_time, "connection.refused")
-            self._gate = Gate(gate, refusals, self._swarm, self._is_needed)
+            self._gate = Gate(gate, refusals, self._swarm, self._is_needed, self._is_needed, self._stays)
         else:
             self._gate = self.bootstrap_server.gate
-        self._is_member: Callable[[PeerId], bool] = lambda peer: False
+        self._needs: Callable[[PeerId], bool] = lambda peer: False
+        self._votes: Callable[[PeerId], bool] = lambda peer: False
         tcp.admit = self._gate.admit
         self._web = [WebServer(place, self._gate, self._meter, telemetry, self._swarm_accept) for place in web]
-        self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed, self._gate.circuit_budget)
+        self._relays = RelayClient(self.host, telemetry, self._gate.admit_circuit, self._gate.circuit_budget)
         self._dials_to_one = Rates(DIALS_TO_ONE / STATED_DIAL_PERIOD, STATED_DIAL_PERIOD)
         self._dials_in_all = Rates(DIALS_IN_ALL / STATED_DIAL_PERIOD, STATED_DIAL_PERIOD)
         limits = bootstrap.gate if bootstrap is not None else gate
@@ -259,12 +261,15 @@ class Libp2pHost:
         beyond_loopback = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
         return tuple(dict.fromkeys((*beyond_loopback, *web, *self.bootstraps.circuits())))
 
-    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
-        """Never close the connection of a member for the sake of somebody else's."""
-        self._is_member = is_member
+    def prefer(self, needs: Callable[[PeerId], bool], votes: Callable[[PeerId], bool]) -> None:
+        """Keep places for the peers that a run needs; never close the connection of a voter for the sake of another."""
+        self._needs, self._votes = needs, votes
 
     def _is_needed(self, peer: PeerId) -> bool:
-        return self.bootstraps.holds(peer) or self._is_member(peer)
+        return self._stays(peer) or self._needs(peer)
+
+    def _stays(self, peer: PeerId) -> bool:
+        return self.bootstraps.holds(peer) or self._votes(peer)
 
     def _interfaces(self) -> tuple[Address, ...]:
         return interfaces(self.config.host, self.port)
@@ -433,23 +438,18 @@ class Libp2pHost:
             self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
             await raw.reset()
             return
-        if self._is_needed(peer):
+        if self._stays(peer):
             await self._negotiate(peer, raw)
             return
-        origin = self._gate.origin_of(raw.swarm_conn)
+        origin = self._gate.payer(raw.swarm_conn, peer)
         if whose := self._streams.exceeded(origin, trio.current_time()):
             self._gate.refusals.add("stream", f"too many a second from {whose}", origin, peer)
             await raw.swarm_conn.close()
             return
         scope = trio.CancelScope()
-        whose, evicted = self._open_streams.enter(scope, origin)
-        if whose:
-            self._gate.refusals.add("stream", f"too many are open of {whose}", origin, peer)
-            await raw.reset()
-            return
-        if evicted is not None:
-            self._gate.refusals.add("stream", "the oldest of those that hold most gave way", origin, peer)
-            evicted.cancel()
+        if (oldest := self._open_streams.enter(scope, origin, peer)) is not None:
+            self._gate.refusals.add("stream", GAVE_WAY, origin, peer)
+            oldest.cancel()
         try:
             with scope:
                 await self._negotiate(peer, raw)

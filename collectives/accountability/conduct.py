@@ -123,6 +123,11 @@ class Conduct:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""
         return self._trust.of(peer)
 
+    def needs(self, peer: PeerId) -> bool:
+        """Return True if the run needs a peer beyond its vote: it has a seat in the last certificate, or tenure."""
+        record = self._trust.of(peer)
+        return peer in (self.certified or ()) or (record is not None and record.rounds >= YOUNG_ROUNDS)
+
     def pacing(self, trainers: Collection[PeerId]) -> tuple[frozenset[PeerId], ...]:
         """Return the groups of which most must be ready to end the phases of others: where weight must be earned, of tenure.
 

@@ -15,7 +15,6 @@ every client for a server, names clients behind NAT as the nearest peers, and ke
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,7 +26,8 @@ from ...peer.base.errors import LocalError, RemoteError, StreamClosed
 from ...peer.base.transport import Address, Host, PeerId, SocketStream, Stream, has_socket
 from ...peer.bootstrap.server import BootstrapServer
 from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
-from ...peer.quota.shares import Places, Shares
+from ...peer.quota.places import GAVE_WAY, Places
+from ...peer.quota.shares import Shares
 from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
 from .interface import Validate
@@ -99,8 +99,8 @@ class DirectoryServer:
         self._questions = Shares(QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS, network_share=NETWORK_QUESTIONS)
         self._start = time.time() - trio.current_time()
         self._nursery: trio.Nursery | None = None
-        self._streams = Places[trio.CancelScope](MAX_SERVER_STREAMS, MAX_STREAMS_PER_ADDRESS, MAX_STREAMS_PER_NETWORK)
-        self._streams_of: Counter[PeerId] = Counter()
+        most = MAX_SERVER_STREAMS, MAX_STREAMS_PER_ADDRESS, MAX_STREAMS_PER_NETWORK, MAX_STREAMS_PER_PEER
+        self._streams = Places[trio.CancelScope](*most)
         self._tried: dict[PeerId, float] = {}
         self._probes = trio.CapacityLimiter(MAX_PROBES)
         if file is not None:
@@ -135,15 +135,9 @@ class DirectoryServer:
             await stream.reset()
             return
         scope = trio.move_on_after(STREAM_SECONDS)
-        is_full = self._streams_of[peer] >= MAX_STREAMS_PER_PEER
-        whose, evicted = ("one peer", None) if is_full else self._streams.enter(scope, origin)
-        if whose:
-            self._refusals.add("directory", f"too many streams are open of {whose}", origin, peer)
-            await stream.reset()
-            return
-        if evicted is not None:
-            evicted.cancel()
-        self._streams_of[peer] += 1
+        if (oldest := self._streams.enter(scope, origin, peer)) is not None:
+            self._refusals.add("directory", f"streams: {GAVE_WAY}", origin, peer)
+            oldest.cancel()
         try:
             with scope:
                 reader = MessageReader(stream, MAX_QUESTION_BYTES)
@@ -164,9 +158,6 @@ class DirectoryServer:
             await stream.reset()
         finally:
             self._streams.leave(scope)
-            self._streams_of[peer] -= 1
-            if not self._streams_of[peer]:
-                del self._streams_of[peer]
 
     def _answer(self, question: Message, peer: PeerId, origin: Origin, ip: str) -> Message | None:
         """Answer one request; None if it is refused."""

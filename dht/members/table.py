@@ -26,7 +26,8 @@ from ...peer.base.errors import MalformedMessage, ProtocolViolation
 from ...peer.base.transport import PeerId
 from ...peer.identity import Identity
 from ...peer.quota.limits import GateLimits
-from ...peer.quota.origins import NOWHERE, UNKNOWN, Origin, Tally
+from ...peer.quota.origins import NOWHERE, UNKNOWN, Origin
+from ...peer.quota.places import Places
 from ...peer.wire import TAG_BYTES
 from ...peer.wire.schema import encode
 from ..records import Record
@@ -129,8 +130,8 @@ class MemberTable:
         self._met: dict[PeerId, Meeting] = {}
         self._vouched: frozenset[PeerId] = frozenset()
         gate = GateLimits()
-        self._direct = Tally(MAX_MEMBERS, gate.per_address, gate.per_network)
-        self._relayed = Tally(MAX_MEMBERS, MAX_OVER_RELAY, MAX_OVER_RELAY)
+        self._direct = Places[PeerId](MAX_MEMBERS, gate.per_address, gate.per_network, newest=True)
+        self._relayed = Places[PeerId](MAX_MEMBERS, MAX_OVER_RELAY, newest=True)
         self._aside: set[PeerId] = set()
         """Rows that are claims or gone."""
         self._active: tuple[Member, ...] | None = None
@@ -200,12 +201,13 @@ class MemberTable:
             return ""
         before = self._met.get(peer)
         if before is None or (before.origin, before.relayed) != (origin, relayed):
-            tally = self._relayed if relayed else self._direct
-            limited = origin if relayed or origin != UNKNOWN else NOWHERE
-            if why_not := tally.refusal(limited):
-                return why_not
             self._forget_meeting(peer)
-            tally.add(limited)
+            limited = origin if relayed or origin != UNKNOWN else NOWHERE
+            newest = (self._relayed if relayed else self._direct).enter(peer, limited)
+            if newest == peer:
+                return "too many members from one address or network"
+            if newest is not None:
+                self._forget_meeting(newest)
             if before is None or before.until <= now:
                 self._active = None
         self._met[peer] = Meeting(now + PRESENCE, origin, relayed)
@@ -431,8 +433,7 @@ class MemberTable:
     def _forget_meeting(self, peer: PeerId) -> None:
         meeting = self._met.pop(peer, None)
         if meeting is not None:
-            tally = self._relayed if meeting.relayed else self._direct
-            tally.remove(meeting.origin if meeting.relayed or meeting.origin != UNKNOWN else NOWHERE)
+            (self._relayed if meeting.relayed else self._direct).leave(peer)
             self._active = None
 
     def _drop(self, peer: PeerId) -> None:

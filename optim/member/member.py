@@ -99,7 +99,9 @@ class Member:
         advance, every = leaf_step(outer, spec.output, spec.settings), manifest.checkpoint_rounds
         archive = await Archive.open(node, spec, reached.folder, tensors, advance, every=every, resume=resume)
         contact.change(num_cells=num_cells)
-        return cls(contact, spec, outer, vectors, archive, anchor=reached.anchor, resumes=resume)
+        member = cls(contact, spec, outer, vectors, archive, anchor=reached.anchor, resumes=resume)
+        reached.host.prefer(archive.conduct.needs, node.votes)
+        return member
 
     @property
     def place(self) -> ChainPosition:

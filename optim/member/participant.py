@@ -136,7 +136,6 @@ class Participant:
         self._neighbours = Neighbours(self._contact.table, reached.node.peer_id, reached.node.telemetry)
         self._joined = False
         self._pulse: Pulse | None = None
-        self._host.prefer(self._node.is_member)
 
     def handlers(self) -> Sequence[Handler]:
         """The commands that this peer carries out."""

@@ -227,8 +227,8 @@ class Host(Transport, Protocol):
     def why_not_dial(self, address: Address, theirs: Sequence[Address] = ()) -> str:
         """Return why I do not dial an address that a member states among `theirs`; empty if I do. It spends my budget."""
 
-    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
-        """Never close the connection of a member for the sake of somebody else's."""
+    def prefer(self, needs: Callable[[PeerId], bool], votes: Callable[[PeerId], bool]) -> None:
+        """Keep places for the peers that a run needs; never close the connection of a voter for the sake of another."""
 
     def dialled(self, peer: PeerId) -> tuple[Address, ...]:
         """Where `peer` answered my dials, as far as these connections are still open."""

@@ -1,12 +1,17 @@
 """The Circuit Relay v2 server: reservations and circuits, within `BootstrapLimits`.
 
 Theory of operation. A peer that others cannot dial asks for a *reservation* (RESERVE) on its own connection. It holds
-for an hour, as long as the connection lives. A peer that wants to reach it asks for a *circuit* (CONNECT): the relay
+for some minutes, as long as the connection lives. A peer that wants to reach it asks for a *circuit* (CONNECT): the relay
 opens a stream to the target (STOP), and then forwards bytes between the two streams, in pieces, under two token
-buckets, one of the circuits from one address and one of all circuits. A refusal is answered by a status, and is an event:
+buckets, one of the circuits from one address and one of all circuits, until either end closes it or it carries nothing for
+`CIRCUIT_IDLE_SECONDS`.
 
-    RESOURCE_LIMIT_EXCEEDED   all places, or all circuits of the peer or of the address, are taken
-    RESERVATION_REFUSED       too many reservations from one address or one network
+Reservations and circuits are `Places`, circuits in all and of each of their two peers, by where the caller comes from: so
+nobody who holds many of them, at one target or at all, keeps a newcomer out. Whose reservation gave way is not told, and
+reserves anew at half of the time; whose circuit did finds it closed, and dials again. A refusal is answered by a status, and
+is an event:
+
+    RESOURCE_LIMIT_EXCEEDED   this relay has no places
     PERMISSION_DENIED         the request came through another relay
     NO_RESERVATION            the peer has none here
     CONNECTION_FAILED         the peer does not answer
@@ -18,7 +23,6 @@ for more than 15 s, and has no limit per address nor of bytes per second.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,11 +44,15 @@ from ..identity import peer_of
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..nat.upgrade import is_relayed
 from ..quota.limits import BootstrapLimits
-from ..quota.origins import UNKNOWN, Origin, Origins, Tally
+from ..quota.origins import UNKNOWN, Origin, Origins
+from ..quota.places import GAVE_WAY, Places
 from ..quota.refusals import Refusals
 
-RESERVATION_SECONDS = 3600.0
-"""As in the specification's examples and in go-libp2p."""
+RESERVATION_SECONDS = 240.0
+"""Renewed at half of it, which takes 1 % of a core for all places: so long is a peer without its place that gave way."""
+
+CIRCUIT_IDLE_SECONDS = 120.0
+"""The idle timeout of a circuit, as that of a connection (`libp2p.gate`): two members exchange a heartbeat every five."""
 
 RELAY_ANSWER_TIMEOUT = 10.0
 """The timeout in seconds for a whole request, and for a peer to accept a circuit."""
@@ -56,7 +64,7 @@ RELAY_BURST_SECONDS = 0.5
 """The burst of a quiet circuit, in seconds of its rate: control messages do not wait at the rate of bulk."""
 
 _REFUSALS = {
-    Status.RESOURCE_LIMIT_EXCEEDED: "all places are taken",
+    Status.RESOURCE_LIMIT_EXCEEDED: "this relay has no places",
     Status.PERMISSION_DENIED: "asked through another relay",
     Status.NO_RESERVATION: "the peer holds no reservation",
     Status.CONNECTION_FAILED: "the peer does not answer",
@@ -102,9 +110,11 @@ class RelayServer:
         self._throttle = Throttle(limits.relay_rate)
         self._throttles: WeakValueDictionary[str, Throttle] = WeakValueDictionary()
         self._places: dict[PeerId, _Place] = {}
-        self._reserved = Tally(limits.reservations, limits.reservations_per_address, limits.reservations_per_network)
-        self._circuits = Tally(limits.circuits, limits.circuits_per_address, limits.circuits)
-        self._of_peer: Counter[PeerId] = Counter()
+        most = limits.reservations, limits.reservations_per_address, limits.reservations_per_network
+        self._reserved = Places[PeerId](*most)
+        self._circuits = Places[trio.CancelScope](limits.circuits, limits.circuits_per_address)
+        self._of_peer: dict[PeerId, Places[trio.CancelScope]] = {}
+        """The circuits from or to each peer."""
         host.set_stream_handler(HOP, self._serve)
 
     @property
@@ -115,7 +125,7 @@ class RelayServer:
     @property
     def num_circuits(self) -> int:
         """The number of open circuits."""
-        return self._circuits.count
+        return len(self._circuits)
 
     def serves(self, peer: PeerId) -> bool:
         """Return True if a peer holds a reservation."""
@@ -144,15 +154,15 @@ class RelayServer:
 
     async def _reserve(self, stream: Any, peer: PeerId, origin: Origin) -> None:
         self._drop_expired()
-        if place := self._places.pop(peer, None):
-            self._reserved.remove(place.origin)
-        if reason := self._reserved.crowded(origin):
-            await self._refuse(stream, Status.RESERVATION_REFUSED, peer, origin, reason)
-            return
-        if self._reserved.count >= self._reserved.in_all:
-            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
-            return
-        self._reserved.add(origin)
+        before = self._places.get(peer)
+        if before is None or before.origin != origin:  # A renewal makes nobody's place younger.
+            self._reserved.leave(peer)
+            if (oldest := self._reserved.enter(peer, origin)) is not None:
+                self._places.pop(oldest, None)
+                if oldest == peer:
+                    await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
+                    return
+                self._refusals.add("relay", f"reservations: {GAVE_WAY}", origin, oldest)
         self._places[peer] = _Place(stream.muxed_conn.peer_id, origin, trio.current_time() + RESERVATION_SECONDS)
         me = Multiaddr(f"/p2p/{self._host.get_id()}")
         addresses = [Multiaddr(str(address).partition("/p2p/")[0]) for address in self._host.get_addrs()]
@@ -168,40 +178,44 @@ class RelayServer:
         if target not in self._places:
             await self._refuse(stream, Status.NO_RESERVATION, peer, origin)
             return
-        if reason := self._circuits.refusal(origin) or self._busy(peer, target):
-            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin, reason)
+        if not self._limits.circuits:
+            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
             return
-        with self._circuit(peer, target, origin):
+        with self._circuit(peer, target, origin) as scope:
             other = await self._stop(peer, target)
             if other is None:
                 await self._refuse(stream, Status.CONNECTION_FAILED, peer, origin)
                 return
             try:
                 await self._agree(stream)
-            except CONNECTION_ERRORS:
-                await other.reset()
-                raise
-            await self._carry(stream, other, peer, origin)
-
-    def _busy(self, *peers: PeerId) -> str:
-        full = any(self._of_peer[peer] >= self._limits.circuits_per_peer for peer in peers)
-        return "too many circuits of one peer" if full else ""
+                await self._carry(stream, other, peer, origin, scope)
+            finally:
+                await _cut(other)
+        if scope.cancelled_caught:
+            await _cut(stream)
 
     @contextmanager
-    def _circuit(self, peer: PeerId, target: PeerId, origin: Origin) -> Iterator[None]:
-        """Count a circuit while it is open."""
-        self._circuits.add(origin)
-        self._of_peer.update((peer, target))
+    def _circuit(self, peer: PeerId, target: PeerId, origin: Origin) -> Iterator[trio.CancelScope]:
+        """Hold the places of a circuit while it is open; they are lost, and it is cancelled, where it has to give way."""
+        scope = trio.CancelScope()
+        most = self._limits.circuits_per_peer
+        held = {one: self._of_peer.setdefault(one, Places(most)) for one in (peer, target)}.values()
         try:
-            yield
+            for places in (self._circuits, *held):
+                if (oldest := places.enter(scope, origin, peer)) is not None:
+                    self._refusals.add("relay", f"circuits: {GAVE_WAY}", origin, peer)
+                    oldest.cancel()
+            with scope:
+                yield scope
         finally:
-            self._circuits.remove(origin)
-            self._of_peer.subtract((peer, target))
-            self._of_peer += Counter()  # Drops zero counts.
+            for places in (self._circuits, *held):
+                places.leave(scope)
+            self._of_peer = {one: places for one, places in self._of_peer.items() if len(places)}
 
     async def _stop(self, peer: PeerId, target: PeerId) -> Any:
         """Open a stream to the target; None if it does not accept a circuit from the peer."""
         other: Any = None
+        answer: Any = None
         try:
             with trio.fail_after(RELAY_ANSWER_TIMEOUT):
                 other = await self._host.new_stream(ID.from_base58(target), [STOP])
@@ -210,14 +224,14 @@ class RelayServer:
                 answer = await read_delimited_msg(other, StopMessage)
         except (trio.TooSlowError, DecodeError, *CONNECTION_ERRORS):
             answer = None
-        if answer is not None and (answer.type, answer.status) == (StopMessage.STATUS, Status.OK):
-            return other
-        if other is not None:
-            await other.reset()
-        return None
+        finally:
+            agreed = answer is not None and (answer.type, answer.status) == (StopMessage.STATUS, Status.OK)
+            if other is not None and not agreed:
+                await _cut(other)
+        return other if agreed else None
 
-    async def _carry(self, one: Any, other: Any, peer: PeerId, origin: Origin) -> None:
-        """Forward both directions, until either ends or the circuit's byte limit is reached; then end both."""
+    async def _carry(self, one: Any, other: Any, peer: PeerId, origin: Origin, scope: trio.CancelScope) -> None:
+        """Forward both directions, until either ends, the circuit's byte limit is reached or it is idle; then end both."""
         throttle = self._throttle_of(origin)
         left = self._limits.circuit_bytes
 
@@ -225,6 +239,7 @@ class RelayServer:
             nonlocal left
             try:
                 while left > 0 and (data := await source.read(PIECE)):
+                    scope.deadline = trio.current_time() + CIRCUIT_IDLE_SECONDS
                     left -= len(data)
                     await throttle.pass_on(len(data))
                     await self._throttle.pass_on(len(data))
@@ -233,11 +248,11 @@ class RelayServer:
             except CONNECTION_ERRORS:
                 pass
             finally:
-                with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                    await one.reset()
-                    await other.reset()
+                await _cut(one)
+                await _cut(other)
                 nursery.cancel_scope.cancel()  # A stream that I reset does not wake the one who reads it.
 
+        scope.deadline = trio.current_time() + CIRCUIT_IDLE_SECONDS
         async with trio.open_nursery() as nursery:
             nursery.start_soon(carry, one, other)
             nursery.start_soon(carry, other, one)
@@ -253,7 +268,7 @@ class RelayServer:
         now, connected = trio.current_time(), self._host.get_network().connections
         for peer, place in list(self._places.items()):
             if now >= place.expires or place.holder not in connected:
-                self._reserved.remove(place.origin)
+                self._reserved.leave(peer)
                 del self._places[peer]
 
     async def _agree(self, stream: Any, **fields: Any) -> None:
@@ -270,3 +285,8 @@ class RelayServer:
     def _limit(self) -> Any:
         """Return the limits in the specification's form: no duration, and the bytes of a circuit."""
         return Limit(duration=0, data=self._limits.circuit_bytes)
+
+
+async def _cut(stream: Any) -> None:
+    with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+        await stream.reset()

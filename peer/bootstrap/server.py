@@ -21,7 +21,8 @@ class BootstrapServer:
         """The other bootstraps, whose connections may be idle."""
         self.refusals = Refusals(telemetry, trio.current_time, "bootstrap.refused")
         self.relay = RelayServer(host, limits, self.refusals)
-        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed, self._is_friend)
+        friend = self._is_friend
+        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed, friend, friend)
 
     def _is_friend(self, peer: PeerId) -> bool:
         """Return True if frames of a peer are not limited by its network: anybody may have a reservation for the asking."""

@@ -121,7 +121,7 @@ def free_inbound_slots() -> None:
         raw = RawConnection(stream, False, stream.kind)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
-            stream.upgraded = True
+            stream.welcome(str(muxed.peer_id))
             await muxed.event_closed.wait()
         finally:
             with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):

@@ -29,8 +29,8 @@ from ..yamux.muxer import Yamux
 from .packets import PACKETS, FasterNoise, PacketTransport
 from .tcp import MeteredTCP
 
-OTHERS = 96
-"""Connections beside those that the gate accepts: dialled ones and relayed ones. A roster has 64 members."""
+OTHERS = 512
+"""Connections beside those that the gate accepts: dialled ones, 256 relayed ones, and those of voters that gave way."""
 
 MAX_CONNECTIONS_PER_PEER = 8
 

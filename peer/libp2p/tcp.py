@@ -64,8 +64,8 @@ class TunedStream(TrioTCPStream):
         super().__init__(stream)
         self.socket = stream.socket
         self.meter = TrafficMeter()
-        self.upgraded = False
-        """True once the peer that connected here has proven its id."""
+        self.welcome: Callable[[str], None] = lambda peer: None
+        """Called once the peer that connected here has proven its id."""
         self.spend_frames: Callable[[str, float], float] | None = None
         """The budget of the frames that arrive here (`strangers.frames`); None for one of its own."""
         self.patience = 0.0

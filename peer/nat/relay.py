@@ -8,8 +8,8 @@ ciphertext. The messages are written here: the library's client refuses an addre
 
 import math
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import trio
@@ -62,14 +62,15 @@ def relay_of(address: Address) -> tuple[Address, PeerId]:
 class RelayClient:
     """One host's relay client; the host keeps the connections to relays.
 
-    `admit` returns whether one more circuit is accepted, `budget` the frame budget of a relay's circuits.
+    `admit` holds the place of a relay's circuit from a peer, and yields what takes that peer once it is proven; `budget`
+    returns the frame budget of a relay's circuits.
     """
 
     def __init__(
         self,
         host: Any,
         telemetry: Telemetry,
-        admit: Callable[[], Awaitable[bool]],
+        admit: Callable[[PeerId, PeerId], AbstractContextManager[Callable[[PeerId], None]]],
         budget: Callable[[PeerId], Callable[[PeerId, float], float]],
     ) -> None:
         self._host = host
@@ -121,7 +122,7 @@ class RelayClient:
         return stream, answer
 
     async def _accept(self, stream: Any) -> None:
-        """Accept a circuit that a relay announces."""
+        """Accept a circuit that a relay announces, and hold it to its end."""
         relay = str(stream.muxed_conn.peer_id)
         try:
             # Else anybody makes circuits on its own connection, and takes the places of those that others relay.
@@ -129,18 +130,22 @@ class RelayClient:
                 raise NetworkError("it announces a circuit, and is no relay of mine")
             if stream.swarm_conn.get_connection_type() is ConnectionType.RELAYED:
                 raise NetworkError("it announces a circuit inside of a circuit")
-            with trio.fail_after(ACCEPT_TIMEOUT):
+            deadline = trio.current_time() + ACCEPT_TIMEOUT
+            with trio.fail_at(deadline):
                 announced = await read_delimited_msg(stream, StopMessage)
-                if announced.type != StopMessage.CONNECT or not (peer := peer_of(announced.peer.id)):
-                    raise NetworkError("the relay announced no peer")
-                if not await self._admit():
-                    raise NetworkError("too many relayed connections are open")
-                await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
-                raw = self._circuit(stream, relay, initiator=False)
-                muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+            if announced.type != StopMessage.CONNECT or not (peer := peer_of(announced.peer.id)):
+                raise NetworkError("the relay announced no peer")
+            with self._admit(relay, peer) as welcome:
+                with trio.fail_at(deadline):
+                    await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
+                    raw = self._circuit(stream, relay, initiator=False)
+                    muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+                welcome(str(muxed.peer_id))
                 if str(muxed.peer_id) != peer:
                     # Noise has authenticated the peer, so this is harmless, but the relay misroutes.
                     self._telemetry.emit("peer.charged", peer=relay, step="relay", reason="it announced another peer")
+                await muxed.event_closed.wait()
+            await _drop(stream)
         except (NetworkError, trio.TooSlowError, DecodeError, *CONNECTION_ERRORS) as error:
             self._telemetry.emit("relay.not_accepted", peer=relay, step="relayed", reason=str(error) or "no handshake")
             await _drop(stream)

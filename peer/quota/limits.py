@@ -3,8 +3,9 @@
 Theory of operation. Peer ids cost nothing, IP addresses cost something, and the holder of one often has its neighbours, too
 (Sybil attack). So everything that can run out is limited in total, per IP address and per network: /24 of IPv4, /48 of
 IPv6, whose "address" is a /64, since a home has one. Both prefixes are those of py-libp2p's routing table and of most rate
-limiters. Loopback and private networks are exempt from the limits per address and per network, never from those in total: a
-test or an office has many peers on one address, and a stranger cannot come from one.
+limiters. A newcomer beyond a limit gets the place of the oldest of those who have most (`places`). Loopback and private
+networks are exempt from the limits per address and per network, never from those in total: a test or an office has many
+peers on one address, and a stranger cannot come from one.
 
 Every host has the limits of a gate (`GateLimits`). A limit of a bootstrap is one field of `BootstrapLimits`: its option of
 `flockstep bootstrap`, its check and its error follow from that.
@@ -45,9 +46,6 @@ class GateLimits:
     """That strangers open from one address, 512 in a burst; each takes 1.5 ms of a core, and a newcomer opens a few to each
     member. A connection that exceeds this is closed."""
 
-    busy_give_way: bool = True
-    """Whether strangers with open streams give way to newcomers, too. Not at a bootstrap, which serves strangers."""
-
     exempt: tuple[str, ...] = LOCAL_NETWORKS
     """Networks to which no limit per address or per network applies."""
 
@@ -77,7 +75,7 @@ class LimitOption:
 class BootstrapLimits:
     """The limits of one bootstrap. Raises `UsageError` if one is out of its range."""
 
-    connections: Annotated[int, Limit("Open connections; beyond, the one that is idle for the longest is closed")] = 900
+    connections: Annotated[int, Limit("Open connections; beyond, the oldest of the network that has most is closed")] = 900
     """A volunteer holds one. Most systems give a process 1024 open files."""
 
     connections_per_address: Annotated[int, Limit("Open connections of one IP address (IPv6: one /64)")] = 32
@@ -144,7 +142,6 @@ class BootstrapLimits:
             per_network=self.connections_per_network,
             handshakes=self.handshakes,
             streams_per_second=BOOTSTRAP_STREAMS,
-            busy_give_way=False,
             exempt=self.exempt,
         )
 

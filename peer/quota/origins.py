@@ -1,7 +1,6 @@
-"""The origins of peers, an IP address and its network, and counts and rates for each. Pure."""
+"""The origins of peers, an IP address and its network, and rates for each. Pure."""
 
 import ipaddress
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,51 +54,6 @@ class Origins:
             _around(address, wide),
             exempt=any(address in network for network in self._exempt),
         )
-
-
-class Tally:
-    """Counts of something: in total, per address and per network."""
-
-    def __init__(self, in_all: int, per_address: int, per_network: int) -> None:
-        self.in_all = in_all
-        self.per_address = per_address
-        self.per_network = per_network
-        self.count = 0
-        self._addresses: Counter[str] = Counter()
-        self._networks: Counter[str] = Counter()
-
-    def refusal(self, origin: Origin) -> str:
-        """Return why no more may come from this origin; empty if one may."""
-        return ("all places are taken" if self.count >= self.in_all else "") or self.crowded(origin)
-
-    def crowded(self, origin: Origin) -> str:
-        """Return why no more may come from this origin, even if the total allows it; empty if one may."""
-        if origin.exempt:
-            return ""
-        if self._addresses[origin.address] >= self.per_address:
-            return "too many from one address"
-        if self._networks[origin.network] >= self.per_network:
-            return "too many from one network"
-        return ""
-
-    def of_network(self, origin: Origin) -> int:
-        """Return the count of its network."""
-        return self._networks[origin.network]
-
-    def add(self, origin: Origin) -> None:
-        """Count one more."""
-        self._move(origin, 1)
-
-    def remove(self, origin: Origin) -> None:
-        """Count one less."""
-        self._move(origin, -1)
-
-    def _move(self, origin: Origin, by: int) -> None:
-        self.count += by
-        for counter, key in ((self._addresses, origin.address), (self._networks, origin.network)):
-            counter[key] += by
-            if not counter[key]:
-                del counter[key]  # Otherwise every address that ever came would stay.
 
 
 class Rates:

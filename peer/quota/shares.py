@@ -8,13 +8,10 @@ addresses: a /48 of IPv6 has 65,536 of ours. So there are three, of an address, 
   not; while that of all is used up, so is a network. Max-min fairness, as of fair queueing (Demers, Keshav, Shenker 1989).
 
 `Shares` limits rates. It is exceeded by newcomers' equal parts alone: by n of them at most 1 + ½ + … + 1/n times.
-`Places` limits what is held at a time, such as open streams, and exactly: for a newcomer's place the oldest of the address
-(or of the network) that holds most is given up.
+What is held at a time, such as open streams, has `places`.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Generic, TypeVar
 
 from .origins import MAX_REMEMBERED, ROUNDING, Origin, Rates
 
@@ -23,8 +20,6 @@ NETWORK_SHARE = 4
 ALL_SHARE = 8
 """The rate of all networks together, in those of an address; four times as much in a burst as an address."""
 ALL_BURST_SHARE = 4
-
-Holder = TypeVar("Holder", bound=Hashable)
 
 
 class FairBucket:
@@ -109,57 +104,3 @@ class Shares:
         if len(self._networks) > MAX_REMEMBERED:
             self._networks.popitem(last=False)
         return bucket
-
-
-class Places(Generic[Holder]):
-    """Places that strangers hold at a time; an exempt origin has the limit of all only."""
-
-    def __init__(self, in_all: int, per_address: int, per_network: int) -> None:
-        self._in_all = in_all
-        self._per_address = per_address
-        self._per_network = per_network
-        self._origins: dict[Holder, Origin] = {}
-        self._held: dict[str, dict[str, dict[Holder, None]]] = {}
-        """The holders of each address of each network, the oldest first."""
-        self._of_network: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._origins)
-
-    def enter(self, holder: Holder, origin: Origin) -> tuple[str, Holder | None]:
-        """Give `holder` a place. Returns ("", None), or ("", another) if that one loses its place, or (whose limit, None)."""
-        addresses = self._held.get(origin.network, {})
-        mine, of_network = len(addresses.get(origin.address, ())), self._of_network.get(origin.network, 0)
-        crowded: dict[str, dict[Holder, None]] | None = None
-        if not origin.exempt and mine >= self._per_address:
-            return "one address", None
-        if not origin.exempt and of_network >= self._per_network:
-            crowded = addresses
-            if max(map(len, addresses.values())) <= mine + 1:
-                return "one network", None
-        elif len(self._origins) >= self._in_all:
-            largest = max(self._of_network, key=self._of_network.__getitem__)
-            crowded = self._held[largest]
-            if self._of_network[largest] <= of_network + 1:
-                return "all networks", None
-        oldest = None
-        if crowded is not None:
-            holders: dict[Holder, None] = max(crowded.values(), key=len)
-            oldest = next(iter(holders))
-            self.leave(oldest)
-        self._origins[holder] = origin
-        self._held.setdefault(origin.network, {}).setdefault(origin.address, {})[holder] = None
-        self._of_network[origin.network] = self._of_network.get(origin.network, 0) + 1
-        return "", oldest
-
-    def leave(self, holder: Holder) -> None:
-        """Give a place back; nothing happens if it has none."""
-        if (origin := self._origins.pop(holder, None)) is None:
-            return
-        addresses = self._held[origin.network]
-        del addresses[origin.address][holder]
-        if not addresses[origin.address]:
-            del addresses[origin.address]
-        self._of_network[origin.network] -= 1
-        if not addresses:
-            del self._held[origin.network], self._of_network[origin.network]

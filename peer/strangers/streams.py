@@ -1,9 +1,13 @@
-"""A few streams of each peer at a time with few unread bytes, where nothing else limits them."""
+"""A few streams of each peer at a time with few unread bytes: the oldest gives way to a newer one."""
 
-from collections import Counter
+import math
+
+import trio
 
 from ..base.errors import StreamClosed
-from ..base.transport import PeerId, Stream, StreamHandler, has_socket
+from ..base.transport import Stream, StreamHandler, has_socket
+from ..quota.origins import NOWHERE
+from ..quota.places import Places
 
 FEW = 4
 """Bootstraps are asked on one stream of each protocol; a second is there while a connection is replaced."""
@@ -14,20 +18,20 @@ their turn took a bootstrap from 124 to 206 MB: 128 connections, and four stream
 
 
 def few_of_each(handler: StreamHandler) -> StreamHandler:
-    """Return a handler that serves `FEW` streams of one peer at a time, and resets others and those with many questions."""
-    open_streams: Counter[PeerId] = Counter()
+    """Return a handler that serves the newest `FEW` streams of a peer, and resets others and those with many questions."""
+    places = Places[trio.CancelScope](math.inf, per_peer=FEW)
 
     async def serve(stream: Stream) -> None:
-        if open_streams[stream.remote] >= FEW:
-            raise StreamClosed(f"{stream.remote} has opened more than {FEW} such streams")
         assert has_socket(stream)
         stream.hold_at_most(QUESTION_BYTES)
-        open_streams[stream.remote] += 1
-        try:
-            await handler(stream)
-        finally:
-            open_streams[stream.remote] -= 1
-            if not open_streams[stream.remote]:
-                del open_streams[stream.remote]
+        with trio.CancelScope() as scope:
+            if (oldest := places.enter(scope, NOWHERE, stream.remote)) is not None:
+                oldest.cancel()
+            try:
+                await handler(stream)
+            finally:
+                places.leave(scope)
+        if scope.cancelled_caught:
+            raise StreamClosed(f"{stream.remote} has opened more than {FEW} such streams")
 
     return serve

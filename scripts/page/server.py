@@ -29,7 +29,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...peer.base.errors import LocalError
 from ...peer.log.metrics import is_own_name, split_host_port
 from ...peer.log.telemetry import Telemetry
-from ...peer.quota.origins import UNKNOWN, Origin, Origins, Tally
+from ...peer.quota.origins import UNKNOWN, Origin, Origins
+from ...peer.quota.places import GAVE_WAY, Places
 from ...peer.quota.refusals import Refusals
 from ...peer.quota.shares import Shares
 from .assets import Asset, load_assets
@@ -102,8 +103,8 @@ class PageServer:
         self._socket = bound_socket(place, self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self.feeds = {"": Feed(root)}
-        self.viewers = Tally(MAX_VIEWERS, MAX_VIEWERS_OF_ADDRESS, MAX_VIEWERS_OF_NETWORK)
-        """Open streams by where they come from."""
+        self.viewers = Places[Viewer](MAX_VIEWERS, MAX_VIEWERS_OF_ADDRESS, MAX_VIEWERS_OF_NETWORK)
+        """Those with an open stream."""
         self._listing = listing
         self._telemetry = telemetry
         self._refusals = Refusals(telemetry, time.monotonic, "page.refused")
@@ -223,10 +224,6 @@ class PageServer:
 
     async def _events(self, request: Request) -> Response:
         feed = self._feed(request)
-        origin = _origin_of(request.scope.get("client"))
-        if reason := self.viewers.refusal(origin):
-            self._refusals.add("viewer", reason, origin)
-            return Response(reason, 503, {"retry-after": "30"}, "text/plain")
         mark = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return EventStream(self, feed, mark)
 
@@ -235,6 +232,13 @@ class PageServer:
         if name not in self.feeds:
             raise HTTPException(404)
         return self.feeds[name]
+
+    def welcome(self, viewer: Viewer, origin: Origin) -> None:
+        """Give a viewer a place; whose place it was comes back in half a minute."""
+        if (oldest := self.viewers.enter(viewer, origin)) is not None:
+            self._refusals.add("viewer", GAVE_WAY, origin)
+            oldest.put(b"retry: 30000\n\n")
+            oldest.end()
 
     def abort(self, client: tuple[str, int], reason: str) -> None:
         """Close a viewer's connection with what its socket has not taken."""
@@ -281,7 +285,7 @@ class EventStream(Response):
         frames = self._feed.after(self._mark)
         self._feed.viewers.add(viewer)
         origin = _origin_of(client)
-        self._server.viewers.add(origin)
+        self._server.welcome(viewer, origin)
         left = asyncio.create_task(_until_left(receive, task))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -296,7 +300,7 @@ class EventStream(Response):
         finally:
             left.cancel()
             self._feed.viewers.discard(viewer)
-            self._server.viewers.remove(origin)
+            self._server.viewers.leave(viewer)
 
     async def _send(self, send: Send, frame: bytes) -> None:
         async with asyncio.timeout(SEND_SECONDS):
@@ -310,27 +314,18 @@ async def _until_left(receive: Receive, stream: asyncio.Task[None]) -> None:
 
 
 class CountedProtocol(H11Protocol):
-    """A connection, if there is room for it; else it is closed before anything is read."""
-
-    _origin: Origin | None = None
-    """Where it comes from, once it is counted."""
+    """A connection, which may be closed before anything is read, and ends where it has to give way."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, or close it."""
+        """Give it a place, or close it."""
         super().connection_made(transport)
-        origin, guard = _origin_of(self.client), self._guard
-        if guard.admits(origin):
-            guard.connections.add(origin)
-            self._origin = origin
-        else:
+        if not self._guard.admits(self, _origin_of(self.client)):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no more."""
+        """Give its place back."""
         super().connection_lost(exc)
-        if self._origin is not None:
-            self._guard.connections.remove(self._origin)
-            self._origin = None
+        self._guard.connections.leave(self)
 
     @property
     def _guard(self) -> "PageGuard":
@@ -346,8 +341,8 @@ class PageGuard:
 
     def __init__(self, app: ASGIApp, host: str, refusals: Refusals) -> None:
         self._app, self._host, self._refusals = app, host, refusals
-        self.connections = Tally(MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_CONNECTIONS_OF_NETWORK)
-        """Open connections by where they come from."""
+        self.connections = Places[CountedProtocol](MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_CONNECTIONS_OF_NETWORK)
+        """The open ones."""
         self._connects, self._requests = [Shares(REQUESTS_PER_SECOND, REQUESTS_BURST_SECONDS) for _ in range(2)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -371,14 +366,14 @@ class PageGuard:
             self._refusals.add("request", reason, origin)
         await answer(scope, receive, send_guarded)
 
-    def admits(self, origin: Origin) -> bool:
-        """Return True if there is room for one more connection from there."""
-        reason = self.connections.refusal(origin)
-        if not reason and (whose := self._connects.exceeded(origin, time.monotonic())):
-            reason = f"too many a second from {whose}"
-        if reason:
-            self._refusals.add("connect", reason, origin)
-        return not reason
+    def admits(self, connection: CountedProtocol, origin: Origin) -> bool:
+        """Give a connection from there a place; returns False for one too many a second."""
+        if whose := self._connects.exceeded(origin, time.monotonic()):
+            self._refusals.add("connect", f"too many a second from {whose}", origin)
+        elif (oldest := self.connections.enter(connection, origin)) is not None:
+            self._refusals.add("connect", GAVE_WAY, origin)
+            oldest.transport.abort()
+        return not whose
 
     def _why_not(self, scope: Scope) -> tuple[str, Response] | None:
         """Return why a request is refused, and the answer; None if it is not."""

@@ -272,7 +272,7 @@ def bootstrap_figures(
 
 
 def _server_figures(server: BootstrapServer) -> Iterator[Figure]:
-    yield Figure("flockstep_connections", "Accepted connections that are open.", server.gate.tally.count)
+    yield Figure("flockstep_connections", "Accepted connections that are open.", server.gate.num_sockets)
     yield Figure("flockstep_reservations", "Peers that are reached through this relay.", server.relay.num_reservations)
     yield Figure("flockstep_circuits", "Connections through this relay.", server.relay.num_circuits)
     yield Figure("flockstep_relay_bytes_total", "Bytes passed on.", server.relay.num_bytes)

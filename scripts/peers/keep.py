@@ -149,7 +149,6 @@ async def keep_run(
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
             kept_by(reached.signed, await stated_revision(reached.directory, reached.remembered, reached.signed, telemetry))
             keeper = Keeper(reached, config, version("flockstep"))
-            reached.host.prefer(reached.node.is_member)
             telemetry.emit("peer.start", peer=reached.node.peer_id, device=KEEPER_DEVICE, version=version("flockstep"))
             nursery.start_soon(keeper.run)
             if metrics:

@@ -405,7 +405,7 @@ def test_of_one_address_so_many_members_count_as_connections() -> None:
     for identity in keys:
         table.merge(record(identity), 0.0, met=True)
     why = [table.meet(identity.peer_id, 0.0, ORIGINS.of("198.51.100.7")) for identity in keys]
-    assert why == [""] * gate.per_address + ["too many from one address"] * 2
+    assert why == [""] * gate.per_address + ["too many members from one address or network"] * 2
     assert len(table.active(1.0)) == gate.per_address + 1
     assert table.meet(keys[-1].peer_id, 0.0, ORIGINS.of("203.0.113.9")) == ""
     table.expire(PRESENCE)  # Their places are free again once they are silent.

@@ -20,6 +20,7 @@ from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.quota.origins import Origin, Rates
+from flockstep.peer.quota.places import GAVE_WAY
 from flockstep.peer.quota.shares import Shares
 from flockstep.peer.strangers.frames import TURN, carrier
 from flockstep.peer.yamux.machine import HEADER, UPDATE
@@ -102,13 +103,14 @@ async def test_a_flood_of_handshakes_from_one_address_closes_none_of_another() -
         other = trio.socket.socket()
         await other.bind(("127.0.2.1", 0))
         await other.connect(("127.0.0.1", member.host.port))
-        while not member.host._gate.tally.count:
+        while not member.host._gate.num_sockets:
             await trio.lowlevel.checkpoint()
         flood = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(20)]
         while member.host._gate.refusals.counts.total() < 18:
             await trio.lowlevel.checkpoint()
-        origins = [origin.address for origin in member.host._gate._handshakes.values()]
-        assert origins == ["127.0.2.1", "127.0.0.1", "127.0.0.1"]
+        while member.host._gate.num_sockets > 3:
+            await trio.lowlevel.checkpoint()
+        assert sorted(guest.origin.address for guest in member.host._gate._guests) == ["127.0.0.1", "127.0.0.1", "127.0.2.1"]
         other.close()
         for socket in flood:
             await socket.aclose()
@@ -169,19 +171,43 @@ async def test_the_kernel_drops_further_attempts_of_who_connects_too_fast_and_of
             await stream.aclose()
 
 
-async def test_strangers_give_way_though_they_keep_a_stream_open_and_members_do_not() -> None:
-    async with Member.of(GateLimits(connections=2)) as member:
-        friend = await member.visitor("127.0.1.1")
-        member.host.prefer(frozenset({friend.peer_id}).__contains__)
-        stranger = await member.visitor("127.0.2.1")
-        newcomer = await member.visitor("127.0.3.1")
+def nobody(peer: str) -> bool:
+    return False
+
+
+async def test_strangers_give_way_and_whoever_the_run_needs_has_places_that_they_cannot_take() -> None:
+    async with Member.of(GateLimits(connections=4)) as member:
+        voters = [await member.visitor("127.0.1.1") for _ in range(2)]
+        seated = await member.visitor("127.0.1.1")
+        member.host.prefer(frozenset({seated.peer_id}).__contains__, frozenset(host.peer_id for host in voters).__contains__)
+        stranger = await member.visitor("127.0.1.1")
+        newcomers = [await member.visitor(f"127.0.{number}.1") for number in range(2, 6)]
         await is_gone(stranger)
-        assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
-        assert member.reasons() == {"not needed while all places are taken"}
-        member.host.prefer(frozenset({friend.peer_id, newcomer.peer_id}).__contains__)
-        with pytest.raises(ConnectFailed):
-            await member.visitor("127.0.4.1")
-        assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
+        await is_gone(newcomers[0])
+        assert member.reasons() == {GAVE_WAY}
+        assert all(host.connected() for host in (*voters, seated, *newcomers[1:]))
+
+
+async def test_the_needed_share_their_places_but_voters_stay() -> None:
+    """Seats and tenure can be had by keys that are free, if slowly: they shut in nobody."""
+    async with Member.of(GateLimits(connections=4)) as member:
+        first, second, voter = [await member.visitor("127.0.1.1") for _ in range(3)]
+        member.host.prefer(lambda peer: peer in (first.peer_id, second.peer_id), voter.peer_id.__eq__)
+        newcomers = [await member.visitor(f"127.0.{number}.1") for number in range(2, 5)]
+        await is_gone(first)
+        assert all(host.connected() for host in (second, voter, *newcomers))
+
+
+async def test_who_votes_no_more_competes_for_a_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LOOK_PERIOD", 0.01)
+    async with Member.of(GateLimits(connections=1)) as member:
+        voter = await member.visitor("127.0.1.1")
+        member.host.prefer(nobody, voter.peer_id.__eq__)
+        stranger = await member.visitor("127.0.2.1")
+        assert voter.connected()
+        member.host.prefer(nobody, nobody)
+        await is_gone(stranger)
+        assert voter.connected()
 
 
 async def test_the_network_with_most_connections_loses_one_first() -> None:
@@ -224,10 +250,9 @@ async def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypat
         while target.peer_id in first.connected():
             await trio.lowlevel.checkpoint()
         assert second.peer_id in target.connected()
-        target.prefer(frozenset({second.peer_id}).__contains__)
-        with pytest.raises(ConnectFailed):
-            await third.connect(target.peer_id, through)
-        assert second.peer_id in target.connected()
+        target.prefer(nobody, second.peer_id.__eq__)
+        await third.connect(target.peer_id, through)
+        assert {second.peer_id, third.peer_id} < target.connected()
 
 
 @pytest.mark.parametrize("num_circuits", [1, 3])
@@ -251,7 +276,7 @@ async def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_hav
         monkeypatch.setattr(Rates, "spend", spend_alone)
         monkeypatch.setattr(Shares, "spend", spend_shared)
         await target._relays.reserve(relay.peer_id)
-        target.prefer(frozenset({others[0].peer_id}).__contains__)
+        target.prefer(others[0].peer_id.__eq__, nobody)
         for host in others:
             await host.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
             await flood(host, target.peer_id, 10 * TURN)

@@ -103,7 +103,7 @@ async def test_bytes_go_both_ways_over_tls_on_streams_of_either_end(authority: A
         assert host.traffic().sent > 8 * len(PIECE) < net.host.traffic().received
         assert host.dialled(net.host.peer_id) == (net.address,)
         assert net.host.bootstrap_server is not None
-        assert net.host.bootstrap_server.gate.tally.count == 1
+        assert net.host.bootstrap_server.gate.num_sockets == 1
 
 
 def test_a_name_of_a_certificate_is_announced_and_a_wildcard_is_not(authority: Authority) -> None:

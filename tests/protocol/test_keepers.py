@@ -15,12 +15,15 @@ from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.chain.packed import unpack_certificate
 from flockstep.collectives.vector.codec import CELL, Codec
 from flockstep.dht.keys import head_key
+from flockstep.dht.members.body import MEMBER_KIND, MemberBody, MemberState
+from flockstep.dht.records import Record
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
-from flockstep.peer.base.transport import PeerId
+from flockstep.peer.base.transport import PeerId, Rung
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
+from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
 from support.keepers import CELLS, MODEL, PHASE_SECONDS, KeptRun, Peer, all_at, in_memory, kept_run, key
 
@@ -283,3 +286,24 @@ def test_a_keeper_reports_who_is_here_and_names_who_is_missing(tmp_path: Path) -
         assert all(keeper.peer in str(last["reason"]) for keeper in keepers[2:])
 
     live(body, tmp_path, 4)
+
+
+def test_the_run_needs_who_votes_and_who_has_a_seat_and_nobody_who_only_calls_itself_a_member(tmp_path: Path) -> None:
+    """224 free keys that had said so held all connections of a keeper for good: whoever joined trained alone."""
+
+    async def body(run: KeptRun) -> None:
+        keeper, trainer = run.keep(KEEPER), run.train(0)
+        async with run.visit() as stranger:
+            body = encode(MemberBody(MemberState.TRAINING, stranger.node.transport.addresses(), Rung.DIRECT))
+            run_id, me = run.signed.run_id, stranger.node.identity
+            record = Record.sign(me, run=run_id, kind=MEMBER_KIND, sequence=1, lifetime=180.0, body=body)
+            await run.until(lambda: all_at([keeper, trainer], 1))
+            assert keeper.node is not None
+            stranger.node.learn(keeper.peer, keeper.node.transport.addresses())
+            stranger.node.send(keeper.peer, wire.Members((record.encode(),)))
+            await run.until(lambda: keeper.node is not None and keeper.node.is_member(me.peer_id))
+            host, seated = run.hosts[keeper.peer], (keeper.peer, trainer.peer)
+            assert [peer for peer in (*seated, me.peer_id) if host.votes(peer)] == [keeper.peer]
+            assert [peer for peer in (*seated, me.peer_id) if host.needs(peer)] == [*seated]
+
+    live(body, tmp_path, 1)

@@ -116,8 +116,9 @@ class MemoryHost:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
-        """Connections in memory are never scarce."""
+    def prefer(self, needs: Callable[[PeerId], bool], votes: Callable[[PeerId], bool]) -> None:
+        """Remember it: connections in memory are never scarce."""
+        self.needs, self.votes = needs, votes
 
 
 class Border:
@@ -194,6 +195,7 @@ class KeptRun:
         """How many seconds a member that trains says that its phase took, by its id; the truth where it is not set."""
         self.losses: dict[PeerId, float | None] = {}
         """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
+        self.hosts: dict[PeerId, MemoryHost] = {}
         self.torn: dict[PeerId, ChainPosition] = {}
         """Where the state of a member that trains stood, by its id, when its network process died in an outer step."""
         self._folder = folder
@@ -224,9 +226,10 @@ class KeptRun:
 
     def _reached(self, node: Node, directory: MemoryDirectory) -> ReachedRun:
         folder, home = self._folder / node.peer_id, PeerConfig().home
+        host = self.hosts[node.peer_id] = MemoryHost(cast(MemoryTransport, node.transport))
         return ReachedRun(
             node=node,
-            host=cast(Host, MemoryHost(cast(MemoryTransport, node.transport))),
+            host=cast(Host, host),
             directory=directory,
             signed=self.signed,
             remembered=Remembered(folder, self.signed.run_id, node.telemetry),

@@ -4,7 +4,7 @@ import pytest
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
-from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates, Tally
+from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates
 from flockstep.peer.quota.refusals import REFUSAL_PERIOD, Refusals
 
 ORIGINS = Origins(LOCAL_NETWORKS)
@@ -29,24 +29,6 @@ def test_an_address_has_a_network(ip: str, address: str, network: str, exempt: b
 def test_what_is_no_address_counts_together() -> None:
     assert ORIGINS.of("nonsense") == ORIGINS.of("") == UNKNOWN
     assert not UNKNOWN.exempt
-
-
-def test_each_address_each_network_and_all_have_a_limit() -> None:
-    tally = Tally(in_all=6, per_address=2, per_network=3)
-    first, neighbour, third = (ORIGINS.of(f"203.0.113.{n}") for n in (1, 2, 3))
-    for origin in (first, first, neighbour):
-        assert tally.refusal(origin) == ""
-        tally.add(origin)
-    assert tally.refusal(first) == "too many from one address"
-    assert tally.refusal(third) == "too many from one network"
-    for _ in range(3):
-        home = ORIGINS.of("10.0.0.1")
-        assert tally.refusal(home) == ""
-        tally.add(home)
-    assert tally.refusal(home) == tally.refusal(ORIGINS.of("198.51.100.1")) == "all places are taken"
-    tally.remove(first)
-    assert tally.refusal(third) == ""
-    assert (tally.count, tally.of_network(third)) == (5, 2)
 
 
 def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from flockstep.peer.quota.origins import MAX_REMEMBERED, Origin, Origins
-from flockstep.peer.quota.shares import ALL_BURST_SHARE, ALL_SHARE, NETWORK_SHARE, FairBucket, Places, Shares
+from flockstep.peer.quota.shares import ALL_BURST_SHARE, ALL_SHARE, NETWORK_SHARE, FairBucket, Shares
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,47 +92,3 @@ def test_a_bucket_is_never_exceeded_by_more_than_the_parts_of_all(steps: list[tu
             served += amount
             of[who] += 1
     assert served <= 2 * rate * now + burst * sum(1 / number for number in range(1, 7)) + 6 * 4
-
-
-def test_the_oldest_of_the_address_that_holds_most_gives_way_in_its_network() -> None:
-    places = Places[int](in_all=100, per_address=3, per_network=4)
-    assert [places.enter(number, home(1, 1)) for number in range(3)] == [("", None)] * 3
-    assert places.enter(3, home(1, 1)) == ("one address", None)
-    assert places.enter(4, home(1, 2)) == ("", None)
-    assert places.enter(5, home(1, 2)) == ("", 0)
-    assert places.enter(6, home(1, 3)) == ("", 1)
-    assert places.enter(7, home(1, 3)) == ("one network", None)
-    assert places.enter(8, home(1, 4)) == ("", 4)
-    assert places.enter(9, home(2)) == ("", None)
-    for number in (2, 5, 6, 8, 9, 0, 1, 4, 7):
-        places.leave(number)
-    assert len(places) == 0
-    assert places.enter(10, home(1, 2)) == ("", None)
-
-
-def test_when_all_places_are_taken_the_network_that_holds_most_gives_one() -> None:
-    places = Places[int](in_all=4, per_address=9, per_network=9)
-    for number in range(4):
-        places.enter(number, home(number // 3))
-    assert places.enter(4, home(1)) == ("", 0)
-    assert places.enter(5, home(1)) == ("all networks", None)
-    assert places.enter(6, home(2)) == ("", 1)
-    assert places.enter(7, ORIGINS.of("127.0.0.1")) == ("", 3)
-    assert len(places) == 4
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 3)), max_size=80))
-def test_places_are_never_more_than_their_limits(steps: list[tuple[bool, int, int]]) -> None:
-    places, held = Places[int](in_all=9, per_address=3, per_network=5), dict[int, Origin]()
-    for number, (enters, network, address) in enumerate(steps):
-        if enters or not held:
-            whose, evicted = places.enter(number, home(network, address))
-            if evicted is not None:
-                del held[evicted]
-            if not whose:
-                held[number] = home(network, address)
-        else:
-            places.leave(held.popitem()[0])
-        assert len(places) == len(held) <= 9
-        assert max(Counter(origin.address for origin in held.values()).values(), default=0) <= 3
-        assert max(Counter(origin.network for origin in held.values()).values(), default=0) <= 5
