@@ -53,6 +53,10 @@ SETTLE_TIMEOUT = DIALBACK_DIAL_TIMEOUT + 1.0
 RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """The backoff: seconds between attempts to reconnect to a bootstrap; the last one repeats."""
 
+STEADY_SECONDS = 60.0
+"""The lifetime in seconds after which a connection that broke starts the backoff anew. So where more peers than it has
+places take turns at a bootstrap, each connection lives about as long, instead of as short as they can dial."""
+
 NEXT_AFTER = 2.0
 """The head start of a dial in seconds, before the next one runs beside it: a lost first packet is retransmitted after
 one second, and of two dials that both work the better one should win."""
@@ -290,6 +294,7 @@ class Bootstraps:
     async def _keep_alive(self, peer: PeerId) -> None:
         failures, is_lost = 0, False
         while True:
+            began = trio.current_time()
             try:
                 self._addresses[peer] = await self._connect(peer, self._known[peer]) or self._addresses[peer]
                 for handler in self._on_return if is_lost else ():
@@ -298,7 +303,6 @@ class Bootstraps:
                     while not await self._leave_websocket(peer):
                         await self._check(peer, stream)
                         self._checked[peer].set()
-                        failures = 0
                         await self._wait(peer)
                 continue
             except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
@@ -307,6 +311,8 @@ class Bootstraps:
             for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals, self.over_https):
                 known.pop(peer, None)
             is_lost = True
+            if trio.current_time() >= began + STEADY_SECONDS:
+                failures = 0
             self._decide()
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])

@@ -15,7 +15,7 @@ from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.stream import CONNECTION_ERRORS
 from flockstep.peer.log.telemetry import Event, Telemetry
-from flockstep.peer.nat import dialback
+from flockstep.peer.nat import bootstraps, dialback
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.nat.upgrade import is_relayed
 from flockstep.peer.node.node import Node
@@ -338,3 +338,28 @@ async def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() 
         assert caller.rung(target.peer_id) is not Rung.RELAYED
         assert not lab.named("peer.lost")
         assert {event["peer"] for event in lab.named("connection.climbed")} == {one.peer_id, other.peer_id}
+
+
+@pytest.mark.parametrize(("steady", "pauses"), [(1e6, [0, 1, 2]), (0.0, [0, 0, 0])])
+async def test_a_peer_whose_connection_to_a_bootstrap_soon_ends_again_waits_longer(
+    monkeypatch: pytest.MonkeyPatch, steady: float, pauses: list[int]
+) -> None:
+    """More peers than places took each other's as fast as they could dial."""
+    chosen: list[int] = []
+
+    class Pauses(tuple[float, ...]):
+        def __getitem__(self, number: Any) -> Any:
+            chosen.append(number)
+            return 0.0
+
+    monkeypatch.setattr(bootstraps, "RETRY_PAUSES", Pauses((0.0,) * 5))
+    monkeypatch.setattr(bootstraps, "STEADY_SECONDS", steady, raising=False)
+    async with net() as lab, lab.host() as host:
+        for number in range(3):
+            while host.peer_id not in lab.bootstrap.connected() or len(chosen) < number:
+                await trio.lowlevel.checkpoint()
+            await host.bootstraps.first_check(lab.bootstrap.peer_id)
+            await lab.bootstrap.disconnect(host.peer_id)
+            while len(chosen) == number:
+                await trio.lowlevel.checkpoint()
+        assert chosen[:3] == pauses
