@@ -10,9 +10,13 @@ takes no memory; the head of an HTTP request has h11's 16 KiB at most. The libra
 
 Nothing is compressed, since ciphertext does not shrink. The end of the socket is the end of the stream: no close frame is
 sent, since Yamux says goodbye itself.
+
+A frame is metered here as Yamux meters its own (`strangers.frames`), a read that completes no frame like one: after a turn of
+them other tasks run, and what exceeds the budget of the connection's address waits in the socket.
 """
 
 import ipaddress
+from itertools import islice
 from typing import Any
 
 import trio
@@ -35,6 +39,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from ..base.errors import NetworkError
 from ..base.troubles import NO_WEBSOCKET
 from ..libp2p.tcp import TunedStream
+from ..strangers.frames import TURN, FrameMeter
 
 READ_BYTES = 1 << 18
 """Read from the socket at a time, as `libp2p.packets` does."""
@@ -51,7 +56,10 @@ class WebStream(TunedStream):
         stream: Any = carrier
         self.stream = stream
         self._machine = WSConnection(Role.CLIENT if is_client else Role.SERVER)
+        self._frames = FrameMeter()
         self._arrived = bytearray()
+        self._greeting: Event | None = None
+        """The request, or the answer to one."""
         self._has_ended = False
         self._writing = trio.Lock()
         self._pong = b""
@@ -90,8 +98,7 @@ class WebStream(TunedStream):
     async def read(self, n: int | None = None) -> bytes:
         """Read at most `n` bytes, `b""` at the end. Raises as `TunedStream` does."""
         while not self._arrived and not self._has_ended:
-            for event in await self._events():
-                self._take(event)
+            await self._advance()
             if self._pong and not self._writing.locked():  # Else the writing task sends it.
                 async with self._writing:
                     pong, self._pong = self._pong, b""
@@ -107,23 +114,32 @@ class WebStream(TunedStream):
         return len(data)
 
     async def _first_event(self) -> Event:
-        """Return the answer of the handshake; what came behind it is kept."""
-        while not (events := await self._events()):
-            pass
-        for event in events[1:]:
-            self._take(event)
-        return events[0]
+        """Return the answer of the handshake; what came behind it is kept. Raises `ConnectionClosedError`."""
+        while self._greeting is None:
+            if self._has_ended:
+                raise ConnectionClosedError("the connection was closed", transport="ws")
+            await self._advance()
+        return self._greeting
 
-    async def _events(self) -> list[Event]:
-        data = await super().read(READ_BYTES)
+    async def _advance(self) -> None:
+        """Take a turn of the frames that have arrived, or read on if there are none. Raises `ConnectionClosedError`."""
+        is_out = True
         try:
-            self._machine.receive_data(data or None)
-            return list(self._machine.events())
+            for event in islice(self._machine.events(), TURN):
+                is_out = False
+                self._take(event)
+            if is_out:
+                data = await super().read(READ_BYTES)
+                self._has_ended = not data
+                self._frames.count(0)
+                self._machine.receive_data(data or None)
         except (RemoteProtocolError, LocalProtocolError, ValueError) as error:  # A ValueError of a name.
-            reason = "the connection was closed" if not data else f"not a WebSocket: {error}"
-            raise ConnectionClosedError(reason, transport="ws") from error
+            raise ConnectionClosedError(f"not a WebSocket: {error}", transport="ws") from error
+        if self._frames.is_due:
+            await trio.sleep(self.spend_frames(self.peer, self._frames.bill()))
 
     def _take(self, event: Event) -> None:
+        self._frames.count(len(getattr(event, "data", b"")))
         match event:
             case BytesMessage():
                 self._arrived += event.data
@@ -133,6 +149,8 @@ class WebStream(TunedStream):
                 self._has_ended = True
             case TextMessage():
                 raise ConnectionClosedError("a text in a WebSocket of bytes", transport="ws")
+            case _:
+                self._greeting = self._greeting or event
 
 
 def _forwarded_for(request: Request) -> str:

@@ -14,7 +14,8 @@ test). "Upstream" is an issue of github.com/libp2p/py-libp2p, where one is known
     dial_nobody_unasked    #1451     test_libp2p_fixes: test_nobody_is_dialled_unasked
     limit_greetings        -         test_strangers: test_nobody_comes_in_with_a_key_that_is_not_ed25519,
                                      test_a_line_of_negotiation_is_refused_by_its_length,
-                                     test_a_stream_may_propose_so_many_protocols
+                                     test_a_stream_may_propose_so_many_protocols,
+                                     in tests/unit/peer/wire: test_ends
     limit_identify         -         test_strangers:
                                      test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gone
 
@@ -121,7 +122,8 @@ def free_inbound_slots() -> None:
         raw = RawConnection(stream, False, stream.kind)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
-            stream.welcome(str(muxed.peer_id))
+            stream.peer = str(muxed.peer_id)
+            stream.welcome(stream.peer)
             await muxed.event_closed.wait()
         finally:
             with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):

@@ -21,8 +21,9 @@ from multiaddr import Multiaddr
 
 from ..address import by_turns
 from ..base.errors import NetworkError
-from ..base.transport import Address
+from ..base.transport import Address, PeerId
 from ..base.troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
+from ..strangers.frames import own_budget
 from .line_rate import LineRate
 
 TCP_USER_TIMEOUT_MS = 20_000
@@ -66,8 +67,10 @@ class TunedStream(TrioTCPStream):
         self.meter = TrafficMeter()
         self.welcome: Callable[[str], None] = lambda peer: None
         """Called once the peer that connected here has proven its id."""
-        self.spend_frames: Callable[[str, float], float] | None = None
-        """The budget of the frames that arrive here (`strangers.frames`); None for one of its own."""
+        self.peer: PeerId = ""
+        """The peer that connected here, once it has proven its id."""
+        self.spend_frames = own_budget(trio.current_time)
+        """The budget of the frames that arrive here; its own unless a gate gives it that of an address."""
         self.patience = 0.0
         """The timeout of the next read in seconds; 0 is none."""
         self._received = 0

@@ -6,19 +6,24 @@ Theory of operation. Both come from peers that have proven nothing yet, and py-l
   of a run and all servers of its directory have ed25519 keys, so no other kind is read;
 - a line of multistream has the length that its sender states, and is kept as it comes, before any handshake: 170 MB for each
   socket. Here it has `MAX_LINE_BYTES`;
-- proposals of unknown protocols are answered for half a minute: 60 kB/s take a whole core. Here `MAX_LINES` of them are.
+- proposals of unknown protocols are answered for half a minute: 60 kB/s take a whole core. Here `MAX_LINES` of them are;
+- a socket that has ended within a message is read a hundred times more. Here its end is the end of the message.
 """
 
 from typing import Any
 
 import libp2p.crypto.keys
 import libp2p.crypto.serialization
+import libp2p.io.msgio
 import libp2p.protocol_muxer.multiselect_communicator
-from libp2p.io.exceptions import IOException
-from libp2p.io.utils import read_exactly
+import libp2p.utils.varint
+from libp2p.io.abc import Reader
+from libp2p.io.exceptions import IncompleteReadError, IOException
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 
-# A type checker forbids an assignment to a class, which is what `limit_greetings` does.
+# A type checker forbids an assignment to a class or a module, which is what `limit_greetings` does.
+_msgio: Any = libp2p.io.msgio
+_varint: Any = libp2p.utils.varint
 _serialization: Any = libp2p.crypto.serialization
 _communicator: Any = libp2p.protocol_muxer.multiselect_communicator.MultiselectCommunicator
 _KeyType: Any = libp2p.crypto.keys.KeyType
@@ -30,6 +35,9 @@ MAX_LINES = 8
 """The greeting, and the protocols that one side proposes: ours propose two at most, other libp2p programs three or four. Each
 that is refused takes 0.2 ms."""
 
+MAX_PIECES = 101
+"""Pieces in which one value may arrive, as in the library: more are a drip, and each read of it takes 20 µs."""
+
 
 def limit_greetings() -> None:
     """Put these limits into the library, once per process."""
@@ -37,6 +45,19 @@ def limit_greetings() -> None:
     for kind in [kind for kind in readers if kind != _KeyType.Ed25519.value]:
         del readers[kind]
     _communicator.read = read_line
+    _msgio.read_exactly = _varint.read_exactly = read_exactly
+
+
+async def read_exactly(reader: Reader, count: int) -> bytes:
+    """Read exactly `count` bytes. Replaces the library's, and raises `IncompleteReadError` at the end of the socket."""
+    found = bytearray()
+    for _ in range(MAX_PIECES):
+        found += (piece := await reader.read(count - len(found)))
+        if len(found) == count:
+            return bytes(found)
+        if not piece:
+            break
+    raise IncompleteReadError("the connection was closed, or drips", expected_bytes=count, received_bytes=len(found))
 
 
 async def read_line(self: Any) -> str:

@@ -23,6 +23,7 @@ from flockstep.peer.libp2p.tcp import TrafficMeter
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, ask
 from flockstep.peer.quota.limits import BootstrapLimits
+from flockstep.peer.strangers.frames import TURN
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from support.loopback import ECHO, LOOPBACK, echo, until
@@ -264,6 +265,40 @@ async def test_a_close_frame_is_the_end_of_what_is_read() -> None:
     await stranger.send(BytesMessage(b"the last"))
     await stranger.send(CloseConnection(1000))
     assert (await stream.read(3), await stream.read(), await stream.read()) == (b"the", b" last", b"")
+    await mine.aclose()
+    await theirs.aclose()
+
+
+CHEAP = {
+    "pings": (b"", b"\x89\x80\0\0\0\0"),
+    "pongs": (b"", b"\x8a\x80\0\0\0\0"),
+    "empty messages": (b"", b"\x82\x80\0\0\0\0"),
+    "messages of a byte": (b"", b"\x82\x81\0\0\0\0a"),
+    "empty pieces of a message": (b"\x02\x80\0\0\0\0", b"\x00\x80\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("kind", CHEAP)
+async def test_frames_are_billed_to_whom_they_come_from_a_turn_at_a_time(kind: str) -> None:
+    mine, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in socket.socketpair())
+    stranger, stream, bills = Client(mine), WebStream(theirs, theirs, is_client=False), list[tuple[str, float]]()
+
+    def spend(peer: str, frames: float) -> float:
+        bills.append((peer, frames))
+        return 0.0
+
+    stream.spend_frames = spend
+    await stranger.send(Request(host="localhost", target="/"))
+    await stream.answer()
+    stream.peer = "somebody"
+    first, other = CHEAP[kind]
+    await mine.send_all(first + 10_000 * other)
+    await mine.send_eof()
+    while await stream.read():
+        pass
+    assert {peer for peer, _ in bills} == {"somebody"}
+    assert sum(frames for _, frames in bills) > 10_000 - 2 * TURN - 10
+    assert max(frames for _, frames in bills) <= 2 * TURN
     await mine.aclose()
     await theirs.aclose()
 
