@@ -32,7 +32,6 @@ import trio
 from libp2p.crypto.exceptions import MissingDeserializerError
 from libp2p.rcmgr import Direction
 
-from ..base.errors import NetworkError
 from ..base.transport import PeerId
 from ..quota.limits import GateLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Rates
@@ -149,13 +148,14 @@ class Gate:
     def admit_circuit(self, relay: PeerId, peer: PeerId) -> Iterator[Callable[[PeerId], None]]:
         """Hold the place of a relayed connection to its end, or until it gives way; yields what takes its proven peer.
 
-        Raises `NetworkError` for one too many a second: its handshake costs what that of a socket does.
+        One too many a second gives way at once: its handshake costs what that of a socket does.
         """
-        if whose := self._connects.exceeded(origin := over_relay(relay, peer), trio.current_time()):
-            self.refusals.add("connection", reason := f"too many circuits a second from {whose}", origin)
-            raise NetworkError(reason)
-        with self._guest(_Guest(origin, self._circuits)) as guest:
-            self._place(guest)
+        with self._guest(_Guest(origin := over_relay(relay, peer), self._circuits)) as guest:
+            if whose := self._connects.exceeded(origin, trio.current_time()):
+                self.refusals.add("connection", f"too many circuits a second from {whose}", origin)
+                guest.scope.cancel()
+            else:
+                self._place(guest)
             yield partial(setattr, guest, "peer")
 
     @contextmanager

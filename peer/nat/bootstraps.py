@@ -53,7 +53,7 @@ SETTLE_TIMEOUT = DIALBACK_DIAL_TIMEOUT + 1.0
 RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """The backoff: seconds between attempts to reconnect to a bootstrap; the last one repeats."""
 
-STEADY_SECONDS = 60.0
+STEADY_SECONDS = 300.0
 """The lifetime in seconds after which a connection that broke starts the backoff anew. So where more peers than it has
 places take turns at a bootstrap, each connection lives about as long, instead of as short as they can dial."""
 

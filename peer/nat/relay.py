@@ -136,6 +136,7 @@ class RelayClient:
             if announced.type != StopMessage.CONNECT or not (peer := peer_of(announced.peer.id)):
                 raise NetworkError("the relay announced no peer")
             with self._admit(relay, peer) as welcome:
+                await trio.lowlevel.checkpoint_if_cancelled()
                 with trio.fail_at(deadline):
                     await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
                     raw = self._circuit(stream, relay, initiator=False)

@@ -305,6 +305,21 @@ async def test_a_relay_announces_no_circuit_inside_of_a_circuit() -> None:
         assert other.peer_id not in target.connected()
 
 
+async def test_circuits_of_one_relay_have_the_rate_of_a_network() -> None:
+    """An address may open 32 streams a second at a relay: as many handshakes were a sixth of a core of one member."""
+    limits = GateLimits(connects_per_second=1 / gate.CONNECT_BURST_SECONDS)
+    async with Member.of(limits) as member, through_relays(2) as (relay, first, second):
+        await member.host.connect(relay.peer_id, relay.addresses())
+        await member.host._relays.reserve(relay.peer_id)
+        through = [circuit_address(relay.addresses()[0], relay.peer_id)]
+        await first.connect(member.host.peer_id, through)
+        with pytest.raises(ConnectFailed):
+            await second.connect(member.host.peer_id, through)
+        assert member.reasons() == {"too many circuits a second from one network"}
+        assert first.connected() == {relay.peer_id, member.host.peer_id}
+        assert relay.peer_id in member.host.connected()
+
+
 @asynccontextmanager
 async def through_relays(num_others: int) -> AsyncIterator[list[Libp2pHost]]:
     """A relay, and hosts that are connected to it and punch no holes."""
