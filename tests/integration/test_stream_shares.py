@@ -132,6 +132,21 @@ async def test_the_streams_of_a_network_have_a_rate_and_a_newcomer_in_it_a_part(
         assert ("stream", "too many a second from one network") in host._gate.refusals.counts
 
 
+async def test_who_has_a_seat_pays_for_streams_out_of_a_part_of_its_own_and_voters_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Members paid for none, and a key is a member for saying so: eight of them took 44 % of a core with 127 kB/s."""
+    monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 24_000.0)
+
+    limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)
+    async with victim(limits) as host, AsyncExitStack() as stack:
+        member, seated, voter = [await stack.enter_async_context(visitor(host, "127.0.3.1")) for _ in range(3)]
+        host.prefer(seated.peer_id.__eq__, voter.peer_id.__eq__)
+        assert await num_served(member, host.peer_id, 30) < 30
+        assert 0 < await num_served(seated, host.peer_id, 30) < 30
+        assert await num_served(voter, host.peer_id, 30) == 30
+
+
 async def test_those_behind_one_relay_have_equal_parts_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that opened eight streams a second had the connections closed of all others behind its relay."""
     monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 24_000.0)
