@@ -1,5 +1,6 @@
 """Training data: sources, tokens, units, and the leases by which peers share them.
 
+    controls    Control tokens of a `tokenizer.json` under names that no text contains, so that no text can make one.
     datasets    What can be shared among peers: anything that is read in units, from a dataset with an index to an
                 endless stream.
     hub         Files of a dataset of the Hugging Face hub: listed at one commit by its API, read by range, over https.

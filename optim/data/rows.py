@@ -59,6 +59,15 @@ BLANK = object()
 
 
 @dataclass(frozen=True, slots=True)
+class Document:
+    """A text, and the row of a file where it stands; row 0 is the whole file."""
+
+    text: str
+    file: str = ""
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Flaw:
     """Stands for a row that cannot be read, and says why."""
 

@@ -129,6 +129,8 @@ class Documents:
         self._barren = 0
         self._failure: OSError | None = None
         """Why a file was not read last, other than for what it holds."""
+        self.place = "", 0
+        """The file and the row of what was read last."""
         self.pieces = [Piece(file) for file in files]
         if kind == "parquet" and len(files) < LEAST_PIECES:
             self.pieces = [piece for file in files for piece in self._groups(file)]
@@ -209,6 +211,7 @@ class Documents:
         try:
             for number, row in rows:
                 if not isinstance(row, Flaw):
+                    self.place = file.name, number
                     yield row
                     continue
                 self.skips.add(file.name, number, row.reason, row.encoding)

@@ -24,17 +24,22 @@ PROBE_BYTES = 4096
 
 
 def texts(place: str, skips: Skips | None = None) -> Iterator[bytes]:
-    """The UTF-8 text of one file after the other, in the order of their names; other files are skipped.
+    """The texts of `named_texts`."""
+    return (text for _, text in named_texts(place, skips or Skips()))
+
+
+def named_texts(place: str, skips: Skips) -> Iterator[tuple[Path, bytes]]:
+    """One file with UTF-8 text after the other, in the order of their names, and its text; other files are skipped.
 
     `skips` takes those that hold text of another encoding. Raises `UsageError` where there is no such file, and where one
     cannot be read.
     """
     if place != STDLIB:
-        yield from _read(_text_files(place), skips or Skips())
+        yield from _read(_text_files(place), skips)
         return
     left = MAX_STDLIB_BYTES
-    for text in _read(_stdlib_files(), Skips()):
-        yield text[:left]
+    for file, text in _read(_stdlib_files(), Skips()):
+        yield file, text[:left]
         left -= len(text) + 1
         if left <= 0:
             return
@@ -76,7 +81,7 @@ def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
     return [file for _, file in sorted(found)]
 
 
-def _read(files: Iterable[Path], skips: Skips) -> Iterator[bytes]:
+def _read(files: Iterable[Path], skips: Skips) -> Iterator[tuple[Path, bytes]]:
     for file in files:
         try:
             if file.stat().st_size > MAX_TEXT_BYTES:  # It is read at once.
@@ -85,7 +90,7 @@ def _read(files: Iterable[Path], skips: Skips) -> Iterator[bytes]:
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}", remedy="check its permissions") from error
         if _is_text(content, str(file), skips):
-            yield content
+            yield file, content
 
 
 def _is_text(content: bytes, file: str, skips: Skips) -> bool:

@@ -1,7 +1,8 @@
 """From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest pins by hash.
 
 The only user of the `tokenizers` package (extra `hf`). A file is read once, compared with the hash of the manifest, and
-only then parsed. Every document ends in a token that stands nowhere inside of one.
+only then parsed. Every document ends in a token that stands nowhere inside of one, whatever its text is: no text makes a
+control token (`controls`).
 """
 
 import re
@@ -20,6 +21,7 @@ from ...peer.base.digest import digest
 from ...peer.base.disk import user_path
 from ...peer.base.errors import UsageError
 from ..consent import HUB_DATASET
+from .controls import Controls, without_noncharacters
 from .hub import newest_commit, read_hub
 
 HASH_PREFIX = "blake3:"
@@ -29,6 +31,8 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
+MAX_SHOWN = 80
+"""Characters of a text that are shown."""
 
 _T = TypeVar("_T")
 
@@ -48,7 +52,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The tokens of each document, an end included."""
+        """The tokens of each document, an end included, and no control token else; none of one that it does not take."""
+
+    @abstractmethod
+    def flaw(self, text: str) -> str:
+        """Return why it does not take a text."""
 
     @abstractmethod
     def decode(self, tokens: npt.NDArray[Any]) -> str:
@@ -58,7 +66,7 @@ class Tokenizer(ABC):
         """The tokens of a text that goes on, at least one."""
         (tokens,) = self.encode([text])
         found: list[int] = tokens.tolist()
-        return found[:-1] if self.end is not None and len(found) > 1 and found[-1] == self.end else found
+        return found[:-1] if self.end is not None and len(found) > 1 and found[-1] == self.end else found or [self.end or 0]
 
 
 class ByteTokenizer(Tokenizer):
@@ -72,7 +80,12 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
         """uint8."""
-        return [np.frombuffer(text.encode(errors="replace") + b"\0", np.uint8) for text in documents]
+        ended = (text.encode(errors="replace") + b"\0" for text in documents)
+        return [np.frombuffer(content if content.index(0) == len(content) - 1 else b"", np.uint8) for content in ended]
+
+    def flaw(self, text: str) -> str:
+        """See `Tokenizer`."""
+        return "holds a zero byte, which ends a document: remove it"
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The UTF-8 text."""
@@ -93,42 +106,75 @@ class FileTokenizer(Tokenizer):
 
         self.name = path.name
         self.digest = digest(data)
-        self._tokenizer: Any = self._of_package(f"{path} is no tokenizer", tokenizers.Tokenizer.from_buffer, data)
+        failure = f"{path} is no tokenizer"
+        self.controls: Controls = self._of_package(failure, Controls, data, (end, *ENDS))
+        self._tokenizer: Any = self._of_package(failure, tokenizers.Tokenizer.from_buffer, self.controls.file)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
-        found = (self._tokenizer.token_to_id(name) for name in (end, *ENDS) if name)
-        self.end = next((token for token in found if token is not None), None)
-        self.end_text = "" if self.end is None else str(self._tokenizer.id_to_token(self.end))
+        self.vocab_size = self.controls.vocab_size
+        self.end, self.end_text = self.controls.end_id, self.controls.end
+        if self.end_text:  # It may be a word of the file's model alone.
+            name = self.controls.names[self.end_text]
+            self._tokenizer.add_special_tokens([tokenizers.AddedToken(name, normalized=False)])
         self._end = [] if self.end is None else [self.end]
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""
-        encoded = self._encoded(self._tokenizer.encode_batch_fast, documents)
-        return [np.array(one.ids + self._end, np.uint32) for one in encoded]
+        encoded = self._encoded(self._tokenizer.encode_batch_fast, [without_noncharacters(text) for text in documents])
+        return [np.array([] if one is None else ids + self._end, np.uint32) for ids, one in encoded]
 
-    def encode_at(self, documents: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
-        """The tokens of each document without an end, and the character at which each begins."""
-        encoded = self._encoded(self._tokenizer.encode_batch, documents)
-        return [(np.array(one.ids, np.uint32), np.array([at for at, _ in one.offsets], np.int64)) for one in encoded]
+    def encode_at(self, texts: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
+        """The tokens of each text without an end, and the character at which each begins; control tokens by their names."""
+        encoded = self._encoded(self._tokenizer.encode_batch, texts)
+        found = [(ids, [] if one is None else [at for at, _ in one.offsets]) for ids, one in encoded]
+        return [(np.array(ids, np.uint32), np.array(begins, np.int64)) for ids, begins in found]
+
+    def flaw(self, text: str) -> str:
+        """See `Tokenizer`."""
+        try:
+            one = self._tokenizer.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            if not _is_of_package(error):
+                raise
+            return f"is a text on which the tokenizer fails: {error}"
+        unknown = (text[slice(*place)] for token, place in zip(one.ids, one.offsets, strict=True) if token >= self.vocab_size)
+        return f"has {next(unknown, text)[:MAX_SHOWN]!r}, for which the tokenizer has no token"
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a text that goes on, at least one; the control tokens that it names are meant."""
+        ((tokens, _),) = self.encode_at([self.controls.written(without_noncharacters(text))])
+        found: list[int] = tokens.tolist()
+        return found or [self.end or 0]
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The text, special tokens left out."""
         known = [token for token in tokens.tolist() if token < self.vocab_size]
-        return str(self._of_package(f"the tokenizer {self.name} cannot read its own tokens", self._tokenizer.decode, known))
+        what = f"the tokenizer {self.name} cannot read its own tokens"
+        return self.controls.read(str(self._of_package(what, self._tokenizer.decode, known)))
 
-    def _encoded(self, encode: Callable[..., Any], documents: Sequence[str]) -> Any:
-        what = f"the tokenizer {self.name} fails on a text"
-        return self._of_package(what, encode, list(documents), add_special_tokens=False)
+    def _encoded(self, encode: Callable[..., Any], texts: Sequence[str]) -> list[tuple[list[int], Any]]:
+        """Return the ids of each text and its encoding; none and None where the package fails or knows a part of it alone."""
+        try:
+            encoded = encode(list(texts), add_special_tokens=False)
+        except BaseException as error:
+            if not _is_of_package(error):
+                raise
+            return [([], None)] if len(texts) == 1 else [one for text in texts for one in self._encoded(encode, [text])]
+        found = [(one.ids, one) for one in encoded]
+        return [([], None) if max(ids, default=0) >= self.vocab_size else (ids, one) for ids, one in found]
 
     def _of_package(self, failure: str, function: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
         """Call the package, which raises bare exceptions, and panics on files that its parser took. Raises `UsageError`."""
         try:
             return function(*arguments, **named)
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Not one of the package.
+            if not _is_of_package(error):
                 raise
             raise UsageError(f"{failure}: {error}", remedy="name another tokenizer.json") from error
+
+
+def _is_of_package(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 BYTES = ByteTokenizer()

@@ -19,6 +19,7 @@ import numpy as np
 from ...peer.base.digest import digest
 from ...peer.base.disk import disk_errors, folder_draft_of
 from ...peer.base.errors import UsageError
+from ..data.rows import Document, Skips
 from ..data.streams import HELD_OUT_EVERY
 from ..data.tokenizer import FileTokenizer, Tokenizer
 from .cache import Tokens
@@ -57,13 +58,16 @@ READ_TOKENS = 1 << 20
 
 Tell = Callable[[int, int], None]
 """Is told how many documents and tokens are done."""
+_Piece = tuple[Document, str, bool]
+"""A document, a text of it, and whether it is the last one."""
 
 
 def pack(
-    documents: Iterable[str],
+    documents: Iterable[Document],
     tokenizer: Tokenizer,
     out: Path,
     *,
+    skips: Skips,
     tokenizer_file: bytes = b"",
     tokenizer_config: bytes = b"",
     shard_tokens: int = 0,
@@ -72,10 +76,10 @@ def pack(
     """Write packed data into the new folder `out`, and return their index. Raises `FlockstepError`.
 
     `tokenizer_file` is the file of the tokenizer, empty for bytes, and `tokenizer_config` what lies beside it
-    (`tokenizer_config`); `shard_tokens` is the length of a shard, 0: as it suits.
+    (`tokenizer_config`); `shard_tokens` is the length of a shard, 0: as it suits; `skips` takes what the tokenizer does not.
     """
     writer = _Packing(tokenizer, (tokenizer_file, tokenizer_config), shard_tokens, tell, masked=False)
-    return writer.write(_encoded(documents, tokenizer), out)
+    return writer.write(_encoded(documents, tokenizer, skips), out)
 
 
 def pack_chats(
@@ -83,6 +87,7 @@ def pack_chats(
     tokenizer: FileTokenizer,
     out: Path,
     *,
+    skips: Skips,
     tokenizer_file: bytes,
     tokenizer_config: bytes = b"",
     shard_tokens: int = 0,
@@ -90,7 +95,7 @@ def pack_chats(
 ) -> ShardIndex:
     """Write rendered chats as packed data whose answers alone have a loss; see `pack`."""
     writer = _Packing(tokenizer, (tokenizer_file, tokenizer_config), shard_tokens, tell, masked=True)
-    return writer.write(_encoded_chats(chats, tokenizer, writer.dtype), out)
+    return writer.write(_encoded_chats(chats, tokenizer, writer.dtype, skips), out)
 
 
 class _Packing:
@@ -156,51 +161,63 @@ class _Packing:
 
 
 def _encoded_chats(
-    chats: Iterable[Rendered], tokenizer: FileTokenizer, dtype: str
+    chats: Iterable[Rendered], tokenizer: FileTokenizer, dtype: str, skips: Skips
 ) -> Iterator[tuple[Tokens, bool]]:
     """Yield the tokens of every chat with the bits of masked data: what is outside of answers, its end too, is context."""
     context = np.uint32(1 << (8 * WIDTHS[dtype] - 1))
     chats = iter(chats)
     while some := list(islice(chats, CHATS)):
         for (tokens, begins), chat in zip(tokenizer.encode_at([chat.text for chat in some]), some, strict=True):
+            if not len(tokens):
+                skips.add(chat.file, chat.row, tokenizer.flaw(chat.text))
+                continue
             is_answer = np.zeros(len(tokens), np.bool_)
             for start, stop in chat.answers:
                 is_answer |= (begins >= start) & (begins < stop)
             masked = np.where(is_answer, tokens, tokens | context)
-            if tokenizer.end is not None and (not len(tokens) or int(tokens[-1]) != tokenizer.end):
+            if tokenizer.end is not None and int(tokens[-1]) != tokenizer.end:
                 masked = np.append(masked, np.uint32(tokenizer.end) | context)
             masked[:1] |= context | context >> np.uint32(1)  # Nothing comes before it that could predict it.
             yield masked, True
 
 
-def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[tuple[Tokens, bool]]:
-    """Yield the tokens of every piece in order, and whether a document ends with it."""
+def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, skips: Skips) -> Iterator[tuple[Tokens, bool]]:
+    """Yield the tokens of every piece in order, and whether a document ends with it; `skips` takes those without tokens."""
+    ends = np.array([] if tokenizer.end is None else [tokenizer.end], np.uint32)
 
-    def encode(pieces: list[tuple[str, bool]]) -> list[tuple[Tokens, bool]]:
-        found = tokenizer.encode([text for text, _ in pieces])
-        no_end = 0 if tokenizer.end is None else 1
-        return [
-            (tokens if is_last else tokens[: len(tokens) - no_end], is_last)
-            for tokens, (_, is_last) in zip(found, pieces, strict=True)
-        ]
+    def encode(pieces: list[_Piece]) -> list[tuple[Tokens, _Piece]]:
+        return list(zip(tokenizer.encode([text for _, text, _ in pieces]), pieces, strict=True))
 
-    threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:  # Beside the tokenizer's own threads: making arrays takes as long.
-        waiting = deque[Future[list[tuple[Tokens, bool]]]]()
-        for pieces in _together(documents):
-            waiting.append(pool.submit(encode, pieces))
-            if len(waiting) > threads:
+    def encoded() -> Iterator[tuple[Tokens, _Piece]]:
+        threads = os.cpu_count() or 1
+        with ThreadPoolExecutor(threads) as pool:  # Beside the tokenizer's own threads: making arrays takes as long.
+            waiting = deque[Future[list[tuple[Tokens, _Piece]]]]()
+            for pieces in _together(documents):
+                waiting.append(pool.submit(encode, pieces))
+                if len(waiting) > threads:
+                    yield from waiting.popleft().result()
+            while waiting:
                 yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+
+    is_open = False
+    for tokens, (document, text, is_last) in encoded():
+        if not len(tokens):
+            part = "" if text == document.text else "in a part that is left out, "
+            skips.add(document.file, document.row, part + tokenizer.flaw(text))
+            tokens = ends if is_open and is_last else ends[:0]
+        elif not is_last:
+            tokens = tokens[: len(tokens) - len(ends)]
+        if len(tokens):
+            yield tokens, is_last
+        is_open = not is_last and (is_open or len(tokens) > 0)
 
 
-def _together(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    pieces, size = list[tuple[str, bool]](), 0
+def _together(documents: Iterable[Document]) -> Iterator[list[_Piece]]:
+    pieces, size = list[_Piece](), 0
     for document in documents:
         for piece in _pieces(document):
             pieces.append(piece)
-            size += len(piece[0])
+            size += len(piece[1])
             if size >= TOGETHER:
                 yield pieces
                 pieces, size = [], 0
@@ -208,14 +225,14 @@ def _together(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
         yield pieces
 
 
-def _pieces(document: str) -> Iterator[tuple[str, bool]]:
+def _pieces(document: Document) -> Iterator[_Piece]:
     """Yield a document in pieces that end with a line where they can, each with whether it is the last one."""
-    start = 0
-    while start < len(document):
+    text, start = document.text, 0
+    while start < len(text):
         end = start + PIECE
-        if end < len(document):
-            end = document.rfind("\n", start, end) + 1 or end
-        yield document[start:end], end >= len(document)
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield document, text[start:end], end >= len(text)
         start = end
 
 

@@ -3,15 +3,16 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...optim.data.rows import MAX_NAMED, Flaw, Skips
+from ...optim.data.rows import MAX_NAMED, Document, Flaw, Skips
 from ...optim.data.streams import STREAMS, Documents, open_documents
-from ...optim.data.text import texts
+from ...optim.data.text import named_texts
 from ...optim.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
 from ...optim.shards.chat import CHAT_COLUMNS, ChatTemplate, Rendered, chat_of
 from ...optim.shards.index import TOKENIZER
@@ -56,7 +57,7 @@ def pack_data(
     if chat and (not isinstance(made_by, FileTokenizer) or kind not in STREAMS):
         remedy = "give --tokenizer, and a source of JSON or parquet"
         raise UsageError("--chat needs a tokenizer with a chat template, and rows with messages", remedy=remedy)
-    skips, unanswered = Skips(), 0
+    skips, unanswered, unfound = Skips(), 0, 0
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[done]}")
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -75,19 +76,20 @@ def pack_data(
             progress.update(task, total=total if total > 1 else None, completed=done)
 
         if chat and isinstance(made_by, FileTokenizer):
-            template = ChatTemplate.beside(path)
+            template = ChatTemplate.beside(path, made_by.controls)
 
-            def render(chat: object) -> Rendered | Flaw | None:
-                nonlocal unanswered
+            def render(row: object, column: str) -> Rendered | Flaw | None:
+                nonlocal unanswered, unfound
                 try:
-                    found = template.render(chat)
+                    found = template.render(chat_of(row, column), row)
                 except UsageError as error:
                     return Flaw(f"is left out: {error}")
                 unanswered += found is None
+                unfound += 0 if found is None else found.num_unfound
                 return found
 
             def rendered() -> Iterator[Rendered]:
-                chats = _chats(kind, place, render, skips, at)
+                chats = _chats(kind, place, render, tuple(template.variables), skips, at)
                 first = next(chats, None)
                 if first is None:
                     why = f": {skips.first}" if skips.first else ""
@@ -96,10 +98,10 @@ def pack_data(
                 yield first
                 yield from chats
 
-            index = pack_chats(rendered(), made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
+            index = pack_chats(rendered(), made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
         else:
             documents = _documents(kind, place, skips, at)
-            index = pack(documents, made_by, out, **files, shard_tokens=shard_tokens, tell=tell)
+            index = pack(documents, made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
     size = sum(shard.num_bytes for shard in index.shards)
     write_line(
         f"Packed {index.num_documents:,} documents into {len(index.shards):,} shards of {out}: {index.num_tokens:,} tokens, "
@@ -107,6 +109,8 @@ def pack_data(
     )
     if unanswered:
         write_line(f"{unanswered:,} rows without an answer were left out.")
+    if unfound:
+        write_line(f"{unfound:,} answers are context alone: the template renders them otherwise once another turn follows.")
     if skips.first is not None:
         count = f"{MAX_NAMED} or more" if skips.count >= MAX_NAMED else skips.count
         write_line(f"What could not be read was left out, {count} in all, such as {skips.first}")
@@ -124,34 +128,38 @@ def _config(beside: dict[str, str], tokenizer: FileTokenizer) -> bytes:
     return encode_config(beside)
 
 
-def _documents(kind: str, place: str, skips: Skips, at: Callable[[int, int], None]) -> Iterator[str]:
+def _documents(kind: str, place: str, skips: Skips, at: Callable[[int, int], None]) -> Iterator[Document]:
     """Yield the documents of a source; `at` is told how many of its pieces are done. Raises `FlockstepError`."""
     if kind == "text":
         number = 0
-        for number, text in enumerate(texts(place, skips), 1):
+        for number, (file, text) in enumerate(named_texts(place, skips), 1):
             at(number, 0)
-            yield text.decode()
+            yield Document(text.decode(), str(file))
         if not number and skips.first is not None:
             raise UsageError(f"text:{place} holds no text: {skips.first}", remedy=skips.first.remedy or "name text in UTF-8")
         return
     documents, _ = open_documents(kind, place, skips=skips)
-    yield from _pieces(documents, documents.read, f"{kind}:{place}", at)
+    for row in _pieces(documents, documents.read, f"{kind}:{place}", at):
+        yield Document(row, *documents.place)
 
 
 def _chats(
     kind: str,
     place: str,
-    render: Callable[[object], Rendered | Flaw | None],
+    render: Callable[[object, str], Rendered | Flaw | None],
+    columns: tuple[str, ...],
     skips: Skips,
     at: Callable[[int, int], None],
 ) -> Iterator[Rendered]:
-    """Yield the chats of a source as text; see `_documents`."""
+    """Yield the chats of a source as text, of parquet with some more columns; see `_documents`."""
     documents, column = open_documents(kind, place, column="messages", is_text=False, skips=skips)
 
     def read(piece: int) -> Iterator[Rendered]:
-        return documents.made(piece, (column, *CHAT_COLUMNS), lambda row: render(chat_of(row, column)))
+        return documents.made(piece, (column, *CHAT_COLUMNS, *columns), lambda row: render(row, column))
 
-    yield from _pieces(documents, read, f"{kind}:{place}", at)
+    for found in _pieces(documents, read, f"{kind}:{place}", at):
+        file, number = documents.place
+        yield replace(found, file=file, row=number)
 
 
 def _pieces(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flockstep.optim.data.rows import Document, Skips
 from flockstep.optim.data.tokenizer import BYTES, FileTokenizer
 from flockstep.optim.shards.index import ShardIndex
 from flockstep.optim.shards.pack import LEAST_SHARD_TOKENS, pack
@@ -33,4 +34,5 @@ def packed(out: Path, documents: list[str] | None = None, *, tokenizer: bytes = 
     """Pack documents with the bytes of a tokenizer's file, or as bytes."""
     made_by = FileTokenizer(Path("tokenizer.json"), tokenizer) if tokenizer else BYTES
     options = {"shard_tokens": LEAST_SHARD_TOKENS} | options
-    return pack(STORIES if documents is None else documents, made_by, out, tokenizer_file=tokenizer, **options)
+    texts = map(Document, STORIES if documents is None else documents)
+    return pack(texts, made_by, out, skips=Skips(), tokenizer_file=tokenizer, **options)

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flockstep.dht.run.manifest import Data
+from flockstep.optim.data.controls import without_noncharacters
 from flockstep.optim.data.sources import TokenSource, open_data
 from flockstep.optim.data.tokenizer import (
     BYTES,
@@ -20,6 +22,8 @@ from flockstep.optim.data.tokenizer import (
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import LocalError, UsageError
+from hypothesis import given
+from hypothesis import strategies as st
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -124,20 +128,87 @@ def test_a_file_on_which_the_package_panics_is_one_line(path: Path) -> None:
     known = json.loads(path.read_text())
     nested = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     on_text = FileTokenizer(path, json.dumps(known | {"pre_tokenizer": nested}).encode())
-    for fails in (on_text.encode, on_text.encode_at):
-        with pytest.raises(UsageError, match=r"own\.json fails on a text: .*retry-limit-in-match"):
-            fails(["a" * 64 + "b"])
+    hard = "a" * 64 + "b"
+    assert [len(tokens) > 0 for tokens in on_text.encode(["swarm", hard, "step"])] == [True, False, True]
+    assert [len(tokens) > 0 for tokens, _ in on_text.encode_at([hard, "swarm"])] == [False, True]
+    assert "retry-limit-in-match" in on_text.flaw(hard)
     cut = {"type": "Strip", "content": "z", "start": 9, "stop": 9}
     on_tokens = FileTokenizer(path, json.dumps(known | {"decoder": cut}).encode())
     with pytest.raises(UsageError, match=r"own\.json cannot read its own tokens: index out of bounds"):
         on_tokens.decode(on_tokens.encode(["z"])[0])
 
 
-def test_a_text_for_which_a_file_has_no_token_is_one_line(path: Path) -> None:
-    words = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "[UNK]"}
-    known = json.loads(path.read_text()) | {"model": words, "added_tokens": []}
-    with pytest.raises(UsageError, match=r"fails on a text: .*UNK"):
-        FileTokenizer(path, json.dumps(known).encode()).encode(["the swarm"])
+LETTERS = {"<": 0, "/": 1, "s": 2, ">": 3, "a": 4, " ": 5, "</s>": 6}
+PIECES = [[letter, -1.0] for letter in LETTERS]
+WITHOUT_UNKNOWN: dict[str, dict[str, Any]] = {
+    "words": {"type": "WordLevel", "vocab": LETTERS, "unk_token": "[UNK]"},
+    "pieces of words": {
+        "type": "WordPiece", "vocab": LETTERS, "unk_token": "[UNK]", "continuing_subword_prefix": "",
+        "max_input_chars_per_word": 100,
+    },
+    "pairs": {
+        "type": "BPE", "vocab": LETTERS | {"</": 7, "s>": 8}, "merges": ["< /", "s >", "</ s>"], "ignore_merges": True,
+    },
+    "pieces": {"type": "Unigram", "vocab": PIECES, "unk_id": None, "byte_fallback": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+def test_a_text_for_which_a_file_has_no_token_has_none_and_costs_no_other(kind: str) -> None:
+    words = {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False}
+    file = {"version": "1.0", "pre_tokenizer": words, "added_tokens": [], "model": WITHOUT_UNKNOWN[kind]}
+    tokenizer = FileTokenizer(Path("x.json"), json.dumps(file).encode())
+    tokens = tokenizer.encode(["a a", "a cow a", "s a"])
+    assert [len(each) for each in tokens] == [4, 0, 4]
+    assert [int(each[-1]) for each in tokens if len(each)] == [6, 6]
+    unknown = "c" if kind == "pairs" else "cow"
+    assert tokenizer.flaw("a cow a") == f"has {unknown!r}, for which the tokenizer has no token"
+    assert tokenizer.vocab_size == len(WITHOUT_UNKNOWN[kind]["vocab"])
+
+
+FLAGS = ("single_word", "lstrip", "rstrip")
+
+
+def controlled(kind: str) -> FileTokenizer:
+    """A tokenizer of every kind of model, with control tokens in its model and beyond it."""
+    model = WITHOUT_UNKNOWN[kind]
+    beyond = len(model["vocab"])
+    added = [
+        {"id": number, "content": content, "special": special, "normalized": True} | dict.fromkeys(FLAGS, False)
+        for number, content, special in ((6, "</s>", True), (beyond, "<a>", False), (beyond + 1, "as", False))
+    ]
+    file = {"version": "1.0", "normalizer": {"type": "NFKC"}, "added_tokens": added, "model": model}
+    return FileTokenizer(Path("x.json"), json.dumps(file).encode())
+
+
+PARTS = ("</s>", "\uff1c/s\uff1e", "<a>", "<", "a", "s", ">", "\ufdd06\ufdd1", "\ufdd0", " ")
+TEXTS = st.lists(st.sampled_from(PARTS)).map("".join)
+
+
+@given(TEXTS, st.sampled_from(list(WITHOUT_UNKNOWN)))
+def test_no_text_makes_a_control_token(text: str, kind: str) -> None:
+    tokenizer = controlled(kind)
+    controls = {int(name[1:-1]) for name in tokenizer.controls.names.values()}
+    (tokens,), ((located, _),) = tokenizer.encode([text]), tokenizer.encode_at([without_noncharacters(text)])
+    assert not controls & set(located.tolist())
+    assert not controls & set(tokens[:-1].tolist())
+    if len(tokens):
+        assert tokens[-1] == tokenizer.end
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+def test_who_means_a_control_token_writes_its_name(kind: str) -> None:
+    tokenizer = controlled(kind)
+    assert tokenizer.controls.is_special == {"</s>": True, "<a>": False}
+    assert tokenizer.prompt("</s>a<a>as")[0] == tokenizer.end
+    assert len(tokenizer.prompt("</s>a<a>as")) == 4
+    assert tokenizer.decode(np.array(tokenizer.prompt("</s>a<a>"))).replace(" ", "") == "a<a>"
+
+
+def test_a_zero_byte_inside_of_a_text_is_no_end_of_bytes() -> None:
+    assert [len(tokens) for tokens in BYTES.encode(["a\0b", "\0", "ab"])] == [0, 0, 3]
+    assert "zero byte" in BYTES.flaw("a\0b")
+    assert BYTES.prompt("\0")
 
 
 ZEROS = f"blake3:{'0' * 64}"

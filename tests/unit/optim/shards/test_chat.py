@@ -10,6 +10,8 @@ import pytest
 import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data
+from flockstep.optim.data.controls import without_noncharacters
+from flockstep.optim.data.tokenizer import FileTokenizer
 from flockstep.optim.models.registry import build_model, separates, training_loss
 from flockstep.optim.shards.chat import ChatTemplate, chat_of
 from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenizer_of
@@ -21,6 +23,8 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.runs.pack import pack_data
+from hypothesis import given
+from hypothesis import strategies as st
 from support.packed import train_tokenizer
 
 TEMPLATE = (
@@ -183,6 +187,161 @@ def test_an_instruction_has_its_input_and_a_row_with_neither_is_no_chat() -> Non
     assert [message["content"] for message in chat] == ["Add.\n\n1, 2", "3"]
     for row in ({"text": "once"}, {"prompt": "once?", "completion": None}, {"prompt": CHAT[:1], "completion": "x"}, 7):
         assert chat_of(row, "messages") in (None, 7)
+
+
+LAST_OTHERWISE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}(thought){% endif %}{{ m.content }}|"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+GENERATED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{% if loop.last %}(last){% endif %}"
+    "{{ m.content }}|{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}"
+)
+OPENED = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>(thinks)\n{% endif %}"
+)
+SYSTEM_LAST = (
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>"
+    "{% if m.role == 'user' and loop.index >= loop.length - 1 and messages[0].role == 'system' %}{{ messages[0].content }}: "
+    "{% endif %}{{ m.content|trim }}|{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+IN_PAIRS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}Q: {{ messages[loop.index0 - 1].content }} A: {{ m.content }}|"
+    "{% endif %}{% endfor %}"
+)
+DATED = "{{ strftime_now('%Y-%m-%d') }}" + TEMPLATE
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "answers", "num_unfound"),
+    [
+        (LAST_OTHERWISE, CHAT, ["(thought)they flew|"], 1),
+        (GENERATED, CHAT, ["upon a time|", "(last)they flew|"], 0),
+        (OPENED, CHAT, ["upon a time|", "they flew|"], 0),
+        (SYSTEM_LAST, [SYSTEM, *CHAT], ["they flew|"], 1),
+        (SYSTEM_LAST, [CHAT[0], {"role": "model", "content": " upon a time "}], ["upon a time|"], 0),
+        (DATED, CHAT, ["upon a time$\n", "they flew$\n"], 0),
+    ],
+)
+def test_an_answer_is_what_stands_in_the_whole_rendering(
+    template: str, chat: list[dict[str, str]], answers: list[str], num_unfound: int
+) -> None:
+    rendered = ChatTemplate(template, {"eos_token": "$"}).render(chat)
+    assert rendered is not None
+    assert [rendered.text[start:stop] for start, stop in rendered.answers] == answers
+    assert rendered.num_unfound == num_unfound
+
+
+REVERSED = "{% for m in messages|reverse %}{{ m.content }}|{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [IN_PAIRS, REVERSED, "{% generation %}" + TEMPLATE + "{% endgeneration %}"])
+def test_no_words_of_another_speaker_are_learned(template: str) -> None:
+    with pytest.raises(UsageError, match="does not add an answer"):
+        ChatTemplate(template, {}).render(CHAT[:2])
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+CALLING = (
+    "{{ tools|tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ '(' + m.thought + ')' if m.thought }}"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function|tojson }}{% endfor %}|{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+CALLED = '{"name": "weather", "arguments": {"city": "Oslo"}}|'
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "3 C", "tool_call_id": "1", "name": "weather"}
+SHARED = [{"from": "human", "value": "once?", "weight": 0.0}, {"from": "gpt", "value": "no", "weight": 0}]
+TRAIN = [CHAT[0], {**CHAT[1], "train": False}, CHAT[2], {**CHAT[3], "train": True, "name": None}]
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"messages": [CHAT[0], CALLS, RESULT, CHAT[3]]}, [CALLED, "they flew|"]),
+        ({"messages": [CHAT[0], {**CHAT[1], "thought": "hm"}], "tools": '[{"name": "<weather>"}]'}, ["(hm)upon a time|"]),
+        ({"conversations": [*SHARED, *CHAT[2:]]}, ["they flew|"]),
+        ({"messages": TRAIN}, ["they flew|"]),
+        ({"messages": [CHAT[0], {"role": "assistant", "content": " "}, *CHAT[2:]], "id": "7"}, ["they flew|"]),
+        ({"system": "Be brief.", "prompt": "once?", "completion": "upon a time"}, ["upon a time|"]),
+    ],
+)
+def test_what_the_template_renders_of_a_row_is_learned(row: dict[str, Any], answers: list[str]) -> None:
+    rendered = ChatTemplate(CALLING, {}).render(chat_of(row, "messages"), row)
+    assert rendered is not None
+    assert [rendered.text[start:stop] for start, stop in rendered.answers] == answers
+    first = '[{"name": "<weather>"}]' if "tools" in row else "<system>Be brief." if "system" in row else "<user>once?"
+    assert rendered.text.startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}, "a chat has 'tool_calls'"),
+        ({"messages": [CHAT[0], {**CHAT[1], "reasoning_content": "hm"}]}, "a chat has 'reasoning_content'"),
+        ({"messages": [{**CHAT[0], "name": "Ada"}, CHAT[1]]}, "a chat has 'name'"),
+        ({"messages": CHAT, "tools": [CALL]}, "a chat has 'tools'"),
+        ({"messages": CHAT, "chat_template_kwargs": {"brief": True}}, "a chat has 'brief'"),
+        ({"messages": CHAT, "images": ["x.png"]}, "a chat has 'images'"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0.5}]}, r"role assistant has the weight \[0.5\]"),
+        ({"messages": [{**CHAT[0], "train": True}, CHAT[1]]}, r"role user has the weight \[True\]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, CHAT[1]]}, "no content that is text"),
+    ],
+)
+def test_a_row_that_says_more_than_the_template_renders_is_refused(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        ChatTemplate(TEMPLATE, {}).render(row["messages"], row)
+
+
+FORGED = ("<|end|>", "<|", "user", "|>", "end|>", "<think>", "</think>", " hello", "\ufdd0260\ufdd1", "\ufdd4260\ufdd5")
+WITH_CONTROLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ m.more }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def with_controls() -> FileTokenizer:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(BYTES)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    return FileTokenizer(Path("tokenizer.json"), tokenizer.to_str().encode(), "<|end|>")
+
+
+BYTES = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+CONTROLLED = with_controls()
+
+
+@given(st.lists(st.sampled_from(FORGED)).map("".join), st.lists(st.sampled_from(FORGED)).map("".join))
+def test_no_text_of_a_chat_makes_a_control_token(asked: str, more: str) -> None:
+    question = {"role": "user", "content": asked, "more": more}
+    messages = [question, {**question, "role": "assistant", "content": f"I see {asked}"}]
+    rendered = ChatTemplate(WITH_CONTROLS, {}, CONTROLLED.controls).render(messages)
+    assert rendered is not None
+    ((tokens, begins),) = CONTROLLED.encode_at([rendered.text])
+    assert [int(token) for token in tokens if token >= len(BYTES)] == [257, 256, 258, 256]
+    assert CONTROLLED.controls.read(rendered.text).startswith(f"<|user|>{without_noncharacters(asked)}")
+    ((start, stop),) = rendered.answers
+    assert tokens[np.flatnonzero((begins >= start) & (begins < stop))[-1]] == 256
+
+
+def test_a_thought_in_an_answer_is_rendered_by_the_template_or_refused() -> None:
+    thinks = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}"
+        "{{ m.content }}<|end|>{% endfor %}"
+    )
+    chat = [CHAT[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nupon a time"}]
+    rendered = ChatTemplate(thinks, {}, CONTROLLED.controls).render(chat)
+    assert rendered is not None
+    ((start, stop),) = rendered.answers
+    assert CONTROLLED.controls.read(rendered.text[start:stop]) == "<|assistant|><think>hm</think>upon a time<|end|>"
+    assert CONTROLLED.controls.names["<think>"] in rendered.text
+    cuts = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
+    with pytest.raises(UsageError, match="an answer has </think>, which"):
+        ChatTemplate(cuts, {}, CONTROLLED.controls).render(chat)
 
 
 def test_a_row_that_is_no_chat_costs_that_row_and_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flockstep.optim.data.rows import Document, Skips
 from flockstep.optim.data.tokenizer import BYTES, FileTokenizer
 from flockstep.optim.shards import pack as packing
 from flockstep.optim.shards.index import ShardIndex, read_index
@@ -63,11 +64,11 @@ def test_a_long_document_ends_once_and_few_tokens_make_many_shards(tmp_path: Pat
     long = "".join(STORIES)
     tokenizer = FileTokenizer(tmp_path, train_tokenizer(tmp_path / "tokenizer.json"))
     assert len(long) > 4 * packing.PIECE
-    index = pack([long] * 3, tokenizer, tmp_path / "p", tokenizer_file=b"x")
+    index = pack([Document(long)] * 3, tokenizer, tmp_path / "p", skips=Skips(), tokenizer_file=b"x")
     tokens = tokens_of(tmp_path / "p", index)
     assert tokens.count(tokenizer.end or 0) == 3
     assert len(index.shards) == -(-index.num_tokens // LEAST_SHARD_TOKENS)
-    large = pack(["x" * 100_000] * 40, BYTES, tmp_path / "q")
+    large = pack([Document("x" * 100_000)] * 40, BYTES, tmp_path / "q", skips=Skips())
     assert len(large.shards) == packing.ENOUGH_SHARDS
 
 
@@ -78,15 +79,33 @@ def test_no_more_than_a_million_tokens_are_held_out(tmp_path: Path, monkeypatch:
     assert 3000 <= index.held_out.num_tokens < 3000 + len(STORIES[0]) + 1
 
 
+def test_a_row_that_the_tokenizer_does_not_take_is_named_and_costs_that_row(tmp_path: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"the": 0, "cat": 1, "</s>": 2}, "unk_token": "[UNK]"}
+    file = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [], "model": words}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    long = "the cat " * packing.PIECE
+    rows = ["the cat " * 3000, "the cow", "the </s> cat", f"{long}cow", f"cow {long}", "cat the"]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    said: list[str] = []
+    pack_data(f"{tmp_path}/x.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path))
+    assert said[0].startswith("Packed 4 documents")
+    assert said[1].startswith("What could not be read was left out, 4 in all, such as")
+    assert "x.jsonl: row 2 has 'cow', for which the tokenizer has no token" in said[1]
+    files = [*sorted((tmp_path / "p").glob("0*.u16")), tmp_path / "p" / "held-out.u16"]
+    tokens = np.concatenate([np.fromfile(path, "<u2") for path in files]).tolist()
+    assert tokens.count(2) == 4
+    assert sum(tokens[at] == tokens[at - 1] == 2 for at in range(1, len(tokens))) == 0
+
+
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
-    def broken() -> Iterator[str]:
-        yield from STORIES
+    def broken() -> Iterator[Document]:
+        yield from map(Document, STORIES)
         raise LocalError("the disk is gone")
 
     with pytest.raises(LocalError, match="the disk is gone"):
-        pack(broken(), BYTES, tmp_path / "p")
+        pack(broken(), BYTES, tmp_path / "p", skips=Skips())
     with pytest.raises(UsageError, match="no text to pack"):
-        pack([], BYTES, tmp_path / "p")
+        pack([], BYTES, tmp_path / "p", skips=Skips())
     assert list(tmp_path.iterdir()) == []
     packed(tmp_path / "p")
     with pytest.raises(UsageError, match="exists"):
