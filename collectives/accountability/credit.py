@@ -23,10 +23,10 @@ class PeerCredit:
     """The rounds in which its contribution was in the outputs, whether it was flagged or not."""
 
 
-def credit_in(value: wire.Value, peer: PeerId) -> int:
-    """Return the tokens of a peer that count in a round; 0 for one whose contribution is not in its outputs."""
+def credits_in(value: wire.Value) -> dict[PeerId, int]:
+    """Return the tokens that count in a round, of each peer whose contribution is in its outputs."""
     peers = [value.members[index] for index in value.contributors]
-    return dict(zip(peers, value.credit, strict=False)).get(peer, 0)
+    return dict(zip(peers, value.credit, strict=False))
 
 
 class Credits:
@@ -41,9 +41,8 @@ class Credits:
     def take(self, value: wire.Value) -> None:
         """Add the value of the next certificate of the chain, validated before."""
         self.round = value.round
-        peers = [value.members[index] for index in value.contributors]
-        self._rounds.update(peers)
-        self._tokens.update(dict(zip(peers, value.credit, strict=False)))
+        self._rounds.update(value.members[index] for index in value.contributors)
+        self._tokens.update(credits_in(value))
 
     def all(self) -> tuple[PeerCredit, ...]:
         """Return the credit of each contributor, the most tokens first."""

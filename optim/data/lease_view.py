@@ -1,6 +1,6 @@
 """The network process's side of the leases: which member trains which part of the data, by the members' records."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import trio
 
@@ -9,13 +9,21 @@ from ...peer.base.errors import MalformedMessage
 from ...peer.base.transport import PeerId
 from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import encode
-from .leases import NO_SHARE, Ranking, Share, View, look, open_share
+from .leases import NO_CREDIT, NO_SHARE, Ranking, Share, View, look, open_share
 
 
 class Neighbours:
     """The shares of the data in the member table, as one member sees them."""
 
-    def __init__(self, table: MemberTable, me: PeerId, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        table: MemberTable,
+        me: PeerId,
+        telemetry: Telemetry,
+        credit: Callable[[], Mapping[PeerId, int]] = lambda: NO_CREDIT,
+    ) -> None:
+        """`credit` returns the tokens that the newest certificate counts for each contributor."""
+        self._credit = credit
         self._table = table
         self._me = me
         self._telemetry = telemetry
@@ -37,7 +45,7 @@ class Neighbours:
         """A `View` for my trainer; None before it has a part in any data."""
         if not self._share.source:
             return None
-        return look(self._others(), self._me, self._share, self._ranking)
+        return look(self._others(), self._me, self._share, self._ranking, self._credit())
 
     def _others(self) -> Iterator[tuple[PeerId, Share, bool]]:
         """The shares of the others that count or did; a malformed one is ignored, with an event until it is another one."""

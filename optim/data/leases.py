@@ -13,19 +13,30 @@ hashing, Thaler and Ravishankar 1998), and the other drops it. A unit may be beg
     unsettled  at once, if there is nothing else, since nobody waits: then, and when two start at the same moment who
                do not know each other, the same work may be done twice for as long as news takes.
 
-Whoever finds nothing free in an epoch goes on with the next, and there are `EPOCHS_AHEAD` of them at a time. They move
-on when the oldest is finished; or when somebody finds nothing free in any of them: then whoever leases what is left of
-the oldest still trains it, but nobody takes it over if that peer dies.
+A peer that finds nothing free in an epoch goes on with the next, and there are `EPOCHS_AHEAD` of them at a time. The
+oldest ends when all of its units are finished, or when a peer finds nothing free in any of them: then the members that
+lease the rest of the oldest still train it, but no other peer takes it over if they die.
 
-What members say is believed within bounds: who lies can have units left out, no more. My epoch follows that of active
-members with my data: with each view by at most `EPOCHS_AHEAD`, a newcomer's by `MAX_JUMP`, and by `EPOCHS_AHEAD` again if
-all units of these are finished. What I take over always fits the schema of my share. Why one member is enough to move it:
-whoever goes on forgets which units of older epochs were finished, so those who stay behind would train them again.
+Statements of other members (finished, leased, half finished) order the units of this peer: such units come last. They
+exclude none, since one liar could otherwise leave a single unit to train, epoch after epoch. An epoch therefore ends by
+what certificates bound, in one of two ways:
+
+    own part   this peer has trained `PART` of its part of an epoch, which is its share of the certified tokens. Until then
+               it leases the units for which it ranks highest, and at the end trains units that others only claim to have
+               finished or leased, from their first item (`CLAIMED`), last those that it saw leased.
+    followed   members with half of the others' certified tokens are in a later epoch. The epoch moves by at most
+               `EPOCHS_AHEAD` with each view, a newcomer's by `MAX_JUMP`. A later epoch of fewer members is a statement that
+               the units before it are finished, as they keep nothing of older epochs.
+
+So a liar orders the units of an epoch, but each epoch holds `PART` of the work of the honest: with one liar among ten
+members, whose tokens a round caps, no unit is trained more than 1 / (0.8 · 0.86) = 1.5 times as often as the mean. Up to a
+fifth of an epoch can be left out. Values taken over from others always fit the schema of the share.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -43,6 +54,10 @@ MAX_LEASES = 8
 """Of one member at a time."""
 MAX_JUMP = 1 << 10
 """Epochs that a newcomer passes over at once. If a liar had it do so, the others need about a minute to be there."""
+PART = 0.8
+"""Fraction of its certified part of an epoch that a peer trains before it ends the epoch: its speed and theirs change."""
+RESERVE = 0.5
+"""Epochs of work that a peer carries over: units that it trained ahead. A liar can end as many epochs at once."""
 MAX_EPOCH = 1 << 31
 """Epochs are numbered from 0 to this one and then from 0 again: a pass in each second of 68 years."""
 MAX_DONE = 1 << 40
@@ -54,6 +69,7 @@ MAX_RESUMED = 64
 """Half-finished units of gone members that a view names."""
 
 UNSETTLED = "unsettled"
+CLAIMED = "only claimed by others to be finished or leased"
 
 Bits: TypeAlias = int
 """A set of units: bit u is unit u."""
@@ -86,6 +102,8 @@ class Share:
 
 NO_SHARE = Share()
 """Of a member that has not yet stated what its data is."""
+NO_CREDIT: Mapping[PeerId, int] = MappingProxyType({})
+"""Tokens of each contributor before the first certificate."""
 
 
 @lru_cache(maxsize=MAX_MEMBERS)  # The same bytes are read several times a second, until their member states others.
@@ -111,6 +129,8 @@ class View:
     """(epoch, unit, begun, above): others' leases of what I lease: whether they have begun it, whether they rank above me."""
     resume: tuple[tuple[int, int, int], ...] = ()
     """(epoch, unit, done): what members that are gone have left half finished."""
+    work: float = 1.0
+    """The certified tokens of all of them, as a multiple of this peer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +162,17 @@ def _ranked(ranking: Ranking, epoch: int, me: PeerId, others: frozenset[PeerId])
     return int.from_bytes(np.packbits(best, bitorder="little").tobytes(), "little")
 
 
-def look(others: Iterable[tuple[PeerId, Share, bool]], me: PeerId, mine: Share, ranking: Ranking) -> View:
+def look(
+    others: Iterable[tuple[PeerId, Share, bool]],
+    me: PeerId,
+    mine: Share,
+    ranking: Ranking,
+    credit: Mapping[PeerId, int] = NO_CREDIT,
+) -> View:
     """What the others' shares mean for me. Each comes with whether its peer still counts as a member.
 
     A member that has not said what its data is counts as one with mine: it is about to begin. Nothing else that it states
-    is believed.
+    is believed. `credit` holds the tokens that the newest certificate counts for each contributor.
     """
     same = [
         (peer, share if share.source else NO_SHARE, counts)
@@ -155,14 +181,19 @@ def look(others: Iterable[tuple[PeerId, Share, bool]], me: PeerId, mine: Share, 
     ]
     here = frozenset(peer for peer, _, counts in same if counts)
     is_new = not (mine.epoch or any(mine.finished))
-    newest = max((share.epoch for _, share, counts in same if counts), default=0)
-    epoch = max(mine.epoch, min(newest, mine.epoch + (MAX_JUMP if is_new else EPOCHS_AHEAD)))
+    epochs = {peer: share.epoch for peer, share, counts in same if counts and share.source}
+    weights = _weights(me, epochs, credit)
+    total = sum(weights.values())
+    reached = _reached(epochs, weights, (total - weights[me]) / 2)
+    epoch = max(mine.epoch, min(reached, mine.epoch + (MAX_JUMP if is_new else EPOCHS_AHEAD)))
     window = range(epoch, epoch + EPOCHS_AHEAD)
     finished, taken = dict.fromkeys(window, 0), dict.fromkeys(window, 0)
     held = {(lease.epoch, lease.unit) for lease in mine.leases}
     rivals: set[tuple[int, int, bool, bool]] = set()
     resume: dict[UnitId, int] = {}
     for peer, share, counts in same:
+        for at in range(epoch, min(share.epoch, window.stop) if counts else epoch):
+            finished[at] = (1 << ranking.num_units) - 1
         for at, bits in enumerate(share.finished, share.epoch):
             if at in finished:
                 finished[at] |= int.from_bytes(bits, "little")
@@ -184,7 +215,30 @@ def look(others: Iterable[tuple[PeerId, Share, bool]], me: PeerId, mine: Share, 
         ranked=tuple(ranking.ranked(at, me, here) for at in window),
         rivals=tuple(sorted(rivals)),
         resume=tuple(kept),
+        work=total / weights[me],
     )
+
+
+def _weights(me: PeerId, others: Collection[PeerId], credit: Mapping[PeerId, int]) -> dict[PeerId, float]:
+    """Certified tokens of this peer and of the others; without any of its own it counts like the mean of them.
+
+    All count alike while none has certified tokens, as before the first certificate.
+    """
+    certified = {peer: float(credit.get(peer, 0)) for peer in (*others, me)}
+    counted = [tokens for tokens in certified.values() if tokens]
+    if not counted:
+        return dict.fromkeys(certified, 1.0)
+    return certified | {me: certified[me] or sum(counted) / len(counted)}
+
+
+def _reached(epochs: Mapping[PeerId, int], weights: Mapping[PeerId, float], least: float) -> int:
+    """The greatest epoch that members with this weight, and not with none, are in or beyond; 0 if there is none."""
+    weight = 0.0
+    for peer in sorted(epochs, key=epochs.__getitem__, reverse=True):
+        weight += weights[peer]
+        if weight >= least and weight:
+            return epochs[peer]
+    return 0
 
 
 @dataclass(slots=True)
@@ -194,6 +248,10 @@ class _Held:
     since: float
     done: int | None = None
     begun: float = 0.0
+    skipped: int = 0
+    """Its first items, which others claim to have trained."""
+    is_claimed: bool = False
+    """Whether others call it finished or leased, and this peer trains it all the same."""
 
 
 @dataclass(slots=True)
@@ -208,6 +266,15 @@ class Leases:
     _finished: dict[int, Bits] = field(default_factory=dict)
     _held: dict[UnitId, _Held] = field(default_factory=dict)
     _resume: dict[UnitId, int] = field(default_factory=dict)
+    """How many items of a unit members that are gone claim to have trained."""
+    _progress: dict[UnitId, int] = field(default_factory=dict)
+    """How many items of a unit that it does not lease now this peer has trained itself."""
+    _trained: dict[int, Bits] = field(default_factory=dict)
+    """The units of each epoch that this peer has trained from the first item to the last."""
+    _leased: dict[int, Bits] = field(default_factory=dict)
+    """The units of each epoch that others were seen to lease."""
+    _work: float = 0.0
+    """The run's work in units, as this peer's own and its certified part tell, less that of the epochs that it has ended."""
     _view: View | None = None
     _known_since: float | None = None
     _unit_seconds: float = SETTLE
@@ -218,7 +285,7 @@ class Leases:
         self.epoch = share.epoch
         finished = enumerate(share.finished, share.epoch)
         self._finished = {at: int.from_bytes(bits, "little") & self._all for at, bits in finished}
-        self._resume = {(lease.epoch, lease.unit): lease.done for lease in share.leases if lease.done}
+        self._progress = {(lease.epoch, lease.unit): lease.done for lease in share.leases if lease.done}
 
     def share(self) -> Share:
         """What the others are to know. Of more leases than a share has room for, those of units that I have begun."""
@@ -237,16 +304,22 @@ class Leases:
         if self._known_since is None:
             self._known_since = now
         self._view = view
-        self.epoch = max(self.epoch, view.epoch)
-        for at, bits in enumerate(view.finished, view.epoch):
-            self._finished[at] = self._finished.get(at, 0) | bits & self._all
+        if view.epoch > self.epoch:
+            self._pass(view.epoch - self.epoch)
+            self.epoch = view.epoch
+        for units, seen in (self._finished, view.finished), (self._leased, view.taken):
+            for at, bits in enumerate(seen, view.epoch):
+                units[at] = units.get(at, 0) | bits & self._all
         self._advance()
         for epoch, unit, done in view.resume:
             self._resume[epoch, unit] = max(done, self._resume.get((epoch, unit), 0))
-        self._resume = {place: done for place, done in self._resume.items() if place[0] in self._window()}
+        for known in (self._resume, self._progress):
+            for place in [place for place in known if place[0] not in self._window()]:
+                del known[place]
         dropped = [(place, why) for place, held in self._held.items() if (why := self._why_drop(place, held))]
         for place, _ in dropped:
-            del self._held[place]
+            if (held := self._held.pop(place)).done and not held.skipped:
+                self._progress[place] = held.done
         return dropped
 
     def claim(self, now: float) -> None:
@@ -256,7 +329,7 @@ class Leases:
         for epoch in self._window():
             if wanted <= 0:
                 return
-            free = self._free(epoch)
+            free = self._unclaimed(epoch) & (self._all if self._may_end() else self._ranked(epoch))
             # The last units of an epoch are for all: whoever is fast must not lease what others have no more of.
             share = max(1, free.bit_count() // (self._view.peers if self._view else 1))
             for unit in self._in_order(epoch, free)[: min(wanted, share)]:
@@ -265,11 +338,13 @@ class Leases:
 
     def begin(self, now: float) -> tuple[Lease, str]:
         """The unit to train now, which I lease from here on, and why it is mine."""
-        while (found := self._settled(now) or self._by_rank(now) or self._unsettled()) is None:
-            self._next_epoch()  # All is finished or leased by others.
+        while (found := self._settled(now) or self._by_rank(now) or self._claimed() or self._unsettled()) is None:
+            self._next_epoch()  # All is finished or leased.
         place, why = found
         held = self._held.setdefault(place, _Held(now))
-        held.done, held.begun = self._resume.pop(place, 0), now
+        held.is_claimed, own = why == CLAIMED, self._progress.pop(place, 0)
+        held.done = own if held.is_claimed else max(own, self._resume.pop(place, 0))
+        held.begun, held.skipped = now, held.done - own
         self._last = place[1]
         return Lease(*place, held.done), why
 
@@ -288,9 +363,14 @@ class Leases:
 
     def finish(self, place: UnitId, now: float) -> None:
         """All items of a unit are done."""
+        epoch, unit = place
         if (held := self._held.pop(place, None)) is not None:
             self._unit_seconds = max(now - held.begun, 1e-3)
-        epoch, unit = place
+            if not held.skipped:
+                self._trained[epoch] = self._trained.get(epoch, 0) | 1 << unit
+            work = (self._view.work if self._view else 1.0) / PART
+            own = 1 - held.skipped / held.done if held.done else 1.0
+            self._work = min(self._work + own * work, RESERVE * self.ranking.num_units)
         if epoch in self._window():
             self._finished[epoch] = self._finished.get(epoch, 0) | 1 << unit
         self._advance()
@@ -308,7 +388,7 @@ class Leases:
         for epoch in self._window() if view is None or known else [max(self.epoch, view.epoch + EPOCHS_AHEAD - 1)]:
             ranked = self._ranked(epoch)
             claimed = sum(1 << unit for at, unit in self.pending() if at == epoch)
-            if units := self._in_order(epoch, (self._free(epoch) | claimed) & ranked):
+            if units := self._in_order(epoch, (self._unclaimed(epoch) | claimed) & ranked):
                 return (epoch, units[0]), "by rank"
         return None
 
@@ -316,14 +396,26 @@ class Leases:
         if pending := self.pending():
             return min(pending, key=lambda at: self._held[at].since), UNSETTLED
         for epoch in self._window():
-            if units := self._in_order(epoch, self._free(epoch)):
+            if units := self._in_order(epoch, self._unclaimed(epoch)):
                 return (epoch, units[0]), UNSETTLED
+        return None
+
+    def _claimed(self) -> tuple[UnitId, str] | None:
+        if self._may_end():
+            return None
+        for epoch in self._window():
+            free = self._free(epoch)
+            if units := self._in_order(epoch, free & ~self._leased.get(epoch, 0) or free):
+                return (epoch, units[0]), CLAIMED
         return None
 
     def _free(self, epoch: int) -> Bits:
         mine = sum(1 << unit for at, unit in self._held if at == epoch)
+        return self._all & ~(self._trained.get(epoch, 0) | mine)
+
+    def _unclaimed(self, epoch: int) -> Bits:
         taken = self._of(self._view.taken, epoch) if self._view else 0
-        return self._all & ~(self._finished.get(epoch, 0) | taken | mine)
+        return self._free(epoch) & ~(self._finished.get(epoch, 0) | taken)
 
     def _ranked(self, epoch: int) -> Bits:
         view = self._view
@@ -350,18 +442,33 @@ class Leases:
         assert self._view is not None
         epoch, unit = place
         begun = held.done is not None
+        if begun and held.is_claimed:
+            return ""
         if any((has_begun, above) > (begun, False) for *at, has_begun, above in self._view.rivals if at == [epoch, unit]):
             return "another peer has the better right to it"
         return "another peer has finished it" if self._finished.get(epoch, 0) >> unit & 1 else ""
 
     def _advance(self) -> None:
-        while self._finished.get(self.epoch, 0) == self._all:
+        while self._finished.get(self.epoch, 0) == self._all and self._may_end():
             self._next_epoch()
-        self._finished = {at: bits for at, bits in self._finished.items() if at >= self.epoch}
+        for known in (self._finished, self._trained, self._leased):
+            for at in [at for at in known if at < self.epoch]:
+                del known[at]
+
+    def _may_end(self) -> bool:
+        """Whether this peer has trained its own part of the oldest epoch, or all of it."""
+        return self._work >= 0 or self._trained.get(self.epoch, 0) == self._all
 
     def _next_epoch(self) -> None:
-        self._finished.pop(self.epoch, None)
+        for known in (self._finished, self._trained, self._leased):
+            known.pop(self.epoch, None)
+        self._pass(1)
         self.epoch = self.epoch + 1 if self.epoch < MAX_EPOCH else 0
+
+    def _pass(self, epochs: int) -> None:
+        """Subtract the work of so many epochs; a debt is forgiven beyond one of them, as to a newcomer."""
+        num_units = self.ranking.num_units
+        self._work = max(self._work - epochs * num_units, -float(num_units))
 
     def _window(self) -> range:
         return range(self.epoch, self.epoch + EPOCHS_AHEAD)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import trio
 
-from ...collectives.accountability.credit import credit_in
+from ...collectives.accountability.credit import credits_in
 from ...collectives.allreduce.actions import ROUND_EVENTS, Outcome, OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
@@ -147,7 +147,7 @@ class Member:
                     node.telemetry.emit("state.drift", step="apply", reason=reason)
                 if contribution.vector is not None:
                     figures["loss"] = contribution.loss if math.isfinite(contribution.loss) else None
-                    figures["credit"] = credit_in(outcome.value, node.peer_id)
+                    figures["credit"] = credits_in(outcome.value).get(node.peer_id, 0)
             node.telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         finally:
             self._round_over.set()

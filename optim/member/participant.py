@@ -7,14 +7,16 @@ depend on. Beside the training it writes the checkpoints. NumPy only: torch woul
 """
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Self
 
 import trio
 
+from ...collectives.accountability.credit import credits_in
 from ...collectives.allreduce.actions import OutcomeKind
+from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.driver.contribution import Contribution
@@ -25,11 +27,12 @@ from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
 from ...peer.base.home_lock import home_lock
+from ...peer.base.transport import PeerId
 from ...peer.log.telemetry import Telemetry
 from ...peer.process.bridge import Channel, Handler
 from ...peer.process.shared import SharedVectors
 from ..data.lease_view import Neighbours
-from ..data.leases import View
+from ..data.leases import NO_CREDIT, View
 from ..step.pace import slowest
 from .apply import elements_of, keep_rest
 from .border import (
@@ -133,7 +136,7 @@ class Participant:
         self._vectors = vectors
         self._contact = member.contact
         self._presence = member.contact.presence
-        self._neighbours = Neighbours(self._contact.table, reached.node.peer_id, reached.node.telemetry)
+        self._neighbours = Neighbours(self._contact.table, self._node.peer_id, self._telemetry, self._credit)
         self._joined = False
         self._pulse: Pulse | None = None
 
@@ -232,6 +235,11 @@ class Participant:
     async def leave(self, command: LeaveRun) -> None:
         """End the round whose cut I have acknowledged, then send everybody a goodbye."""
         await self.member.leave(command.reason)
+
+    def _credit(self) -> Mapping[PeerId, int]:
+        """The tokens of each contributor that the certificate of my state counts."""
+        certificate = self._position.certificate
+        return NO_CREDIT if certificate is None else credits_in(value_of(certificate))
 
     @property
     def _position(self) -> ChainPosition:

@@ -26,7 +26,7 @@ from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.log.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from ..data.datasets import Indexed, Units, units_of
-from ..data.leases import UNSETTLED, Lease, Leases, Ranking, Share, UnitId, View
+from ..data.leases import CLAIMED, UNSETTLED, Lease, Leases, Ranking, Share, UnitId, View
 
 if TYPE_CHECKING:
     from .client import PeerClient
@@ -154,8 +154,8 @@ class Shares:
         return not self._stop.wait(seconds)
 
     def report_begun(self, walk: "Walk", lease: Lease, why: str) -> None:
-        """Emit an event for a unit that begins half finished or unsettled."""
-        if walk is self._shared and (lease.done or (why == UNSETTLED and self._is_due(why))):
+        """Emit an event for a unit that begins half finished or unsettled, or that others only claim."""
+        if walk is self._shared and (lease.done or (why in (UNSETTLED, CLAIMED) and self._is_due(why))):
             self._telemetry.emit(
                 "unit.begun", step="train a unit", reason=why, epoch=lease.epoch, unit=lease.unit, done=lease.done or 0
             )

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median_low
 
+from flockstep.collectives.accountability.trust import MAX_TOKENS_OF_MEDIAN
 from flockstep.optim.data.leases import Lease, Leases, Ranking, Share, look, open_share
 from flockstep.peer.wire.schema import encode
 
@@ -14,6 +16,8 @@ SOURCE = b"the same for all"
 NEWS = (0.02, 1.0)
 """Seconds that a record takes to another peer: on any real network less."""
 UNIT_ITEMS = 4
+ROUND = 10.0
+"""Seconds between two certificates."""
 Item = tuple[int, int, int]
 """An epoch, a unit, and the number of an item in it."""
 
@@ -44,8 +48,21 @@ class SimSwarm:
         self.trained: Counter[Item] = Counter()
         self.reasons: Counter[str] = Counter()
         self.longest_idle = 0.0
+        self.credit: dict[str, int] = {}
+        """Items that the newest certificate counts for each peer."""
+        self.since: Counter[str] = Counter()
+        """Items that each peer has trained since that certificate."""
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._turn = 0
+        self.after(ROUND, self.certify)
+
+    def certify(self) -> None:
+        """A round ends: it counts what each peer has trained since the last one, under the cap of a round."""
+        if self.since:
+            cap = int(MAX_TOKENS_OF_MEDIAN * median_low(self.since.values()))
+            self.credit = {name: min(items, cap) for name, items in self.since.items()}
+            self.since.clear()
+        self.after(ROUND, self.certify)
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
         self._turn += 1
@@ -98,7 +115,7 @@ class SimSwarm:
         before = peer.leases.share()
         if peer.news:
             others = [(name, *known) for name, known in peer.heard.items()]
-            peer.leases.look(look(others, peer.name, before, self.ranking), self.now)
+            peer.leases.look(look(others, peer.name, before, self.ranking, self.credit), self.now)
             peer.news = False
         if peer.unit is not None and not peer.leases.holds((peer.unit.epoch, peer.unit.unit)):
             peer.unit = None
@@ -112,6 +129,7 @@ class SimSwarm:
         self.look_ahead(peer)
         if done < self.unit_items:
             self.trained[*place, done] += 1
+            self.since[peer.name] += 1
             self.train(peer, *place, done)
             peer.leases.trained(place, 1)
             peer.unit = Lease(*place, done + 1)

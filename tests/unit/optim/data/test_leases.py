@@ -1,16 +1,20 @@
 """Leases: no unit twice without deaths, none left out with them, and no peer ever waits."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pytest
 from flockstep.dht.members.body import MAX_SHARE_BYTES
 from flockstep.optim.data.leases import (
+    CLAIMED,
     EPOCHS_AHEAD,
     MAX_DONE,
     MAX_EPOCH,
     MAX_JUMP,
     MAX_LEASES,
+    PART,
     SETTLE,
     UNSETTLED,
     Lease,
@@ -171,7 +175,113 @@ def test_data_of_another_kind_is_nobodys_business() -> None:
     assert view_of(leases, ("b", Share())).peers == 2  # Who has not said yet is about to begin with mine.
 
 
-def test_a_liar_can_have_units_left_out_but_stops_nobody() -> None:
+class LyingSwarm(SimSwarm):
+    """Nine honest peers with units of one speed, and a tenth member with their certified tokens that states what it likes."""
+
+    HONEST = 9
+
+    def __init__(self, statement: Callable[["LyingSwarm"], Share], *, is_here: bool = True) -> None:
+        super().__init__(1, num_units=64)
+        self.statement, self.is_here = statement, is_here
+        for number in range(self.HONEST):
+            self.join(f"honest {number}", 1.0)
+        self.run(150)
+        self.trained.clear()
+        self.lie()
+
+    def certify(self) -> None:
+        self.since["liar"] = max(self.since.values(), default=0)
+        super().certify()
+
+    def lie(self) -> None:
+        for peer in self.peers.values():
+            peer.heard["liar"], peer.news = (open_share(encode(self.statement(self))), self.is_here), True
+        self.after(1.0, self.lie)
+
+    def others(self) -> list[tuple[int, int]]:
+        """The units that honest peers train now, but for the target."""
+        leases = [lease for peer in self.peers.values() for lease in peer.leases.share().leases]
+        return sorted({(it.epoch, it.unit) for it in leases if it.done is not None and it.unit != TARGET})
+
+
+TARGET = 7
+
+
+def all_but_the_target(swarm: LyingSwarm) -> tuple[bytes, ...]:
+    return (((1 << 64) - 1 & ~(1 << TARGET)).to_bytes(8, "little"),) * EPOCHS_AHEAD
+
+
+def half_finished(swarm: LyingSwarm) -> Share:
+    first = int(swarm.now) * MAX_LEASES
+    places = [(swarm.oldest + at // 64 % EPOCHS_AHEAD, at % 64) for at in range(first, first + MAX_LEASES)]
+    return Share(SOURCE, swarm.oldest, (), tuple(Lease(*it, MAX_DONE) for it in places if it[1] != TARGET))
+
+
+LIES: dict[str, tuple[Callable[[LyingSwarm], Share], bool]] = {
+    "all but one are finished": (lambda swarm: Share(SOURCE, swarm.oldest, all_but_the_target(swarm)), True),
+    "so they are in far epochs": (lambda swarm: Share(SOURCE, swarm.oldest + 1000, all_but_the_target(swarm)), True),
+    "I have begun what you train": (
+        lambda swarm: Share(
+            SOURCE, swarm.oldest, (), tuple(Lease(*place, 3) for place in swarm.others()[:MAX_LEASES])
+        ),
+        True,
+    ),
+    "I had trained nearly all of them": (half_finished, False),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_liar_of_ten_has_no_unit_trained_twice_as_often_as_is_fair(lie: str) -> None:
+    swarm = LyingSwarm(LIES[lie][0], is_here=LIES[lie][1])
+    swarm.run(500)
+    items = Counter[int]()
+    for (_, unit, _), times in swarm.trained.items():
+        items[unit] += times
+    fair = items.total() / 64
+    assert fair > 10 * UNIT_ITEMS  # Epochs enough to see how often a unit comes.
+    assert max(items.values()) < 2 * fair
+    assert min(items[unit] for unit in range(64)) > 0.25 * fair
+
+
+def test_an_epoch_that_others_call_finished_ends_once_a_peer_has_trained_its_certified_part() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    begun = []
+    for now in range(24):
+        told = Share(SOURCE, leases.epoch, (bytes([255, 255, 15]),) * EPOCHS_AHEAD)
+        leases.look(look([("b", told, True)], "a", leases.share(), leases.ranking, {"a": 10, "b": 10}), now)
+        lease, why = leases.begin(now)
+        assert why == CLAIMED
+        begun.append(lease.epoch)
+        leases.finish((lease.epoch, lease.unit), now)
+    part = round(0.5 * 20 * PART)
+    assert begun == [epoch for epoch in (1, 2, 3) for _ in range(part)]  # A newcomer takes their word for the first.
+
+
+def test_a_unit_that_a_peer_gave_up_is_continued_where_it_was() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    lease, _ = leases.begin(0.0)
+    leases.trained((0, lease.unit), 3)
+    above = next(name for name in "bcdefgh" if not leases.ranking.ranked(0, "a", frozenset(name)) >> lease.unit & 1)
+    rival = Share(SOURCE, 0, (), (Lease(0, lease.unit, 1),))
+    assert leases.look(view_of(leases, (above, rival)), 1.0) == [((0, lease.unit), "another peer has the better right to it")]
+    leases.look(view_of(leases), 2.0)  # It has left.
+    begun = [leases.begin(3.0)[0] for _ in range(20)]
+    assert Lease(0, lease.unit, 3) in begun
+
+
+def test_members_with_half_of_the_others_certified_tokens_take_a_peer_along() -> None:
+    def epoch(*stated: tuple[str, int], **credit: int) -> int:
+        others = [(name, Share(SOURCE, at), True) for name, at in stated]
+        return look(others, "me", Share(SOURCE, 1), Ranking(7, 20), credit).epoch
+
+    assert epoch(("a", 3), ("b", 2), ("c", 0), a=1, b=1, c=1) == 2
+    assert epoch(("a", 3), ("b", 0), ("c", 0), a=1, b=1, c=1) == 1
+    assert epoch(("a", 3), ("b", 0), a=2, b=1) == 3
+    assert epoch(("a", 3), me=1) == 1  # A key without certified tokens takes nobody along.
+    assert epoch(("a", 3)) == 3  # Before the first certificate all count alike.
+
+
+def test_a_liar_stops_nobody() -> None:
     leases = Leases("a", SOURCE, Ranking(7, 20))
     bits = (b"\xff" * (MAX_UNITS // 8),) * EPOCHS_AHEAD
     claims = tuple(Lease(MAX_EPOCH, unit, MAX_DONE) for unit in range(MAX_UNITS - MAX_LEASES, MAX_UNITS))
