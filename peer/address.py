@@ -94,7 +94,7 @@ def rung_of(address: Address) -> Rung:
     _, kind, host, *rest = address.split("/")
     if rest[-1] == "p2p-circuit":
         return Rung.RELAYED
-    if kind in ("ip4", "ip6") and not ipaddress.ip_address(host).is_global:
+    if kind in ("ip4", "ip6") and not is_public_ip(host):
         return Rung.LAN
     return Rung.DIRECT
 
@@ -154,6 +154,11 @@ def is_public_ip(text: str) -> bool:
     """Return True for an IP address, as the system resolves names, of the public internet: of no network of anybody's own."""
     ip = _embedded(ipaddress.ip_address(text))
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in (*_NEVER, _COMPATIBLE))
+
+
+def is_loopback(text: str) -> bool:
+    """Return True for an IP address of loopback."""
+    return ipaddress.ip_address(text).is_loopback
 
 
 def _is_port(text: str) -> bool:

@@ -22,8 +22,9 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID, format_time_rfc3339
 from multiaddr import Multiaddr
 
+from ...peer.address import rung_of
 from ...peer.base.errors import LocalError, RemoteError, StreamClosed
-from ...peer.base.transport import Address, Host, PeerId, SocketStream, Stream, has_socket
+from ...peer.base.transport import Address, Host, PeerId, Rung, SocketStream, Stream, has_socket
 from ...peer.bootstrap.server import BootstrapServer
 from ...peer.quota.origins import BURST_SECONDS, UNKNOWN, Origin
 from ...peer.quota.places import GAVE_WAY, Places
@@ -238,12 +239,12 @@ class DirectoryServer:
             return None
 
     def _consider(self, peer: PeerId, ip: str, nursery: trio.Nursery) -> None:
-        """Dial a client back that announces itself as a server."""
+        """Dial a client back that announces itself as a server at the public address that it comes from."""
         now = trio.current_time()
         if peer in self.servers or self._tried.get(peer, -PROBE_AGAIN_SECONDS) > now - PROBE_AGAIN_SECONDS:
             return
         announced = self._host.announced(peer, PROTOCOL_ID)
-        addresses = tuple(address for address in announced if address.split("/")[2] == ip)
+        addresses = tuple(one for one in announced if one.split("/")[2] == ip and rung_of(one) is Rung.DIRECT)
         if addresses:
             self._tried[peer] = now
             if len(self._tried) > MAX_ASKERS:

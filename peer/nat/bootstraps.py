@@ -2,9 +2,9 @@
 
 Theory of operation. One task per bootstrap connects (from the listen port if it can), asks which address the bootstrap
 observes and whether it can dial me back (`dialback`), and asks again every `CHECK_PERIOD`. A timeout means that the
-connection is dead; a new address means that my network has changed. Either way the reachability is decided anew. While
-some peers cannot reach me I hold a reservation at each bootstrap, renewed at half its lifetime, and ask the router for
-a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
+connection is dead; a new address means that the peer's network has changed. Either way the reachability is decided anew,
+by what most of them say. A peer that most have not reached holds a reservation at each bootstrap, renewed at half its
+lifetime, and asks the router for a port (`upnp`), which the bootstraps then dial instead of the one that it listens on.
 
 A bootstrap may have several addresses. A WebSocket is tried after the others, directly and then through this computer's
 proxy. Where it is all that works, the others are tried again every `DIAL_BACK_PERIOD`; one that works takes its place.
@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from ..address import is_ipv6, is_socket, is_web, rung_of
+from ..address import is_ipv6, is_loopback, is_socket, is_web, rung_of
 from ..base.errors import (
     ConnectFailed,
     DialAttempt,
@@ -28,7 +28,7 @@ from ..base.errors import (
     StreamClosed,
     sole_error,
 )
-from ..base.transport import Address, Host, PeerId, Reachability, Stream
+from ..base.transport import Address, Host, PeerId, Reachability, Rung, Stream
 from ..base.troubles import MUTE, Trouble, clock_trouble, relay_trouble
 from ..libp2p.dial import Dialler
 from ..libp2p.stream import CONNECTION_ERRORS
@@ -36,7 +36,7 @@ from ..libp2p.tcp import expand, plain_words
 from ..log.telemetry import Telemetry
 from .diagnose import diagnose
 from .dialback import DIALBACK_DIAL_TIMEOUT, DIALBACK_PROTOCOL, ask
-from .reachability import Sighting, decide
+from .reachability import Sighting, decide, places_of_most
 from .relay import RelayClient, circuit_address
 from .upnp import PortMapping
 
@@ -60,6 +60,8 @@ places take turns at a bootstrap, each connection lives about as long, instead o
 NEXT_AFTER = 2.0
 """The head start of a dial in seconds, before the next one runs beside it: a lost first packet is retransmitted after
 one second, and of two dials that both work the better one should win."""
+
+TRANSLATED = "a router translates the address within a private network"
 
 BOOTSTRAP_POLL = 0.5
 """Seconds between checks that the connection is still open."""
@@ -106,6 +108,8 @@ class Bootstraps:
         self._from_listen_port: dict[PeerId, bool] = {}
         """Whether I reached each from the port that I listen on. One that had connected here first is not among them."""
         self._sightings: dict[PeerId, Sighting] = {}
+        self._awaited: set[PeerId] = set()
+        """Bootstraps that were dialled and have not said yet where they see this peer, so that the first is not alone."""
         self._dial_back_at: dict[PeerId, float] = {}
         self._reserved: dict[PeerId, float] = {}
         """When to renew the reservation at each relay that granted me one."""
@@ -127,8 +131,8 @@ class Bootstraps:
 
     @property
     def seen_at(self) -> tuple[Address, ...]:
-        """Where they see me."""
-        return tuple(sighting.address for sighting in self._sightings.values())
+        """Where most of them see this peer."""
+        return places_of_most(tuple(self._sightings.values()))
 
     def holds(self, peer: PeerId) -> bool:
         """Return True for a bootstrap that I entered."""
@@ -141,18 +145,23 @@ class Bootstraps:
         """
         if stated:
             self._stated.add(peer)
+        if peer not in self._known:
+            self._awaited.add(peer)
         known = self._known[peer] = sorted(dict.fromkeys((*self._known.get(peer, ()), *addresses)), key=is_web)
         try:
             reached = await self._connect(peer, known)
         except ConnectFailed as error:
+            self._await_no_more(peer)
             if stated:  # A diagnosis dials once more.
                 raise
             raise ConnectFailed(peer, await self._diagnose(peer, error.attempts)) from error
         if peer not in self._addresses:
             self._addresses[peer], self._checked[peer] = reached or known[0], trio.Event()
             self._spawn(self._keep_alive, peer)
-        with trio.move_on_after(SETTLE_TIMEOUT):
+        with trio.move_on_after(SETTLE_TIMEOUT) as scope:
             await self._settled.wait()
+        if scope.cancelled_caught:
+            self._await_no_more(*self._awaited)
 
     async def _diagnose(self, peer: PeerId, attempts: Sequence[DialAttempt]) -> list[DialAttempt]:
         found = list(attempts)
@@ -184,8 +193,8 @@ class Bootstraps:
         await self._checked[peer].wait()
 
     def circuits(self) -> tuple[Address, ...]:
-        """Return my circuit addresses at relays that hold a reservation of mine; none if strangers reach me directly."""
-        if self.reachability.rung is not None and not self.reachability.needs_relay:
+        """Return my circuit addresses at relays that hold a reservation of mine; none if most bootstraps have reached me."""
+        if self.reachability.rung is Rung.DIRECT and not self.reachability.needs_relay:
             return ()
         return tuple(circuit_address(self._addresses[relay], relay) for relay in sorted(self._reserved))
 
@@ -313,7 +322,7 @@ class Bootstraps:
             is_lost = True
             if trio.current_time() >= began + STEADY_SECONDS:
                 failures = 0
-            self._decide()
+            self._await_no_more(peer)
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])
             failures += 1
@@ -338,6 +347,7 @@ class Bootstraps:
     async def _check(self, peer: PeerId, stream: Stream | None) -> None:
         """Ask a bootstrap for my observed address, dial back if it is time, and renew the reservation."""
         if stream is None:
+            self._await_no_more(peer)
             await self._reserve(peer)
             return
         with trio.fail_after(BOOTSTRAP_ANSWER_TIMEOUT):
@@ -349,16 +359,17 @@ class Bootstraps:
             raise MalformedMessage(f"{peer} sees me at {address!r}, where nobody is seen")
         old = self._sightings.get(peer)
         if old is None or old.address != address:
-            self._sightings[peer] = Sighting(address, self._from_listen_port.get(peer, False))
+            self._sightings[peer] = self._sighting(peer, address)
             self._dial_back_at[peer] = trio.current_time()
-            self._decide()
+            self._await_no_more(peer)
+        is_private = rung_of(address) is Rung.LAN
         # Behind a router strangers most likely cannot reach me, and the dialback takes seconds to prove it.
-        early = self.reachability.needs_relay or self._is_translated(address)
+        early = self.reachability.needs_relay or is_private or not self._sightings[peer].is_own
         if early:
             await self._reserve(peer)
-        if trio.current_time() >= self._dial_back_at[peer]:
+        if trio.current_time() >= self._dial_back_at[peer] and not is_private:
             await self._dial_back(peer, stream)
-        if self.reachability.needs_relay and not early:
+        if not early and (self.reachability.needs_relay or not self._sightings[peer].reached):
             await self._reserve(peer)
         self._report("relay.none", self.relay_trouble)
 
@@ -377,8 +388,14 @@ class Bootstraps:
         self._decide()
         if answer.cause and port == self._outside_port:
             self._telemetry.emit("upnp.unreached", peer=peer, step="dial back", reason=answer.cause, port=port)
-        if answer.cause and not is_ipv6(answer.address) and self._is_translated(answer.address):
-            self.mapping.want(answer.address)
+
+    def _sighting(self, peer: PeerId, address: Address) -> Sighting:
+        """Return what a bootstrap has observed; of a private address, which none dials back, it says all there is."""
+        from_listen_port, is_own = self._from_listen_port.get(peer, False), not self._is_translated(address)
+        if rung_of(address) is not Rung.LAN:
+            return Sighting(address, from_listen_port, is_own=is_own)
+        reached = f"{address.rpartition('/')[0]}/{self._dialler.port}" if is_own else ""
+        return Sighting(address, from_listen_port, reached, "" if is_own else TRANSLATED, is_own)
 
     def _port_changed(self, port: int) -> None:
         """Take the router's mapped `port`, 0 for none, and dial back anew: reachability may have changed."""
@@ -416,20 +433,32 @@ class Bootstraps:
             self._troubles[event] = trouble
             self._telemetry.emit(event, reason=trouble.cause, remedy=trouble.remedy)
 
+    def _await_no_more(self, *peers: PeerId) -> None:
+        """Decide without these, unless they have said where they see this peer."""
+        self._awaited.difference_update(peers)
+        self._decide()
+
     def _decide(self) -> None:
         """Decide the reachability anew; without any sighting it stays as it was, since nothing shows a change."""
-        found = decide(self._sightings)
+        found = decide(self._sightings, len(self._awaited))
         if not self._sightings or found == self.reachability:
             return
         self.reachability = found
         if found.rung is not None:
             self._telemetry.emit("reachability.decided", step=found.rung, reason=found.reason)
             self._settled.set()
+        for address in self.seen_at[:1] if found.needs_relay else ():
+            if not is_ipv6(address) and self._is_translated(address):
+                self.mapping.want(address)
 
     def _is_translated(self, address: Address) -> bool:
-        """Return True if an observed address is not one of my own: a router translates it (NAT)."""
-        mine = {own.split("/")[2] for own in self._interfaces()}
-        return address.split("/")[2] not in mine
+        """Return True if an observed address is not one of this peer's own: a router translates it (NAT).
+
+        Loopback is listed only where the peer listens nowhere else.
+        """
+        own = {one.split("/")[2] for one in self._interfaces()}
+        ip = address.split("/")[2]
+        return ip not in own and not (is_loopback(ip) and not any(map(is_loopback, own)))
 
 
 async def _first_of(ways: Sequence[Way]) -> bool:

@@ -2,11 +2,12 @@
 
 Theory of operation. On one long-lived stream the peer asks, as often as it likes, for its observed address. If it names
 the port that it listens on, the bootstrap also dials that port at the observed address, and at no other, so that nobody
-can aim it at a third party (AutoNAT's amplification rule). It dials from another port than the one that the peer is
-connected to, so that a NAT with address- and port-dependent filtering blocks it; it completes the handshake to verify
-the peer id, and closes. Every answer holds the bootstrap's time, by which a peer detects that its clock is wrong:
-rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs four servers, and
-nothing starts it.
+can aim it at a third party (AutoNAT's amplification rule). It dials public addresses alone: behind a proxy or a container's
+bridge a stranger seems to come from this computer or its own network, whose ports it must not probe. It dials from another
+port than the one that the peer is connected to, so that a NAT with address- and port-dependent filtering blocks it; it
+completes the handshake to verify the peer id, and closes. Every answer holds the bootstrap's time, by which a peer detects
+that its clock is wrong: rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs
+four servers, and nothing starts it.
 """
 
 import time
@@ -16,8 +17,9 @@ from typing import Annotated
 
 import trio
 
+from ..address import rung_of
 from ..base.errors import NetworkError, StreamClosed
-from ..base.transport import Address, PeerId, Stream
+from ..base.transport import Address, PeerId, Rung, Stream
 from ..libp2p.stream import Libp2pStream
 from ..quota.origins import Origins
 from ..quota.shares import Shares
@@ -98,7 +100,7 @@ class Dialback:
             raise NetworkError(f"too many questions from {whose}: more than {most}, or an equal part of the others'")
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
-        if not port or self._dials.exceeded(origin, now):
+        if not port or rung_of(seen) is not Rung.DIRECT or self._dials.exceeded(origin, now):
             return DialbackAnswer(seen, False, "", self._clock())
         async with self._turns.turn(origin):
             cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIALBACK_DIAL_TIMEOUT)

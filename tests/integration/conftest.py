@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from flockstep.peer import address
 from support.bootstraps import Bootstrap, publish_run
 
 Publish = Callable[..., str]
@@ -15,6 +16,12 @@ def bootstrap_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     bootstrap = Bootstrap(tmp_path_factory.mktemp("bootstrap"))
     yield bootstrap.address()
     bootstrap.kill()
+
+
+@pytest.fixture
+def open_internet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of loopback count as public, so that bootstraps dial them back."""
+    monkeypatch.setattr(address, "is_public_ip", lambda ip: True)
 
 
 @pytest.fixture

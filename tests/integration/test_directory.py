@@ -24,6 +24,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
+from libp2p.kad_dht.common import PROTOCOL_ID
 from multiaddr import Multiaddr
 from support.loopback import LOOPBACK
 from support.recorded import recorded
@@ -240,6 +241,7 @@ async def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_an
         assert await writer.get(KEY) == value(2)
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_server_is_named_once_i_got_through_to_it() -> None:
     async with swarm() as known, swarm() as newcomer, known.client() as (_, reader):
         await newcomer.server.connect(known.server.peer_id, known.server.addresses())
@@ -251,6 +253,19 @@ async def test_a_server_is_named_once_i_got_through_to_it() -> None:
     assert not [event for event in known.events if event["event"] == "bootstrap.refused"]
 
 
+async def test_a_server_of_a_private_address_is_neither_dialled_nor_named() -> None:
+    """Else whoever comes through a proxy that hides sources finds the open ports of the bootstrap's computer."""
+    async with swarm() as known, swarm() as inside:
+        await inside.server.connect(known.server.peer_id, known.server.addresses())
+        await inside.directory.add_server(known.server.peer_id)
+        while not known.server.announced(inside.server.peer_id, PROTOCOL_ID):
+            await inside.directory.look_around()
+        await inside.directory.look_around()
+        assert known.directory.server is not None
+        assert not known.directory.server._tried
+
+
+@pytest.mark.usefixtures("open_internet")
 async def test_a_server_that_nobody_gets_through_to_is_not_named() -> None:
     async with swarm() as known, swarm("/ip4/127.0.0.1/tcp/9") as hidden:
         await hidden.server.connect(known.server.peer_id, known.server.addresses())

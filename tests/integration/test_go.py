@@ -215,6 +215,7 @@ async def test_bytes_of_a_stream_to_go_come_back_from_it() -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_go_finds_a_peer_by_the_kademlia_of_a_bootstrap() -> None:
     config, telemetry = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0), Telemetry()
     with p2pd(b"", "-dhtClient") as client, p2pd(b"", "-dhtServer") as server:

@@ -1,7 +1,8 @@
 """Relays, dial-back and the upgrade of a relayed connection to a direct one, on loopback."""
 
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -80,10 +81,13 @@ def forbid_punching(host: Libp2pHost) -> None:
 async def test_a_bootstrap_tells_how_i_am_reached() -> None:
     async with net() as lab, lab.host() as host:
         assert host.reachability.rung is Rung.LAN
-        assert host.reachability.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
+        assert host.reachability.confirmed == host.addresses()[:1] == (f"/ip4/127.0.0.1/tcp/{host.port}",)
         assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
+        await host.bootstraps.first_check(lab.bootstrap.peer_id)
+        assert host.addresses()[1:] == (lab.through(),)  # Nobody has dialled it: a firewall may lie between.
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it() -> None:
     async with net() as lab, lab.host() as host, trio.open_nursery() as nursery:
         outside = await open_forwarded_port(nursery, host.port)
@@ -93,6 +97,7 @@ async def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_port_that_the_router_only_promised_is_told_and_not_announced() -> None:
     async with net() as lab, lab.host() as host:
         with trio.socket.socket() as taken:
@@ -121,6 +126,7 @@ async def open_forwarded_port(nursery: trio.Nursery, port: int) -> int:
     return int(listeners[0].socket.getsockname()[1])
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_dials_back_are_limited_and_go_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialback, "DIAL_PERIOD", 1e6)  # Else a slow computer earns another one meanwhile.
     async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
@@ -130,6 +136,23 @@ async def test_dials_back_are_limited_and_go_nowhere_else(monkeypatch: pytest.Mo
         assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
         assert [answer.cause for answer in answers] == [""] * len(answers)
         assert [answer.dialled for answer in answers] == [True] * dialback.DIALS_PER_PERIOD + [False]
+
+
+@pytest.mark.parametrize("whom", ["its own", "somebody's"])
+async def test_nothing_is_dialled_back_behind_a_proxy_that_hides_who_asks(whom: str) -> None:
+    """Who connects through it comes from loopback, where ports of the bootstrap's computer are."""
+    async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+        stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+        with trio.socket.socket() as inner:
+            await inner.bind(("127.0.0.1", 0))
+            inner.listen()
+            answer = await dialback.ask(stream, host.port if whom == "its own" else inner.getsockname()[1])
+            assert not answer.dialled
+            assert answer.cause == ""
+            with trio.move_on_after(0) as scope:
+                await inner.accept()
+            assert scope.cancelled_caught
 
 
 async def test_questions_without_a_dial_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +187,7 @@ async def test_only_a_relay_of_mine_announces_circuits() -> None:
         ]
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
     async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
         await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
@@ -172,6 +196,7 @@ async def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
         assert "another peer id" in answer.cause
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
     questions: list[int] = []
 
@@ -190,9 +215,41 @@ async def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> N
 
         lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
         await host.bootstraps.enter(lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
-        assert host.reachability.rung is Rung.LAN
+        assert host.reachability.rung is Rung.DIRECT
         assert len(questions) == 2
         assert [event["step"] for event in lab.named("bootstrap.lost")] == ["hold"]
+
+
+async def drops(peer: str, at: str, seconds: float) -> str:
+    return "timed out"
+
+
+@pytest.mark.usefixtures("open_internet")
+async def test_one_lying_bootstrap_of_three_gives_up_no_relay_and_names_no_address() -> None:
+    """Its one word took a peer's relays, and everybody was sent to the address that it named."""
+    lie, telemetry = "/ip4/44.0.66.6/tcp/4001", Telemetry()
+
+    async def lies(stream: Stream) -> None:
+        while await stream.receive_some(1 << 10):
+            await stream.send_all(frame(encode(dialback.DialbackAnswer(lie, dialled=True, cause="", time=time.time()))))
+
+    async with AsyncExitStack() as stack:
+        config, limits = LOOPBACK, BootstrapLimits()
+        opened = [open_host(Identity.generate(), config, Telemetry(), bootstrap=limits) for _ in range(3)]
+        liar, *honest = [await stack.enter_async_context(one) for one in opened]
+        host = await stack.enter_async_context(open_host(Identity.generate(), config, telemetry))
+        liar.handle(dialback.DIALBACK_PROTOCOL, lies)
+        for one in honest:
+            one.handle(dialback.DIALBACK_PROTOCOL, dialback.Dialback(drops).serve)
+        async with trio.open_nursery() as nursery:
+            for one in (liar, *honest):
+                nursery.start_soon(host.bootstraps.enter, one.peer_id, one.addresses()[0])
+        for one in (liar, *honest):
+            await host.bootstraps.first_check(one.peer_id)
+        assert host.reachability.needs_relay
+        assert host.bootstraps.reserved > {one.peer_id for one in honest}
+        assert len([one for one in host.addresses() if one.endswith("/p2p-circuit")]) == 3
+        assert not [one for one in (*host.addresses(), *host.bootstraps.seen_at, *host.reachability.aims) if one == lie]
 
 
 @pytest.mark.parametrize("seen", ["/ip4/8.8.8.8/tcp/1/ws", "/dns/a.example/tcp/1"])
@@ -284,11 +341,12 @@ async def test_a_pair_that_cannot_punch_talks_through_the_relay() -> None:
 
 
 async def test_without_a_reservation_the_rung_and_the_cause_are_named() -> None:
-    async with net() as lab, lab.host() as target, lab.host() as caller:
+    target = Identity.generate().peer_id
+    async with net() as lab, lab.host() as caller:
         with pytest.raises(ConnectFailed, match=r"\(relayed\): the peer holds no reservation at this relay"):
-            await caller.connect(target.peer_id, [lab.through()])
+            await caller.connect(target, [lab.through()])
         (failed,) = lab.named("dial.failed")
-        assert (failed["peer"], failed["step"]) == (target.peer_id, "relayed")
+        assert (failed["peer"], failed["step"]) == (target, "relayed")
 
 
 async def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> None:

@@ -15,7 +15,7 @@ class _From:
     remote = "a peer"
 
     def __init__(self, number: int) -> None:
-        self._ip = f"2001:db8:1:2::{number:x}"
+        self._ip = f"2a0f:44:1:2::{number:x}"
         self.sent = b""
 
     def remote_socket(self) -> tuple[str, int]:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 DROPPED = "timed out after 3 s"
 
 
-def sighting(address: str, *, reached: bool = False, cause: str = DROPPED, own_port: bool = True) -> Sighting:
+def sighting(
+    address: str, *, reached: bool = False, cause: str = DROPPED, own_port: bool = True, own: bool = False
+) -> Sighting:
     where = address.rpartition("/")[0] + "/4001"
-    return Sighting(address, own_port, where if reached else "", "" if reached else cause)
+    return Sighting(address, own_port, where if reached else "", "" if reached else cause, own)
 
 
 def test_nobody_has_told() -> None:
@@ -19,10 +21,61 @@ def test_nobody_has_told() -> None:
     assert decide({"a": sighting("/ip4/44.0.1.1/tcp/4001", cause="")}).rung is None
 
 
-def test_whom_one_bootstrap_reaches_strangers_reach() -> None:
-    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/7", reached=True), "b": sighting("/ip4/44.0.1.1/tcp/9")})
+HERE, LIE = "/ip4/44.0.1.1/tcp/7", "/ip4/44.0.66.6/tcp/7"
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_whom_most_bootstraps_reach_strangers_reach(others: int) -> None:
+    seen = {str(number): sighting(f"/ip4/44.0.1.1/tcp/{number}", reached=True) for number in range(others + 1)}
+    decided = decide({**seen, **{f"not {number}": sighting(HERE) for number in range(others)}})
     assert (decided.rung, decided.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001",))
     assert not decided.needs_relay
+
+
+LIARS = [
+    sighting(LIE, reached=True),
+    sighting(LIE),
+    sighting(HERE),
+    sighting(HERE, reached=True),
+    sighting("/ip4/44.0.1.1/tcp/666", reached=True),
+    sighting(HERE, own=True, reached=True),
+    sighting("/ip4/10.0.0.2/tcp/7", cause="a router translates it"),
+    sighting("/ip6/2a0f:66::6/tcp/4001", reached=True),
+    sighting("/ip4/44.0.1.1/tcp/9", own_port=False),
+    sighting(LIE, cause=""),
+]
+HONEST = {
+    "a home": [sighting(HERE)] * 3,
+    "a home with an open port": [sighting(HERE, reached=True)] * 3,
+    "a server": [sighting(HERE, reached=True, own=True)] * 3,
+    "a home that reaches all over IPv6": [sighting("/ip6/2a0f:44::7/tcp/4001", own=True)] * 3,
+    "a local run": [sighting("/ip4/192.168.1.7/tcp/4001", reached=True, own=True)] * 3,
+    "a symmetric router": [sighting(f"/ip4/44.0.1.1/tcp/{number}") for number in (1, 2, 3)],
+}
+
+
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("liars", [1, 2])
+@pytest.mark.parametrize("where", HONEST)
+@pytest.mark.parametrize("first", ["a", "z"])
+def test_fewer_liars_than_honest_bootstraps_change_nothing(where: str, liars: int, liar: Sighting, first: str) -> None:
+    honest = {f"h{number}": one for number, one in enumerate(HONEST[where][: liars + 1])}
+    lies = {f"{first}{number}": liar for number in range(liars)}
+    alone, beside = decide(honest), decide({**lies, **honest})
+    if where != "a symmetric router":  # Who says what an honest one says may make a port look kept.
+        assert beside.rung is alone.rung or beside.rung is None
+    assert beside.needs_relay == alone.needs_relay or beside.rung is None
+    assert set(beside.confirmed) <= set(alone.confirmed)
+    assert set(beside.aims) <= {*alone.aims, *(one.address for one in honest.values())}
+
+
+def test_the_first_to_answer_does_not_decide() -> None:
+    liar = {"liar": sighting(LIE, reached=True)}
+    assert decide(liar, num_awaited=2).rung is None
+    assert decide({**liar, "b": sighting(HERE)}, num_awaited=1).rung is None
+    assert decide({**liar, "b": sighting(HERE), "c": sighting(HERE)}).rung is Rung.PUNCHED
+    assert decide({"a": sighting(HERE), "b": sighting(HERE)}, num_awaited=1).rung is Rung.PUNCHED  # It cannot be tipped.
+    assert decide({name: sighting(HERE, reached=True) for name in "ab"}, num_awaited=1).rung is Rung.DIRECT
 
 
 def test_a_router_that_keeps_one_port_for_all_can_be_punched() -> None:
