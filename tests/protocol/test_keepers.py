@@ -305,5 +305,13 @@ def test_the_run_needs_who_votes_and_who_has_a_seat_and_nobody_who_only_calls_it
             host, seated = run.hosts[keeper.peer], (keeper.peer, trainer.peer)
             assert [peer for peer in (*seated, me.peer_id) if host.votes(peer)] == [keeper.peer]
             assert [peer for peer in (*seated, me.peer_id) if host.needs(peer)] == [*seated]
+            await run.until(lambda: all_at([keeper, trainer], YOUNG_ROUNDS))
+            run.kill(trainer)
+            later = run.train(1)
+            await run.until(lambda: all_at([keeper, later], YOUNG_ROUNDS + 2))
+            assert keeper.keeper is not None
+            assert keeper.keeper.kept is not None
+            assert trainer.peer not in (keeper.keeper.kept.archive.conduct.certified or ())
+            assert host.needs(trainer.peer)  # Of tenure.
 
     live(body, tmp_path, 1)
