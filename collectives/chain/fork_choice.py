@@ -142,11 +142,12 @@ class Expected:
 
 
 def check_model(members: Sequence[Member], me: PeerId) -> None:
-    """Raise `UsageError` if most of the other training members have another model than I, so that my state is useless.
+    """Raise `UsageError` if most of the other members with a model have another one than I, so that my state is useless.
 
-    For a newcomer, and with the members that count: records alone say nothing. The error names those that differ.
+    For a newcomer, and with the members that count: records alone say nothing. The error names those that differ. Keepers
+    have no say: they hold no model, so that any number of them would hide another base.
     """
-    others = [member for member in training(members) if member.peer != me]
+    others = [member for member in training(members) if member.peer != me and not is_keeper(member)]
     same = {member.peer for member in alike(members, me)}
     unlike = [member for member in others if member.peer not in same]
     if 2 * len(unlike) <= len(others):

@@ -195,7 +195,7 @@ class CatchUp:
                 await self._look_again(gossip, reason, 0)
             elif self._held.is_blank and not starts:
                 await self._look_again(gossip, "no member that holds a state of the run is here", 0)
-            elif trio.current_time() < deadline and not goes_first(members, me, self._held.place):
+            elif trio.current_time() < deadline and not goes_first(everybody, me, self._held.place):
                 with trio.move_on_after(LOOK_SECONDS):
                     await gossip.presence.changed()
             else:

@@ -368,7 +368,17 @@ def test_a_keeper_is_like_everybody_and_everybody_like_a_keeper() -> None:
     members = [with_model("me", A), with_model("p", B), with_model("q", NO_LAYOUT)]
     assert [one.peer for one in alike(members, "me")] == ["me", "q"]
     assert [one.peer for one in alike(members, "q")] == ["me", "p", "q"]
-    check_model(members, "me")  # One of two others has another model; a keeper has none.
+
+
+def test_keepers_have_no_say_in_which_model_a_newcomer_trains() -> None:
+    keepers = [with_model(name, NO_LAYOUT) for name in "klmn"]
+    me, base = with_model("me", A), with_model("p", A, frozen=B)
+    check_model([me, *keepers], "me")
+    check_model([me, with_model("q", A), base, *keepers], "me")
+    with pytest.raises(UsageError, match="frozen parameters than 1 of 1 members have: p"):
+        check_model([me, base, *keepers], "me")
+    with pytest.raises(UsageError, match="names or shapes"):
+        check_model([me, with_model("p", B), *keepers], "me")
 
 
 def test_who_lags() -> None:
