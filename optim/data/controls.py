@@ -42,6 +42,10 @@ class Controls:
         self.is_special = {token["content"]: bool(token["special"]) for token in added if not _is_word(token)}
         """Each control token by its text, and whether the file calls it special."""
         self.is_special |= {self.end: True} if self.end else {}
+        made = self.end, model.get("unk_token"), model.get("unk_id")
+        kept = (number for name, number in ids.items() if name not in self.is_special or name in made or number in made)
+        self.num_in_texts = max(kept, default=-1) + 1
+        """Ids up to the last one that a text, its end or what a model does not know of it can be."""
         self.names = names = {control: NAME.format(ids[control]) for control in self.is_special}
         """What stands for each of them in a text."""
         self._texts = {str(ids[control]): control for control in names}

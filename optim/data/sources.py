@@ -216,7 +216,7 @@ def open_source(
     else:
         tokens = _text_tokens(source, place, tokenizer, cache or default_home() / "cache", skips)
     _warn(source, skips)
-    return TokenSource(tokens, sequence_length, name=source, vocab_size=tokenizer.vocab_size)
+    return TokenSource(tokens, sequence_length, name=source, vocab_size=tokenizer.num_in_texts)
 
 
 def _text_bytes(source: str, place: str, skips: Skips) -> Tokens:

@@ -306,7 +306,7 @@ class TokenStream(SequenceUnits):
         self._tokenizer = tokenizer
         self.name = name
         self.sequence_length = sequence_length
-        self.vocab_size = tokenizer.vocab_size
+        self.vocab_size = tokenizer.num_in_texts
         self._ends: Tokens = np.empty(0, np.int64)
         """Of the units that this peer has read, what was left at their ends: documents may be shorter than a sequence."""
         pieces = len(documents.pieces)

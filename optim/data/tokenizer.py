@@ -44,6 +44,8 @@ class Tokenizer(ABC):
     digest: bytes
     """A hash of all that decides about the tokens."""
     vocab_size: int
+    num_in_texts: int
+    """The tokens from 0 on that a model of texts must know: control tokens behind these, as for padding, come from no text."""
     dtype: npt.DTypeLike
     """The type of its tokens."""
 
@@ -74,7 +76,7 @@ class ByteTokenizer(Tokenizer):
 
     name = "bytes"
     digest = digest(b"bytes")
-    vocab_size = 256
+    vocab_size = num_in_texts = 256
     dtype = np.uint8
     end = 0
 
@@ -111,7 +113,7 @@ class FileTokenizer(Tokenizer):
         self._tokenizer: Any = self._of_package(failure, tokenizers.Tokenizer.from_buffer, self.controls.file)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.vocab_size = self.controls.vocab_size
+        self.vocab_size, self.num_in_texts = self.controls.vocab_size, self.controls.num_in_texts
         self.end, self.end_text = self.controls.end_id, self.controls.end
         if self.end_text:  # It may be a word of the file's model alone.
             name = self.controls.names[self.end_text]
@@ -244,7 +246,7 @@ def pinned_tokenizer(name: str, folder: Path) -> tuple[str, bytes, int]:
         except OSError as error:
             raise UsageError(f"cannot read the tokenizer {name}: {error}", remedy="check its name and the network") from error
         name = f"{HUB}{repository}@{commit}{inside and '/'}{inside.rstrip('/')}"
-    return name, content, FileTokenizer(Path(name), content).vocab_size
+    return name, content, FileTokenizer(Path(name), content).num_in_texts
 
 
 def read_tokenizer(path: Path) -> bytes:

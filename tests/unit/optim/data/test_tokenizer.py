@@ -254,3 +254,17 @@ def test_a_tokenizer_of_the_hub_is_pinned_with_its_commit(path: Path, monkeypatc
         hub.sizes["tokenizer.json"] = MAX_TOKENIZER_BYTES + 1
         with pytest.raises(UsageError, match="at most"):
             pinned_tokenizer(f"hf:{REPOSITORY}", path.parent)
+
+
+def test_special_tokens_that_no_text_makes_need_no_place_in_a_model(path: Path) -> None:
+    plain = FileTokenizer(path, path.read_bytes())
+    assert plain.num_in_texts == plain.vocab_size
+    made = tokenizers.Tokenizer.from_file(str(path))
+    made.add_special_tokens(["[PAD]"])
+    padded = FileTokenizer(path, made.to_str().encode())
+    assert (padded.num_in_texts, padded.vocab_size) == (plain.vocab_size, plain.vocab_size + 1)
+    ending = FileTokenizer(path, made.to_str().encode(), "[PAD]")
+    made.add_tokens(["lockstep"])
+    worded = FileTokenizer(path, made.to_str().encode())
+    assert ending.num_in_texts == ending.vocab_size
+    assert worded.num_in_texts == worded.vocab_size

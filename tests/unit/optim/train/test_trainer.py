@@ -200,7 +200,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_one_line_before_it_trains(
     check_tokenizer(build_model("gpt", {"size": "0.2m", "vocab_size": 256}, seed=0), source)
     with pytest.raises(UsageError, match=r"has 256 tokens, the model knows 64") as refused:
         check_tokenizer(model_of("gpt"), source)
-    assert refused.value.remedy == "give the model a larger vocab_size"
+    assert refused.value.remedy.startswith("give the model a larger vocab_size")
 
 
 def test_a_trainer_leaves_the_network_to_its_process() -> None:
