@@ -94,14 +94,16 @@ class Shares:
             self._start(walk)
         loader: Iterable[Any]
         if isinstance(units, Indexed):
-            loader = DataLoader(
-                dataset,
-                batch_sampler=walk.draw(batch_size),
-                num_workers=workers,
-                # Spawned: a forked worker would hold the pipe to the network process open if the trainer dies.
-                multiprocessing_context="spawn" if workers else None,
-                generator=torch.Generator(),  # The caller's random state is left alone.
-                collate_fn=collate_fn or collated,
+            loader = loaded(
+                DataLoader(
+                    dataset,
+                    batch_sampler=walk.draw(batch_size),
+                    num_workers=workers,
+                    # Spawned: a forked worker would hold the pipe to the network process open if the trainer dies.
+                    multiprocessing_context="spawn" if workers else None,
+                    generator=torch.Generator(),  # The caller's random state is left alone.
+                    collate_fn=collate_fn or collated,
+                )
             )
         elif workers:
             raise UsageError(
@@ -213,6 +215,19 @@ class Shares:
             self._telemetry.emit("data.forgotten", step="read data.json", reason=str(error))
             return None
         return share if share is not None and share.source == source else None
+
+
+def loaded(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return the batches of a loader. Raises `UsageError` where its workers cannot be given the dataset."""
+    try:
+        return iter(loader)
+    except Exception as error:  # Of pickle, and of what the dataset's parts raise when they are pickled.
+        if isinstance(error, FlockstepError):
+            raise
+        raise UsageError(
+            f"the dataset cannot be sent to its {loader.num_workers} workers: {error}",
+            remedy="define it and collate_fn at the top of a module, without lambdas and open files, or leave workers at 0",
+        ) from error
 
 
 def collated(samples: list[Any]) -> Any:

@@ -295,6 +295,14 @@ def test_the_same_dataset_goes_on_where_it_was_left(tmp_path: Path) -> None:
     assert sorted(drawn) == list(range(100))
 
 
+class Locked(list[int]):
+    """Samples beside a lock, as of many an open file."""
+
+    def __init__(self) -> None:
+        super().__init__(range(9))
+        self.lock = threading.Lock()
+
+
 def test_workers_load_the_same_batches(tmp_path: Path) -> None:
     dataset = TensorDataset(torch.arange(64))
     plain = flat((batch for (batch,) in Peer("a", tmp_path / "1", {}).batches(dataset)), 16)
@@ -303,6 +311,15 @@ def test_workers_load_the_same_batches(tmp_path: Path) -> None:
     loaded = flat((batch for (batch,) in batches), 16)
     assert loaded == plain
     assert peer.connection._all["a"].epoch == 0  # What a worker has loaded but nobody has trained does not count.
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+def test_a_dataset_that_workers_cannot_be_given_is_one_line(tmp_path: Path) -> None:
+    for number, (data, collate) in enumerate(((Locked(), None), (list(range(9)), lambda samples: samples))):
+        shares = Peer(str(number), tmp_path, {}).shares
+        with pytest.raises(UsageError, match=r"cannot be sent to its 1 workers: [^\n]+$") as refused:
+            next(shares.batches(data, batch_size=4, workers=1, collate_fn=collate))
+        assert "leave workers at 0" in refused.value.remedy
 
 
 def test_an_iterable_is_repeated_and_cut_into_blocks(tmp_path: Path, clock: Clock) -> None:
