@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model, hide_secrets
-from ..step.flat import bytes_of, storage_of
+from ..step.flat import bytes_of, state_of, storage_of
 from ..step.micro_batches import out_of_memory
 from . import machine
 from .gpt_config import MAX_LAYERS
@@ -130,7 +130,7 @@ class AdapterFile:
     """What else stands in it, such as the frozen projections of VeRA."""
 
 
-def adapter_of(model: nn.Module, trained: Sequence[str]) -> AdapterFile | None:
+def adapter_of(model: nn.Module, trained: Mapping[str, Tensor]) -> AdapterFile | None:
     """Return how peft writes the adapter of a model; None if it has none.
 
     Raises `UsageError` for one of which peft's file does not hold all that is trained.
@@ -142,7 +142,7 @@ def adapter_of(model: nn.Module, trained: Sequence[str]) -> AdapterFile | None:
     from peft.utils.save_and_load import get_peft_model_state_dict
 
     adapter = next(iter(configs))
-    config, state = configs[adapter], model.state_dict(keep_vars=True)
+    config, state = configs[adapter], state_of(model)
     what = f"an adapter of the kind {getattr(config.peft_type, 'value', config.peft_type)}"
     remedy = "train one adapter of a kind that peft saves as it is, such as LoRA; list other modules in modules_to_save"
     try:
@@ -151,8 +151,7 @@ def adapter_of(model: nn.Module, trained: Sequence[str]) -> AdapterFile | None:
         raise UsageError(f"peft cannot save {what}: {error}", remedy=remedy) from error
     by_storage = {storage_of(tensor): name for name, tensor in saved.items()}
     names: dict[str, str] = {}
-    for name in trained:
-        parameter = model.get_parameter(name)
+    for name, parameter in trained.items():
         found = by_storage.get(storage_of(parameter))
         if found is None and config.is_prompt_learning and len(trained) == len(saved) == 1:  # A copy, of the one tensor.
             found = next((name for name, tensor in saved.items() if torch.equal(tensor, parameter.to(tensor.device))), None)
@@ -225,7 +224,7 @@ def merge_adapter(base: str, out: Path) -> None:
     peft = _load_peft("merging an adapter")
     try:
         adapted = peft.PeftModel.from_pretrained(model, out)
-        found = adapter_of(adapted.train(), ())
+        found = adapter_of(adapted.train(), {})
         assert found is not None
         with safe_open(out / "adapter_model.safetensors", "pt") as file:
             if lost := sorted(set(file.keys()) - found.rest.keys()):
@@ -381,9 +380,9 @@ def _pretrained(
 
 def _check_memory(name: str, outline: nn.Module) -> None:
     """Raise `LocalError` for more weights than this computer has memory: the library makes those that no file has."""
-    needed, there = bytes_of(outline), machine.memory().total
-    if needed > there:
-        has = f"this computer has {gigabytes(there)} of memory"
+    needed, memory = bytes_of(outline), machine.memory()
+    if memory is not None and needed > memory.total:
+        has = f"this computer has {gigabytes(memory.total)} of memory"
         raise LocalError(f"the weights of hf:{name} have {gigabytes(needed)}, {has}", remedy="choose a smaller model")
 
 

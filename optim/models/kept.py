@@ -20,20 +20,24 @@ from torch import Tensor, nn
 from ...peer.base.disk import draft_of, write_whole
 from ...peer.base.errors import LocalError, UsageError
 from ...peer.log.telemetry import Telemetry
-from ..step.flat import FlatLayout, state_of, storage_of, unwrapped, whole_tensors
+from ..step.flat import FlatLayout, parameters_of, state_of, storage_of, unwrapped, whole_tensors, why_not_kept
 from .gpt_config import GPTConfig
 from .hf import AdapterFile, adapter_of
 
 FOLDER = "model"
 MODEL = "model.safetensors"
 BUFFERS, FROZEN = "buffers.safetensors", "frozen.safetensors"
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG, ADAPTER, GENERATION = "config.json", "adapter_config.json", "generation_config.json"
 GPT_CONFIG = "gpt.json"
 """Not `config.json`, by which other programs take a folder for one of transformers."""
 ADAPTER_NAMES, ADAPTER_REST = "adapter_names.json", "adapter_rest.safetensors"
 """Of an adapter: the name of each trained parameter in peft's file, and what else that file holds."""
 ALIASES = "aliases.json"
 """Further names of tensors, such as that of a tied head."""
+NOT_KEPT = "not_kept.json"
+"""The parts of the state that no file holds, each with the reason (`why_not_kept`)."""
+MAX_NAMED = 5
+"""Such parts that a line names."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
@@ -64,6 +68,10 @@ class Parts:
     frozen: frozenset[str]
     """Parameters that are not trained, and those without elements; of an adapter none, since every peer has its base."""
     buffers: frozenset[str]
+    known: frozenset[str]
+    """All names but those of buffers, and of what is made later."""
+    unkept: dict[str, str]
+    """What is not kept, and why."""
     aliases: dict[str, dict[str, Any]]
     """Further names of what is trained or stored: which tensor each is, and its shape and strides."""
     adapter: AdapterFile | None
@@ -72,21 +80,25 @@ class Parts:
 def parts_of(model: nn.Module) -> Parts:
     """Return what of a model is kept beside its checkpoints. Raises `UsageError` for an adapter that peft does not save."""
     inner = unwrapped(model)
-    trained = [tensor.name for tensor in FlatLayout.of(inner).tensors]
+    parameters = parameters_of(inner)
+    trained = {tensor.name: parameters[tensor.name] for tensor in FlatLayout.of(inner).tensors}
     adapter = adapter_of(inner, trained)
-    state, parameters = state_of(inner), {name for name, _ in inner.named_parameters(remove_duplicate=False)}
-    stored = {storage_of(inner.get_parameter(name)): name for name in trained}
+    state = state_of(inner)
+    kept = {name: value for name, value in state.items() if isinstance(value, Tensor) and not why_not_kept(value)}
+    stored, tensors = {storage_of(parameter): name for name, parameter in trained.items()}, kept | trained
     frozen, buffers, aliases = set[str](), set[str](), dict[str, dict[str, Any]]()
-    for name, tensor in sorted(state.items(), key=lambda item: (item[0] not in parameters, item[0])):
+    for name, tensor in sorted(kept.items(), key=lambda item: (item[0] not in parameters, item[0])):
         known = stored.setdefault(storage_of(tensor), name)
         if known != name:
-            shapes = {"shape": list(tensor.shape), "stride": list(tensor.stride()), "of_stride": list(state[known].stride())}
-            aliases[name] = {"of": known, **shapes}
+            strides = {"stride": list(tensor.stride()), "of_stride": list(tensors[known].stride())}
+            aliases[name] = {"of": known, "shape": list(tensor.shape), **strides}
         elif name not in trained:
             (frozen if name in parameters else buffers).add(name)
+    unkept = {name: why for name, value in state.items() if name not in trained and (why := why_not_kept(value))}
+    others = frozenset(kept) - buffers
     if adapter is not None:
-        frozen, aliases = set(), {}
-    return Parts(frozenset(frozen), frozenset(buffers), aliases, adapter)
+        frozen, aliases, unkept, others = set(), {}, {}, frozenset(state) - buffers
+    return Parts(frozenset(frozen), frozenset(buffers), others, unkept, aliases, adapter)
 
 
 def keep_model(model: nn.Module, parts: Parts, run_folder: Path | None, telemetry: Telemetry) -> None:
@@ -110,13 +122,23 @@ def keep_model(model: nn.Module, parts: Parts, run_folder: Path | None, telemetr
             fields = json.loads(config.to_json_string(use_diff=False))
             fields |= {"architectures": class_of(inner), "use_cache": True}
             write_whole(folder / CONFIG, json.dumps(fields, indent=1).encode())
+            generation: Any = getattr(inner, "generation_config", None)
+            if not getattr(generation, "_from_model_config", True):  # Else `save_hf` derives the same.
+                write_whole(folder / GENERATION, generation.to_json_string().encode())
         elif isinstance(config, GPTConfig):
             write_whole(folder / GPT_CONFIG, json.dumps(asdict(config), indent=1).encode())
         write_whole(folder / ALIASES, json.dumps(parts.aliases).encode())
+        write_whole(folder / NOT_KEPT, json.dumps(parts.unkept).encode())
         if tensors:
             save_tensors(tensors, folder / FROZEN)
     except (OSError, LocalError) as error:
         telemetry.emit("model.not_kept", step="keep the model", reason=str(error))
+
+
+def unkept_line(unkept: Mapping[str, object]) -> str:
+    """Return the parts of a model's state that are not kept, with the reasons, in a line; empty if there are none."""
+    named = ", ".join(f"{name}, which {why}" for name, why in sorted(unkept.items())[:MAX_NAMED])
+    return f"{len(unkept)} of the model's state: {named}{', …' if len(unkept) > MAX_NAMED else ''}" if unkept else ""
 
 
 def class_of(model: nn.Module) -> list[str]:
@@ -130,11 +152,15 @@ def class_of(model: nn.Module) -> list[str]:
 
 
 def keep_buffers(model: nn.Module, parts: Parts, run_folder: Path, telemetry: Telemetry) -> None:
-    """Write the current values of the persistent buffers. A failure is an event."""
-    tensors = whole_tensors(model, parts.buffers)
+    """Write the current values of the persistent buffers, also of those made since the join. A failure is an event."""
+    names = {name: why_not_kept(value) for name, value in state_of(model).items() if name not in parts.known}
+    tensors = whole_tensors(model, names)
     try:
         if tensors:
             save_tensors(tensors, run_folder / FOLDER / BUFFERS)
+        if names:
+            unkept = {name: why for name, why in names.items() if why}
+            write_whole(run_folder / FOLDER / NOT_KEPT, json.dumps(unkept).encode())
     except LocalError as error:
         telemetry.emit("model.not_kept", step="keep the buffers", reason=str(error))
 

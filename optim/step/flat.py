@@ -7,17 +7,21 @@ Parameters may have any dtype, lie on any devices, and be sharded over the proce
 makes them). All processes then call the same functions: the first one with the vector, the others with None.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.arrays import Floats
@@ -30,6 +34,9 @@ HASHED_AT_ONCE = 1 << 22
 """Elements of a frozen parameter that are copied and hashed at a time: 16 MiB, since the whole may be gigabytes."""
 COPIED_AT_ONCE = 1 << 20
 """Elements of Δ that are computed at a time, for the same reason; their temporaries stay in the processor's cache."""
+PARALLEL = (DataParallel, DistributedDataParallel)
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
+"""Attributes that hold what a wrapper wraps: of torch.compile, of activation checkpointing, of Lightning's Fabric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +71,22 @@ class FlatLayout:
         """
         if isinstance(model, torch.jit.ScriptModule):
             raise UsageError("a scripted model hides its parameters", remedy="train the module that it was scripted from")
-        for name, parameter in unwrapped(model).named_parameters():
-            if is_lazy(parameter):
-                raise UsageError(f"parameter {name} has no values yet", remedy="run the model once before it joins")
+        if isinstance(unwrapped(model), AveragedModel):
+            raise UsageError(
+                "an AveragedModel holds an average of weights, which no optimizer trains",
+                remedy="give Swarm the model that is trained, and keep its average beside it",
+            )
         tensors: list[Tensor] = []
         cells = 0
         for name, parameter in _once(model):
             if not parameter.requires_grad:
                 continue
+            if (of_values or not parameter.is_meta) and (why_not := why_not_plain(parameter)):
+                raise UsageError(f"parameter {name} {why_not}", remedy="load the model, and run it once, before it joins")
             if not parameter.is_floating_point():
                 raise UsageError(f"parameter {name} has dtype {parameter.dtype}: only real numbers can be averaged")
             if any(size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
                 raise UsageError(f"parameter {name} is expanded: its elements share memory", remedy="clone it first")
-            if of_values and parameter.is_meta:
-                raise UsageError(f"parameter {name} has no values yet", remedy="load the model before it joins")
             tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL, _name_of(parameter.dtype)))
             cells += -(-parameter.numel() // CELL)
         if not tensors:
@@ -92,8 +101,9 @@ class FlatLayout:
     @torch.no_grad()
     def gather(self, model: nn.Module, out: Floats | None) -> None:
         """Write the parameters into `out` (float32, `size` elements), with zeros as padding."""
+        parameters = parameters_of(model)
         for tensor, end in self._spans():
-            local = _whole(unwrapped(model).get_parameter(tensor.name))
+            local = _whole(parameters[tensor.name])
             if out is not None:
                 flat = torch.from_numpy(out)
                 flat[tensor.start : tensor.stop].view(tensor.shape).copy_(local)
@@ -109,9 +119,9 @@ class FlatLayout:
         smaller than that could never accumulate in θ. `start` is float32 of `size` elements; `out` has those of `span`,
         if it is given, from its first element on.
         """
-        ends, span = dict(self._spans()), span or slice(0, self.size)
+        ends, span, parameters = dict(self._spans()), span or slice(0, self.size), parameters_of(model)
         for tensor, inner, piece in self._pieces(span):
-            local = _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner]
+            local = _whole(parameters[tensor.name]).reshape(-1)[inner]
             if start is None or out is None:
                 continue
             begun, flat = torch.from_numpy(start)[piece], _torch_of(out)
@@ -126,10 +136,8 @@ class FlatLayout:
     @torch.no_grad()
     def capture(self, model: nn.Module, span: slice) -> list[torch.Tensor]:
         """Copy the parameters' elements of `span`, each piece on its device, for `rebase`."""
-        return [
-            _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner].clone()
-            for tensor, inner, _ in self._pieces(span)
-        ]
+        parameters = parameters_of(model)
+        return [_whole(parameters[tensor.name]).reshape(-1)[inner].clone() for tensor, inner, _ in self._pieces(span)]
 
     @contextmanager
     def holding(
@@ -143,7 +151,8 @@ class FlatLayout:
         inner = unwrapped(model)
         modes = [(module, module.training) for module in inner.modules()]
         _reshard(inner)
-        mine = [inner.get_parameter(tensor.name).detach().clone() for tensor in self.tensors]
+        parameters = parameters_of(inner)
+        mine = [parameters[tensor.name].detach().clone() for tensor in self.tensors]
         try:
             self.scatter(vector, inner, share)
             inner.eval()
@@ -153,8 +162,9 @@ class FlatLayout:
                 module.training = mode
             _reshard(inner)
             with torch.no_grad():
+                parameters = parameters_of(inner)
                 for tensor, values in zip(self.tensors, mine, strict=True):
-                    inner.get_parameter(tensor.name).copy_(values)
+                    parameters[tensor.name].copy_(values)
 
     @torch.no_grad()
     def rebase(
@@ -170,10 +180,11 @@ class FlatLayout:
         So the inner steps since the capture are kept; None if there was none. Sums are rounded to float32
         before each parameter's dtype. `share` is called with each piece of θ, and fills it in if `vector` is None.
         """
+        parameters = parameters_of(model)
         for index, (tensor, inner, piece) in enumerate(self._pieces(span)):
             theta = torch.empty(piece.stop - piece.start) if vector is None else torch.from_numpy(vector)[piece]
             share(theta)
-            parameter = unwrapped(model).get_parameter(tensor.name)
+            parameter = parameters[tensor.name]
             whole = _whole(parameter)
             flat = whole.view(-1) if whole.is_contiguous() else whole.reshape(-1)
             values = theta.to(flat.device)
@@ -203,12 +214,24 @@ class FlatLayout:
 
         `share` is called with each tensor's elements, and fills them in if `vector` is None.
         """
+        parameters = parameters_of(model)
         for tensor in self.tensors:
             span = slice(tensor.start, tensor.stop)
             piece = torch.empty(prod(tensor.shape)) if vector is None else torch.from_numpy(vector)[span]
             share(piece)
-            parameter, values = unwrapped(model).get_parameter(tensor.name), piece.view(tensor.shape)
+            parameter, values = parameters[tensor.name], piece.view(tensor.shape)
             parameter.copy_(_sharded_like(parameter, values) if _is_sharded(parameter) else values)
+
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raise `UsageError` if the model has other trained parameters than at the join, which would part peer from peer."""
+        then, now = ({tensor.name: tensor.shape for tensor in layout.tensors} for layout in (self, FlatLayout.of(model)))
+        for name in sorted(then | now):
+            if then.get(name) != now.get(name):
+                was, is_ = (f"trained in shape {at[name]}" if name in at else "not trained" for at in (then, now))
+                raise UsageError(
+                    f"the model has changed since it joined: {name}, {was} then, is {is_}",
+                    remedy="leave the run, and join anew with the model as it is: a run averages what it trained at the join",
+                )
 
     def describe(self) -> tuple[TensorAt, ...]:
         """Return the tensors for a checkpoint's description. Raises `MalformedMessage` for an impossible shape."""
@@ -244,15 +267,19 @@ def frozen_fingerprint(model: nn.Module) -> bytes:
     A layer that was quantized on this peer states those of its source.
     """
     hashes = {name: value_hashes(name, parameter) for name, parameter in _once(model) if not parameter.requires_grad}
-    for name, module in unwrapped(model).named_modules():
+    inner = unwrapped(model)
+    plain = _plain_names(inner)
+    for name, module in inner.named_modules():
         if (source := getattr(module, "source_hashes", None)) is not None:
-            hashes[f"{name}.weight"] = source
+            hashes[plain(f"{name}.weight")] = source
     return keyed("frozen", *(hash_ for name in sorted(hashes) for hash_ in hashes[name])) if hashes else bytes(DIGEST_BYTES)
 
 
 @torch.no_grad()
 def value_hashes(name: str, parameter: torch.Tensor) -> list[bytes]:
-    """Return the name and shape of a frozen parameter, and the hashes of its values."""
+    """Return the name and shape of a frozen parameter, and the hashes of its values. Raises `UsageError` if it has none."""
+    if why_not := why_not_plain(parameter):
+        raise UsageError(f"frozen parameter {name} {why_not}, so peers cannot compare it", remedy="give it plain values")
     values = _whole(parameter).reshape(-1)
     hashes = [f"{name} {tuple(parameter.shape)}".encode()]
     for start in range(0, values.numel(), HASHED_AT_ONCE):
@@ -264,45 +291,83 @@ def value_hashes(name: str, parameter: torch.Tensor) -> list[bytes]:
 
 @torch.no_grad()
 def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU.
+    """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU, if `why_not_kept` allows.
 
     A shared one is there under each of its names, as a strict `load_state_dict` wants it, with memory of its own.
     """
     whole: dict[str, torch.Tensor] = {}
-    seen: set[object] = set()
+    seen: set[int] = set()
     for name, tensor in sorted(state_of(model).items()):
-        if names is None or name in names:
-            values = _whole(tensor).detach().to("cpu").contiguous()
-            whole[name] = values.clone() if storage_of(tensor) in seen else values
-            seen.add(storage_of(tensor))
+        if (names is None or name in names) and isinstance(tensor, torch.Tensor) and not why_not_kept(tensor):
+            values = _whole(tensor).detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+            memory = values.untyped_storage().data_ptr()
+            whole[name] = values.clone() if memory in seen else values
+            seen.add(memory)
     return whole
 
 
-def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all parameters and persistent buffers by name, shared ones under each of theirs, without what is no tensor."""
-    state = unwrapped(model).state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+def state_of(model: nn.Module) -> dict[str, object]:
+    """Return the model's state by name, shared parts under each of their names, also what is no tensor."""
+    inner = unwrapped(model)
+    try:
+        state: object = inner.state_dict(keep_vars=True)
+    except TypeError:  # A class may define its own, without torch's arguments.
+        state = inner.state_dict()
+    plain = _plain_names(inner)
+    return {plain(str(name)): value for name, value in (state.items() if isinstance(state, Mapping) else ())}
+
+
+def why_not_plain(value: torch.Tensor) -> str:
+    """Return why a tensor has no plain values in memory, which peers could average or compare; empty if it has."""
+    if value.is_meta or is_lazy(value):
+        return "has no values yet"
+    if value.is_nested or value.is_quantized:
+        return "is nested" if value.is_nested else "is quantized"
+    if value.layout != torch.strided:
+        return f"has the layout {_name_of(value.layout)}"
+    return f"is a {type(value).__name__}" if is_traceable_wrapper_subclass(value) and not _is_sharded(value) else ""
+
+
+def why_not_kept(value: object) -> str:
+    """Return why a part of a model's state is not kept beside a checkpoint; empty if it is. Asked of each at the join."""
+    if not isinstance(value, torch.Tensor):
+        return f"is a {type(value).__name__}, not a tensor"
+    odd = value.dtype in (torch.complex32, torch.complex128)  # Of those that safetensors does not know.
+    return why_not_plain(value) or (f"has dtype {_name_of(value.dtype)}" if odd else "")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside of `torch.compile` and `DistributedDataParallel`, which prefix every name."""
+    """Return the model inside of what prefixes every name: `torch.compile`, data parallelism, Lightning's Fabric."""
     while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
+        names = ("module",) if isinstance(model, PARALLEL) else WRAPPERS
+        if (inside := next((child for name, child in model.named_children() if name in names), None)) is None:
             return model
+        model = inside
+
+
+def _plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Return a function that takes the wrappers of a model's parts out of a name."""
+    named = model.named_modules(remove_duplicate=False)
+    parallel = [rf"(?<=^{re.escape(path)}\.)module\." for path, module in named if isinstance(module, PARALLEL)]
+    return partial(re.compile("|".join((rf"(?<![^.])(?:{'|'.join(WRAPPERS)})\.", *parallel))).sub, "")
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters by the names that they have without wrappers, shared ones under each of theirs."""
+    inner = unwrapped(model)
+    plain = _plain_names(inner)
+    return {plain(name): parameter for name, parameter in inner.named_parameters(remove_duplicate=False)}
 
 
 def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield all parameters by name, shared storage once; a trainable one is preferred to a frozen one."""
-    named = sorted(unwrapped(model).named_parameters(remove_duplicate=False))
+    named = sorted(parameters_of(model).items())
     trainable = {storage_of(parameter) for _, parameter in named if parameter.requires_grad}
     seen: set[object] = set()
     for name, parameter in named:
         storage = storage_of(parameter)
-        if parameter.numel() and storage not in seen and (parameter.requires_grad or storage not in trainable):
+        is_chosen = storage not in seen and (parameter.requires_grad or storage not in trainable)
+        if is_chosen and (is_lazy(parameter) or parameter.numel()):
             seen.add(storage)
             yield name, parameter
 
@@ -313,8 +378,8 @@ def bytes_of(model: nn.Module) -> int:
 
 
 def storage_of(parameter: torch.Tensor) -> object:
-    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or on meta."""
-    if parameter.is_meta or _is_sharded(parameter):
+    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or without plain values."""
+    if _is_sharded(parameter) or why_not_plain(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), parameter.numel()
 
@@ -326,7 +391,7 @@ def _torch_of(vector: FlatVector) -> torch.Tensor:
     return torch.from_numpy(vector.view(np.int16)).view(torch.bfloat16)
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype | torch.layout) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -33,8 +33,10 @@ from ...optim.models.kept import (
     ADAPTER_REST,
     CONFIG,
     FOLDER,
+    GENERATION,
     GPT_CONFIG,
     MODEL,
+    NOT_KEPT,
     beside,
     keep_buffers,
     keep_model,
@@ -42,6 +44,7 @@ from ...optim.models.kept import (
     load_tensors,
     parts_of,
     save_tensors,
+    unkept_line,
 )
 from ...optim.models.registry import HF, build_model
 from ...optim.shards.index import TOKENIZER
@@ -107,15 +110,18 @@ def export(
             why = save_hf(kept, whole, out) if (kept / CONFIG).exists() else ""
             if why or not (kept / CONFIG).exists():
                 save_tensors(whole, out / MODEL, **metadata)
-            for name in (CONFIG,) if why else (GPT_CONFIG,) if (kept / GPT_CONFIG).exists() else ():
-                with disk_errors(f"copy {kept / name} to {out}"):
-                    shutil.copyfile(kept / name, out / name)
+            for name in (*((CONFIG,) if why else ()), GPT_CONFIG, GENERATION):
+                if (kept / name).exists():
+                    with disk_errors(f"copy {kept / name} to {out}"):
+                        shutil.copyfile(kept / name, out / name)
             if why:
                 write_line(f"{why}: {out / MODEL} holds all by name, for from_pretrained of the class that was trained")
             is_hf = (kept / CONFIG).exists()
             check_written(out, tensors, partial(load_saved, out) if is_hf and not why else dict)
             pretrained, revision = (tokenizer, None) if tokenizer or not is_hf else _pretrained(run_folder)
             _write_tokenizer(kept, out, pretrained, revision, given=bool(tokenizer))
+        if lost := unkept_line(load_json(kept / NOT_KEPT)):
+            write_line(f"not in {out}: {lost}")
     write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
     if to:
         open_target(to).put(out)
@@ -233,7 +239,8 @@ def _write_tokenizer(kept: Path, out: Path, source: str, revision: str | None = 
     with disk_errors(f"write {out}"):
         shutil.copyfile(kept / TOKENIZER, out / TOKENIZER)
         (out / CONFIG_NAME).write_bytes(encode_config(config))
-    end_generation(out)
+    if not (kept / GENERATION).exists():
+        end_generation(out)
 
 
 def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[str, Tensor]:

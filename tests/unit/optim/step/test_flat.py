@@ -1,6 +1,7 @@
 """Parameters to the flat vector and back: order, padding, ties, dtypes, and refusals."""
 
 from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from flockstep.optim.step.flat import FlatLayout, frozen_fingerprint, unwrapped,
 from flockstep.optim.train.swarm import tokens_in
 from flockstep.peer.base.errors import UsageError
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel
 
 
 class Small(nn.Module):
@@ -152,11 +156,76 @@ def test_pseudo_gradient_of_float32_is_the_plain_difference_with_zeros_between()
     assert not delta[320:512].any()
 
 
-def test_wrapped_models_have_the_layout_of_what_they_wrap() -> None:
-    model = nn.Linear(3, 2)
-    compiled: Any = torch.compile(model)
-    assert FlatLayout.of(compiled) == FlatLayout.of(model)
-    assert unwrapped(compiled) is model
+class Fabric(nn.Module):
+    """Holds a model as Lightning's Fabric does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = self._original_module = model
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return self._original_module.state_dict(*args, **options)
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, checkpoint_wrapper, Fabric])
+def test_wrapped_models_and_parts_have_layout_state_and_values_of_what_they_wrap(wrap: Callable[[nn.Module], Any]) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    model[1][1].requires_grad_(False)
+    layout, state, frozen = FlatLayout.of(model), whole_tensors(model), frozen_fingerprint(model)
+    assert unwrapped(wrap(model)) is model
+    part = nn.Sequential(wrap(model[0]), nn.Sequential(wrap(model[1][0]), wrap(model[1][1])))
+    for wrapped in (wrap(model), *((part, wrap(part)) if wrap is not Fabric else ())):
+        assert FlatLayout.of(wrapped) == layout
+        assert frozen_fingerprint(wrapped) == frozen
+        assert {name: value.tolist() for name, value in whole_tensors(wrapped).items()} == {
+            name: value.tolist() for name, value in state.items()
+        }
+        theta = np.empty(layout.size, np.float32)
+        layout.gather(wrapped, theta)
+        layout.scatter(np.float32(2.0) * theta, wrapped)
+        layout.rebase(theta, wrapped, slice(0, layout.size), layout.capture(wrapped, slice(0, layout.size)))
+        assert torch.equal(model[0].weight, state["0.weight"])
+
+
+def test_an_averaged_model_is_named_since_no_optimizer_trains_it() -> None:
+    with pytest.raises(UsageError, match="an AveragedModel holds an average") as refused:
+        FlatLayout.of(AveragedModel(nn.Linear(2, 2)))
+    assert refused.value.remedy
+
+
+def pruned(model: nn.Sequential) -> None:
+    prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[no-untyped-call]  # of torch
+
+
+def untied(model: Any) -> None:
+    model[2].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (pruned, r"0.weight, trained in shape \(4, 4\) then, is not trained"),
+        (untied, r"2.weight, not trained then, is trained in shape \(4, 4\)"),
+        (lambda model: model[1].requires_grad_(True), "1.bias, not trained then, is trained in"),
+        (lambda model: model[0].requires_grad_(False), r"0.bias, trained in shape \(4,\) then, is not trained"),
+        (lambda model: setattr(model[0], "bias", nn.Parameter(torch.zeros(5))), r"0.bias, .* is trained in shape \(5,\)"),
+        (lambda model: model.append(nn.Linear(1, 1)), "3.bias, not trained then"),
+    ],
+)
+def test_what_is_trained_otherwise_than_at_the_join_is_named(change: Callable[[nn.Sequential], None], said: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    layout = FlatLayout.of(model)
+    model.bfloat16().to(torch.float32)
+    layout.check_unchanged(compiled(model))
+    change(model)
+    with pytest.raises(UsageError, match=f"changed since it joined: {said}") as refused:
+        layout.check_unchanged(model)
+    assert "join anew" in refused.value.remedy
 
 
 def test_frozen_fingerprint_is_of_values_whatever_their_dtype_and_of_nothing_that_is_trained() -> None:
@@ -215,6 +284,17 @@ def test_an_expanded_parameter_is_refused() -> None:
     model.wide = nn.Parameter(torch.zeros(1).expand(10))
     with pytest.raises(UsageError, match="wide is expanded") as refused:
         FlatLayout.of(model)
+    assert refused.value.remedy
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, lambda it: it.to("meta")])
+def test_a_frozen_parameter_without_plain_values_is_refused(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = nn.Linear(2, 2)
+    model.base = nn.Parameter(make(torch.eye(2)), requires_grad=False)
+    FlatLayout.of(model)
+    with pytest.raises(UsageError, match="frozen parameter base ") as refused:
+        frozen_fingerprint(model)
     assert refused.value.remedy
 
 

@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.models.gpt import GPT
-from flockstep.optim.models.kept import parts_of, save_tensors
+from flockstep.optim.models.kept import keep_buffers, parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
 from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
 from flockstep.optim.shards.packed import pinned_data
@@ -18,12 +18,14 @@ from flockstep.optim.step.flat import FlatLayout
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.checkpoints.export import check_written, export
 from flockstep.scripts.checkpoints.newest import find_checkpoint
 from safetensors.torch import load_file
 from support.homes import home_of
 from support.packed import packed, train_tokenizer
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 LLAMA = {
     "vocab_size": 64,
@@ -67,6 +69,17 @@ def test_a_model_of_transformers_comes_back_with_the_same_logits(tmp_path: Path,
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def test_the_settings_of_generation_that_a_pretrained_model_came_with_are_kept(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model: Any = build_model("hf:llama", LLAMA, seed=1)
+    export(home_of(model, tmp_path / "a"), tmp_path / "derived", quiet)
+    assert not [*tmp_path.glob("a/runs/*/model/generation_config.json")]
+    model.generation_config = transformers.GenerationConfig(eos_token_id=[1, 2], do_sample=True, temperature=0.6)
+    export(home_of(model, tmp_path / "b"), tmp_path / "own", quiet)
+    found = transformers.GenerationConfig.from_pretrained(tmp_path / "own")
+    assert (found.eos_token_id, found.do_sample, found.temperature) == ([1, 2], True, 0.6)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -232,6 +245,74 @@ def test_all_names_of_a_state_are_in_the_export_the_tied_and_the_empty_ones_too(
     state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     assert written.keys() == state.keys()
     assert [name for name in state if not torch.equal(written[name], state[name])] == ["frozen"]
+
+
+class Odd(nn.Module):
+    """State of many kinds: some a file of safetensors holds, some not, and some is made in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 1)
+        self.register_buffer("coo", torch.eye(2).to_sparse())
+        self.register_buffer("csr", torch.eye(2).to_sparse_csr())
+        self.register_buffer("nested", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged))
+        self.register_buffer("int8", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+        self.register_buffer("wide", torch.ones(2, dtype=torch.complex128))
+        self.register_buffer("later", torch.empty(2, device="meta"))
+        self.register_buffer("lazy", UninitializedBuffer())
+        self.register_buffer("absent", None)
+        self.register_buffer("rotary", torch.tensor([1j, 2j]).conj())
+        self.register_buffer("whole", torch.arange(4.0))
+        self.register_buffer("view", self.get_buffer("whole")[1:3])
+        self.register_buffer("expanded", torch.ones(1).expand(3))
+        self.calls: object = {"calls": 3}
+
+    def get_extra_state(self) -> object:
+        return self.calls
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+class Short(Odd):
+    """A class whose own `state_dict` takes no arguments, and gives more than tensors."""
+
+    def state_dict(self) -> dict[str, object]:  # type: ignore[override]  # as some are written
+        return {"renamed": self.inner.weight, "epoch": 3, "nested": {"weight": self.inner.weight}}
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize|CSR|nested).*:UserWarning")
+def test_every_part_of_a_state_is_exported_or_named(tmp_path: Path) -> None:
+    model, said = Odd(), list[str]()
+    parts = parts_of(model)
+    lost = {"coo", "csr", "nested", "int8", "wide", "_extra_state"}
+    assert parts.unkept.keys() == lost | {"later", "lazy"}
+    home = home_of(model, tmp_path)
+    model.later, model.absent, model.calls = torch.ones(2), torch.full((1,), 2.0), torch.tensor([3])
+    model.register_buffer("lazy", torch.ones(1))
+    keep_buffers(model, parts, next(home.glob("runs/*")), Telemetry())
+    export(home, tmp_path / "out", said.append)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == {*model.state_dict()} - lost | {"_extra_state"}
+    for name in ("rotary", "whole", "view", "expanded", "later", "absent", "lazy"):
+        assert torch.equal(written[name], getattr(model, name)), name
+    (line,) = (line for line in said if line.startswith("not in "))
+    assert "5 of the model's state: coo, which has the layout sparse_coo, " in line
+    model.calls = {}
+    home = home_of(model, tmp_path / "again")
+    said.clear()
+    export(home, tmp_path / "out2", said.append)
+    assert any("_extra_state, which is a dict, not a tensor" in line and line.endswith(", …") for line in said)
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize|CSR|nested).*:UserWarning")
+def test_a_state_dict_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
+    model, said = Short(), list[str]()
+    export(home_of(model, tmp_path), tmp_path / "out", said.append)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == {"inner.weight", "inner.bias", "renamed"}
+    assert torch.equal(written["renamed"], model.inner.weight)
+    assert any("2 of the model's state: epoch, which is a int, not a tensor, nested, " in line for line in said)
 
 
 def test_a_model_with_a_head_of_its_own_is_exported_whole(tmp_path: Path) -> None:
