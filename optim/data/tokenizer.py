@@ -45,7 +45,7 @@ class Tokenizer(ABC):
     """A hash of all that decides about the tokens."""
     vocab_size: int
     num_in_texts: int
-    """The tokens from 0 on that a model of texts must know: control tokens behind these, as for padding, come from no text."""
+    """The tokens from 0 on that a model of texts must know: control tokens behind these, as for padding, are in no text."""
     dtype: npt.DTypeLike
     """The type of its tokens."""
 

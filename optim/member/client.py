@@ -31,7 +31,7 @@ from ...collectives.vector.partition import fragment_of
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, kept_by, open_revision
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import FlockstepError, LocalError
+from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.base.transport import PeerId
 from ...peer.base.troubles import MEMORY_SHORT
 from ...peer.log.telemetry import Telemetry
@@ -74,6 +74,8 @@ NETWORK_LEAVE_SECONDS = 0.9
 """For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
 RETRY_SHARE = 5
 """After a void round the next attempt comes a fifth of a phase later, so that the others need not wait a whole one."""
+MOST_SKIPPED = 20
+"""Inner steps without tokens that prolong a phase: a loss scale of fp16 finds its value in 16 (`precision`)."""
 RAMP = (0.25, 0.5)
 """The weights of a newcomer's first contributions: its fresh inner optimizer knows no curvature yet."""
 LINGER_SECONDS = 15.0
@@ -233,8 +235,8 @@ class PeerClient:
         self._folder = self.config.home / "runs" / signed.run_id
         return opened
 
-    def attach(self, layout: FlatLayout, memory: int) -> None:
-        """Create the vectors for a model's parameters: on disk, if they are more than so many bytes of memory."""
+    def attach(self, layout: FlatLayout, memory: int | None) -> None:
+        """Create the vectors for a model's parameters: on disk, if they are more than so many bytes of memory, if known."""
         manifest = self._manifest
         self._layout = layout
         self._num_rounds = manifest.num_rounds
@@ -250,10 +252,10 @@ class PeerClient:
         self._tensors, self._shared = layout.describe(), self._shared_vectors(shapes, memory)
         self._attach(self._shared)
 
-    def _shared_vectors(self, shapes: Vectors, memory: int) -> SharedVectors:
+    def _shared_vectors(self, shapes: Vectors, memory: int | None) -> SharedVectors:
         """Create the shared vectors in memory; in a file where they do not fit. Raises `LocalError`."""
         try:
-            if (needed := bytes_of(shapes)) > memory:
+            if memory is not None and (needed := bytes_of(shapes)) > memory:
                 raise LocalError(f"{memory / 1e6:.0f} MB of memory are free, they need {needed / 1e6:.0f} MB")
             return SharedVectors.create(shapes)
         except LocalError as error:  # A container's limit may be below the memory that is free.
@@ -364,6 +366,13 @@ class PeerClient:
             num_active=pulse.active,
             step_seconds=self._progress.step_seconds if self._pace.seconds else 0.0,
         )
+        if ended and not self._progress.phase_tokens:
+            if self._progress.phase_steps > MOST_SKIPPED:
+                raise UsageError(
+                    f"none of the phase's {self._progress.phase_steps} steps had tokens, by which a round weighs it",
+                    remedy="pass as tokens= what each step was computed from, or leave it out",
+                )
+            return Act.TRAIN, "no step of the phase had tokens"
         if ended and self._must_wait(pulse.why_not_average):
             return Act.TRAIN, pulse.why_not_average
         return (Act.AVERAGE if ended else Act.TRAIN), why

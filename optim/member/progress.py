@@ -1,12 +1,17 @@
 """Reports the progress of a peer's training: losses and rates about once a second, sums over an inner phase."""
 
+import contextlib
 import math
+import operator
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, SupportsFloat
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...peer.base.errors import UsageError
 from ...peer.base.transport import Rung
 from ...peer.log.telemetry import Telemetry
 from .border import ReportProgress
@@ -16,6 +21,42 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 1.0
 """Between two `step` events: what a person can follow; reading a loss also makes a GPU wait, so not more often."""
+
+MAX_STEP_TOKENS = 1 << 40
+"""Tokens of an inner step: more than any batch has, and the sum of a run's is below the limit of a message (2^62)."""
+
+
+def loss_of(given: object) -> Tensor | None:
+    """Return the loss that a loop gives, as a tensor without dimensions; None for None.
+
+    It takes numbers, tensors and arrays of one real element, and outputs or mappings that have one of these as `loss`.
+    Raises `UsageError` for anything else.
+    """
+    loss = given.get("loss", given) if isinstance(given, Mapping) else getattr(given, "loss", given)
+    if loss is None:
+        return None
+    found = loss.item() if isinstance(loss, np.ndarray | np.generic) and loss.size == 1 else loss
+    if isinstance(found, SupportsFloat) and not isinstance(found, bool | np.ndarray | Tensor):
+        found = torch.tensor(float(found))
+    if isinstance(found, Tensor) and found.numel() == 1 and not (found.is_sparse or found.is_complex() or found.is_meta):
+        return found.detach().reshape(())
+    kind = f"{type(loss).__name__} of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+    raise UsageError(
+        f"the loss is a {kind}", remedy="pass a number or a tensor of one element, such as loss.mean(), or leave it out"
+    )
+
+
+def tokens_of(given: object) -> int | None:
+    """Return the tokens that a loop says a step had; None for None. Raises `UsageError` for what is no such number."""
+    if given is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):  # A fraction, or a tensor of several elements.
+        if 0 <= (tokens := operator.index(given)) <= MAX_STEP_TOKENS:  # type: ignore[arg-type]  # checked by the call
+            return tokens
+    raise UsageError(
+        f"a step cannot have {given!r} tokens",
+        remedy=f"pass a whole number from 0 to {MAX_STEP_TOKENS}, or leave it out",
+    )
 
 
 class Losses:
@@ -31,7 +72,7 @@ class Losses:
             return
         if loss is None:
             loss = torch.full((), torch.nan)
-        self._weighed = self._weighed.to(loss.device) + loss.detach().float() * tokens
+        self._weighed = self._weighed.to(loss.device) + loss.float() * tokens
         self._tokens += tokens
 
     def take(self) -> tuple[float, int]:

@@ -5,6 +5,7 @@ state of both starts fresh on every peer and is never sent.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,10 @@ COSINE_END = 0.1
 
 _HEADS = ("lm_head", "head", "unembed", "output")
 """Usual names of untied unembeddings: Muon's authors optimize them, like embeddings, by AdamW."""
+HOLDS_WEIGHTS = re.compile(
+    r"(?i:schedule_?free|look_?ahead|ranger|(bf|fp|float)_?16.*optimizer|mixed_?precision)|SF[A-Z]|^SWA|^EMA"
+)
+"""Classes of optimizers that keep weights beside the model's: Schedule-Free, slow weights, averages, float32 copies."""
 
 
 def build_inner(
@@ -44,6 +49,16 @@ def build_inner(
         first, second = inner.betas
         optimizers.append(adamw(groups, lr=inner.adamw_lr, betas=(first, second)))
     return optimizers
+
+
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise `UsageError` for an optimizer that holds weights: after a round it would go on from its own, not from θ."""
+    for inside in (each for optimizer in optimizers for each in (optimizer, _innermost(optimizer))):
+        if any(HOLDS_WEIGHTS.search(kind.__name__) for kind in type(inside).__mro__):
+            raise UsageError(
+                f"{type(inside).__name__} keeps weights of its own, which no round moves",
+                remedy="train with one whose state holds no weights, such as AdamW, SGD or Muon",
+            )
 
 
 def lr_factor(step: int, *, warmup: int, total: int, schedule: str) -> float:

@@ -25,7 +25,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -47,11 +47,11 @@ from ...peer.log.metrics import EventFigures, shown_metrics
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ..member.border import RunOpened
 from ..member.client import Act, CaughtUp, PeerClient, PeerStatus, PhaseEnd, PhaseOutcome, StepDecision, fragment_after
-from ..member.progress import Losses
-from ..models.kept import keep_buffers, keep_model, parts_of
+from ..member.progress import Losses, loss_of, tokens_of
+from ..models.kept import keep_buffers, keep_model, parts_of, unkept_line
 from ..models.machine import memory
 from ..step.flat import FlatLayout, frozen_fingerprint, is_sharded
-from ..step.inner import InnerOptimizers, schedule_of
+from ..step.inner import InnerOptimizers, check_optimizers, schedule_of
 from .evaluating import HeldOutResult
 from .fit import outlasts, pace_of, rate_of, remedy
 from .ranks import Ranks
@@ -195,9 +195,10 @@ class Swarm:
         ranks, manifest = self._ranks, self.manifest
         self.model = model
         self._follows_run = callable(inner) if self._follow_run is None else self._follow_run
-        if isinstance(inner, torch.optim.Optimizer):
+        if not isinstance(inner, Iterable) and not callable(inner):
             inner = [inner]
         self.optimizers = list(inner(model, self.signed) if callable(inner) else inner)
+        check_optimizers(self.optimizers)
         self._inner = InnerOptimizers(self.optimizers)
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
@@ -207,13 +208,14 @@ class Swarm:
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         if manifest.pin is None:
-            self.telemetry.emit("layout.unpinned", step="join", reason=UNPINNED)
-            if self.speaks and self._on_event is None:  # A program that shows no events.
-                sys.stderr.write(f"flockstep: {UNPINNED}\n")
+            self._say("layout.unpinned", UNPINNED)
+        if lost := unkept_line(self._parts.unkept):
+            self._say("model.not_kept", f"neither kept on this disk nor exported, {lost}")
         if not callable(inner):
             self._report_own_optimizer()
         _check_arithmetic()
-        ranks.from_first(NoneType, lambda: self._first.attach(self._layout, memory().free))
+        free = None if (found := memory()) is None else found.free
+        ranks.from_first(NoneType, lambda: self._first.attach(self._layout, free))
         self._layout.gather(self.model, self._theta)
         self._status = ranks.from_first(
             PeerStatus, lambda: self._first.join(device=device, version=version("flockstep"), frozen=frozen)
@@ -336,23 +338,29 @@ class Swarm:
         """
         self._evaluator = evaluator
 
-    def step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+    def step(self, loss: Any = None, *, tokens: int | None = None) -> StepReport:
         """Make one inner step with the gradients that are there, clear them, and attempt a round if the phase ends.
 
         Between two calls gradients accumulate, as in any loop. `loss` is for reports and records, `tokens` is what this
-        step was computed from (counted by `share_of` if not given), both of this rank. Never raises because of the
-        network; raises `UsageError` if there are no gradients or the caller's loop has stepped an optimizer itself, and
-        `LocalError` for a bug of ours or of the caller, and if another rank has died.
+        step was computed from (counted by `share_of` if not given), both of this rank. A loss is a number, a tensor or array
+        of one element, or an output that has one as `loss`.
+
+        Never raises because of the network. Raises `UsageError` before anything is stepped if there are no gradients, if the
+        caller's loop has stepped an optimizer itself, and for another loss or other tokens; at the end of a phase, if none of
+        its steps had tokens or other parameters are trained than at the join. Raises `LocalError` for a bug of ours or of the
+        caller, and if another rank has died.
         """
+        loss, tokens = loss_of(loss), tokens_of(tokens)
         self._inner_step()
         return self.after_step(loss, tokens=tokens)
 
-    def after_step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+    def after_step(self, loss: Any = None, *, tokens: int | None = None) -> StepReport:
         """Count an inner step that the caller's loop has made, and attempt a round if the phase ends; else as `step`.
 
         For loops that step the optimizer themselves: with a `GradScaler`, a closure, or inside of a trainer's library.
         Gradients and learning rates are left alone. Call it after each step, also one that a scaler has skipped.
         """
+        loss, tokens = loss_of(loss), tokens_of(tokens)
         self._inner.num_own_steps = 0
         self._steps += 1
         tokens = self._batch_tokens or 1 if tokens is None else tokens
@@ -364,6 +372,8 @@ class Swarm:
         self._status = decision.status
         mean = self._report() if decision.report else None
         reason, averaged = "", False
+        if decision.act is not Act.TRAIN:
+            self._layout.check_unchanged(self.model)
         if decision.act in (Act.SETTLE, Act.CATCH_UP):
             if decision.act is Act.SETTLE:
                 averaged, reason = self._settle()
@@ -380,6 +390,12 @@ class Swarm:
             done, reason = self._round(decision.reason)
             averaged = averaged or done
         return StepReport(self._steps, self.round, mean, averaged, reason)
+
+    def _say(self, event: str, reason: str) -> None:
+        """Emit an event of the join, which a person should read also where a program shows none."""
+        self.telemetry.emit(event, step="join", reason=reason)
+        if self.speaks and self._on_event is None:
+            sys.stderr.write(f"flockstep: {reason}\n")
 
     def _report_own_optimizer(self) -> None:
         inner = self.manifest.inner

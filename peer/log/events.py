@@ -157,7 +157,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("device.unseen", "The GPU cannot be looked at, so that other programs' use of it is not noticed.",
              "step reason"),
         _row("device.uncompiled", "torch.compile has failed; the model trains without it.", "step reason"),
-        _row("model.not_kept", "The model or its buffers were not written to the disk.", "step reason"),
+        _row("model.not_kept", "Parts of the model were not written to the disk, or no file holds them.", "step reason"),
         _row("network.died", "The network process has ended; it is restarted.", "step reason"),
         _row("network.failed", "The network process could not carry out a command; training goes on.", "step reason"),
         _row("network.retry", "The network process could not be restarted; another attempt follows.", "step reason"),

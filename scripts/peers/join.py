@@ -405,6 +405,7 @@ LINES = {
     "clock.off": "{reason} — {remedy}",
     "bootstrap.over_https": "no connection but HTTPS leads to a bootstrap, {reason}",
     "layout.unpinned": "{reason}",
+    "model.not_kept": "{reason}",
     "relay.none": "{reason} — {remedy}",
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",

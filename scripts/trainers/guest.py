@@ -20,7 +20,7 @@ from ...peer.log.telemetry import Event
 from ..watch.story import count_of
 
 SAID = (
-    *("layout.unpinned", "inner.own_optimizer", "data.order"),
+    *("layout.unpinned", "model.not_kept", "inner.own_optimizer", "data.order"),
     *("round.awaited", "round.void", "round.missed", "round.abstained"),
 )
 """The events whose reason the person in front of the screen reads, where no `on_event` is given."""

@@ -95,3 +95,34 @@ def test_a_loop_keeps_its_rates_scaler_closure_and_gradients(publish: Callable[.
     assert loop.named("round.done")[-1]["loss"] is None
     assert loop.named("step")[-1]["loss"] is None
     assert not loop.named("inner.own_rates")
+
+
+def test_what_is_wrong_with_a_step_is_one_line_before_weights_part(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(RUN.format(rounds=3, peers=1))
+    loop = Loop(link, tmp_path)  # The home of the owner, which decides alone.
+    loop.model.register_buffer("graph", torch.eye(2).to_sparse())
+
+    def train(**said: int) -> None:
+        while not loop.swarm.finished:
+            loop.backward()
+            loop.swarm.step(0.5, **said)
+
+    with loop.swarm as swarm:
+        (told,) = loop.named("model.not_kept")
+        assert "graph, which has the layout sparse_coo" in str(told["reason"])
+        loop.backward()
+        before = loop.model.weight.detach().clone()
+        for loss, tokens in ((torch.zeros(2), None), ("low", None), (0.5, -1), (0.5, 2**70)):
+            with pytest.raises(UsageError, match=r"the loss is|tokens"):
+                swarm.step(loss, tokens=tokens)
+        assert torch.equal(loop.model.weight, before)
+        assert swarm.step(0.5, tokens=7).loss == 0.5
+        loop.model.bias = nn.Parameter(torch.zeros(1))
+        with pytest.raises(UsageError, match="changed since it joined: bias, not trained then, is trained"):
+            train()
+    assert not loop.named("phase.end")
+
+    loop = Loop(link, tmp_path)  # The home of the owner, which decides alone.
+    with loop.swarm, pytest.raises(UsageError, match=r"none of the phase's .* steps had tokens"):
+        train(tokens=0)
+    assert not loop.named("phase.end")

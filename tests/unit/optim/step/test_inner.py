@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.manifest import Data, EvalSettings, Inner, Manifest
 from flockstep.dht.run.revision import UNREVISED, Revision, revised, settings_of
 from flockstep.optim.models.registry import build_model
-from flockstep.optim.step.inner import InnerOptimizers, build_inner, lr_factor, schedule_of
+from flockstep.optim.step.inner import InnerOptimizers, build_inner, check_optimizers, lr_factor, schedule_of
 from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
@@ -196,3 +197,38 @@ def test_whoever_trains_takes_over_every_value_that_can_be_signed(name: str) -> 
         OuterSettings.of(after).at(3)
         codecs_named(after.codec.contributions)
     optimizers.close()
+
+
+class AdamWScheduleFree(torch.optim.AdamW):
+    """Named as the reference implementation of arXiv:2405.15682."""
+
+
+class Mine(AdamWScheduleFree):
+    pass
+
+
+class Lookahead:
+    """Holds slow weights beside those of what it wraps, as that of several libraries does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+class Accelerated(torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_optimizers_that_hold_weights_are_refused_by_name() -> None:
+    parameters = [nn.Parameter(torch.zeros(2))]
+    inner = torch.optim.AdamW(parameters)
+    check_optimizers([inner, Accelerated(inner), torch.optim.SGD(parameters), torch.optim.RAdam(parameters)])
+    wrong: list[tuple[object, str]] = [
+        *((kind(parameters), kind.__name__) for kind in (AdamWScheduleFree, Mine)),
+        (Lookahead(inner), "Lookahead"),
+        (Accelerated(Mine(parameters)), "Mine"),
+    ]
+    for optimizer, name in wrong:
+        with pytest.raises(UsageError, match=f"{name} keeps weights of its own") as refused:
+            check_optimizers([inner, cast(Any, optimizer)])
+        assert refused.value.remedy
