@@ -243,9 +243,9 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
 @app.command()
 def plan(
     file: Annotated[Path, typer.Argument(help="The run.toml of the run.")],
-    peers: PlanPeers = 8,
-    gpu: PlanGpu = "4090",
-    rate: PlanRate = 50.0,
+    peers: PlanPeers = None,
+    gpu: PlanGpu = None,
+    rate: PlanRate = None,
     tokens_per_s: Annotated[
         float, typer.Option(help="Of one peer, as `flockstep doctor LINK` measures it.  [default: estimated from the GPU]")
     ] = 0.0,
@@ -262,10 +262,10 @@ def plan(
       flockstep plan run.toml --peers 8 --gpu 4090 --rate 50
       flockstep plan run.toml --peers 4 --gpu t4 --rate 100 --tokens-per-s 9000
     """
-    from ..runs.plan import Fleet, gpu_named
+    from ..runs.plan import fleet_named
     from ..runs.run import plan_run
 
-    fleet = Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate, tokens_per_s=tokens_per_s)
+    fleet = fleet_named(peers, gpu, rate, tokens_per_s)
     plan_run(file, fleet, typer.echo, model=model, as_json=as_json)
 
 
@@ -525,7 +525,7 @@ def no_laboratory() -> None:
     """Measure and simulate: only in a checkout."""
     raise UsageError(
         "the laboratory (bench, simulate) is not part of an installation",
-        remedy="get the sources, and `pip install -e .` in them",
+        remedy="`pip install -e .` in a checkout of flockstep",
     )
 
 

@@ -32,13 +32,13 @@ def create(
     model: Annotated[
         str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own", to pin its layout.')
     ] = "",
-    peers: PlanPeers = 8,
-    gpu: PlanGpu = "4090",
-    rate: PlanRate = 50.0,
+    peers: PlanPeers = None,
+    gpu: PlanGpu = None,
+    rate: PlanRate = None,
 ) -> None:
     """Sign a run with your key, publish it, and print its link.
 
-    Before that it prints the plan of the run, as `flockstep plan` does.
+    With --peers, --gpu and --rate it prints the plan of the run before that, as `flockstep plan` does.
 
     It then goes on as the run's first keeper until Ctrl-C, unless all listed peers vote ([admission] kind = "allow").
 
@@ -47,10 +47,10 @@ def create(
       flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
       flockstep run create run.toml --via /ip4/… --model my_model:MyModel      # source = "own": pins what it trains
     """
-    from ..runs.plan import Fleet, gpu_named
+    from ..runs.plan import fleet_named
     from ..runs.run import create_run
 
-    fleet = Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate)
+    fleet = None if peers is gpu is rate is None else fleet_named(peers, gpu, rate)
     config = config_of(home, port=0)
     if link := create_run(file, via, config, typer.echo, keeps=keeps, public=public, model=model, fleet=fleet):
         from ..peers.keep import keep

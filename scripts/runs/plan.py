@@ -85,6 +85,13 @@ class Fleet:
             )
 
 
+def fleet_named(peers: int | None, gpu: str | None, rate: float | None, tokens_per_s: float = 0.0) -> Fleet:
+    """Return the computers that the command line names. Raises `UsageError` where it does not name them whole."""
+    if peers is None or gpu is None or rate is None:
+        raise UsageError("a plan is for computers that you name", remedy="such as --peers 8 --gpu 4090 --rate 50")
+    return Fleet(peers=peers, gpu=gpu_named(gpu), rate=rate, tokens_per_s=tokens_per_s)
+
+
 def gpu_named(name: str) -> Gpu:
     """Return a GPU by its name, in any spelling of `RTX 4090`. Raises `UsageError`."""
     key = re.sub(r"nvidia|geforce|rtx|[\s-]", "", name.lower())
@@ -161,18 +168,18 @@ def _warnings(manifest: Manifest, size: ModelSize, num_weights: int, fleet: Flee
         what = "the line is too thin" if alone.pace.kept >= TRAINED_SHARE else "a phase is too short"
         hint = remedy(manifest, lambda changed: _figures(changed, size, num_weights, fleet).pace)
         if manifest.outer.mode == "blocking":
-            yield f"{what}: peers wait for {1 - plan.pace.share:.0%} of the time; {hint}"
+            yield f"{what}: peers wait for {1 - plan.pace.share:.0%} of the time; write {hint}"
         else:
             longer = f"{1 / plan.pace.kept:.2g} times what it should be"
-            yield f"{what}: a round takes {_time(plan.pace.round)}, so that H becomes {longer}; {hint}"
+            yield f"{what}: a round takes {_time(plan.pace.round)}, so that H becomes {longer}; write {hint}"
     rounds, steps = manifest.outer.rounds, manifest.inner.steps
     if manifest.inner.seconds or plan.pace.kept < TRAINED_SHARE:
         return  # Where peers wait for rounds H must grow; advice on H by its loss would say the opposite.
     if rounds < LEAST_ROUNDS <= rounds * manifest.phase_steps:
         fewer = rounds * manifest.phase_steps // LEAST_ROUNDS * manifest.outer.fragments
         yield (
-            f"H is too long for {rounds} rounds, and it takes {LEAST_ROUNDS} to come near data parallel: "
-            f"[inner] steps = {fewer}, [outer] rounds = {math.ceil(rounds * steps / fewer)} train as many tokens"
+            f"H is too long: {rounds} rounds are too few to come near data parallel; for as many tokens in more rounds "
+            f"write [inner] steps = {fewer} and [outer] rounds = {math.ceil(rounds * steps / fewer)}"
         )
     if steps > MOST_STEPS:
         yield f"H is too long: beyond {MOST_STEPS} steps no loss is known; lower [inner] steps and raise [outer] rounds"

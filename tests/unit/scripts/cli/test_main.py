@@ -45,6 +45,7 @@ from rich.console import Console
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
 LINK_TEXT = f"flockstep://{'a' * 52}?via=/ip4/192.0.2.1/tcp/1/p2p/{OWNER}"
+FLEET = ("--peers", "8", "--gpu", "4090", "--rate", "50")
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -104,12 +105,14 @@ def test_a_shell_completes_verbs_and_options(
         (["run", "create", "typo.toml", "--via", "x"], "did you mean source?"),
         (["run", "create", "good.toml", "--via", "localhost:4001"], "does not name a peer and where it is"),
         (["run", "create", "late.toml", "--via", "x"], "needs flockstep 99.0 or later"),
-        (["run", "create", "good.toml", "--via", "x", "--gpu", "voodoo"], "no GPU 'voodoo' in the table"),
-        (["plan", "missing.toml"], "cannot read missing.toml"),
-        (["plan", "typo.toml"], "did you mean source?"),
-        (["plan", "good.toml", "--peers", "0"], "not 0"),
-        (["plan", "good.toml", "--rate", "nan"], "not nan"),
-        (["plan", "own.toml"], "its size is not known"),
+        (["run", "create", "good.toml", "--via", "x", *FLEET, "--gpu", "voodoo"], "no GPU 'voodoo' in the table"),
+        (["plan", "missing.toml", *FLEET], "cannot read missing.toml"),
+        (["plan", "good.toml", "--rate", "5"], "--peers 8 --gpu 4090 --rate 50"),
+        (["run", "create", "good.toml", "--via", "x", "--peers", "2"], "--peers 8 --gpu 4090 --rate 50"),
+        (["plan", "typo.toml", *FLEET], "did you mean source?"),
+        (["plan", "good.toml", *FLEET, "--peers", "0"], "not 0"),
+        (["plan", "good.toml", *FLEET, "--rate", "nan"], "not nan"),
+        (["plan", "own.toml", *FLEET], "its size is not known"),
         (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
         (["run", "info", "good.toml"], "is not a manifest"),
         (["run", "ban", LINK_TEXT, "12D3"], "'12D3' is not a peer id"),
