@@ -114,6 +114,9 @@ def pack_data(
     if skips.first is not None:
         count = f"{MAX_NAMED} or more" if skips.count >= MAX_NAMED else skips.count
         write_line(f"What could not be read was left out, {count} in all, such as {skips.first}")
+    if index.held_out is None:
+        more = "evaluations need a file of their own: `flockstep eval --data`"
+        write_line(f"None of so few documents is held out, so that this run has no held-out loss; {more}.")
     if made_by.end is None and not chat:
         remedy = f'name one in a tokenizer_config.json beside it, {{"{END}": "…"}}, and pack again'
         write_line(f"No token ends a document, since none is known of this tokenizer: {remedy}.")

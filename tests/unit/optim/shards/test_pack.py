@@ -143,6 +143,7 @@ def test_the_command_packs_every_kind(tmp_path: Path, kind: str) -> None:
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "Packed 400 documents" in done.output
+    assert "held out" not in done.output
     texts = encode_config({"eos_token": "<|endoftext|>"})
     content = (tmp_path / "tokenizer.json").read_bytes()
     expected = packed(tmp_path / "q", tokenizer=content, tokenizer_config=texts, shard_tokens=0)
@@ -173,6 +174,7 @@ def test_texts_that_are_left_out_are_named(tmp_path: Path) -> None:
     (tmp_path / "x" / "b.txt").write_bytes("Straße".encode("latin-1") * 10)
     said: list[str] = []
     pack_data(str(tmp_path / "x"), tmp_path / "p", said.append)
+    assert "None of so few documents is held out" in said[2]
     assert said[1].startswith("What could not be read was left out, 1 in all, such as ")
     assert "b.txt: row 1 is no UTF-8: byte 0xdf" in said[1]
     with pytest.raises(UsageError, match=r"holds no text: .*b\.txt: row 1 is no UTF-8") as refused:
