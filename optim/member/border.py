@@ -67,6 +67,8 @@ class RunOpened:
     peer_id: PeerId
     revision: bytes = b""
     """The newest revision that the owner has stated, as the directory has it: that of the chain is known after joining."""
+    round: int = 0
+    """The certified round from which a newcomer starts, as link or bootstraps name it; 0 where none does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,8 @@ async def serve(channel: Channel, connected: type[Connected] = Connected) -> Non
                 reached = peer.reached
                 node, signed = reached.node, reached.signed
                 revision = await stated_revision(reached.directory, reached.remembered, signed, node.telemetry)
-                task_status.started(RunOpened(signed.publishable, node.peer_id, revision))
+                round_ = 0 if reached.anchor is None else reached.anchor.round
+                task_status.started(RunOpened(signed.publishable, node.peer_id, revision, round_))
                 await trio.sleep_forever()
 
         async def open_run(command: OpenRun) -> RunOpened:

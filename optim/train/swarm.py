@@ -133,6 +133,8 @@ class Swarm:
         self._settled_at = time.monotonic()
         self._is_thin = False
         self._status = PeerStatus(round=0, root="", finished=False)
+        self.begun = 0
+        """The certified round from which a newcomer starts, as link or bootstraps name it; 0 where none does."""
         self.reason = "left"
         """Why the membership ended."""
 
@@ -181,7 +183,7 @@ class Swarm:
         signed = SignedManifest.decode(opened.manifest)
         # By the owner's newest revision, also before the chain names it: a run that nobody can train under the one before
         # gets no round by which to name it. The outer step follows the chain alone (`client`).
-        self._signed, self._revision = signed, opened.revision
+        self._signed, self._revision, self.begun = signed, opened.revision, opened.round
         self.manifest = revised_by(signed, opened.revision)
         self.run_id = signed.run_id
 

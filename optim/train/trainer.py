@@ -81,14 +81,15 @@ def join_run(
     save: Path | None,
     on_event: Callable[[Event], None],
     stop: threading.Event,
-    agree: Callable[[SignedManifest, bool], str],
+    agree: Callable[[SignedManifest, bool, int], str],
     farewell: Callable[[], str] = lambda: "left",
     rest: Callable[[], str] = lambda: "",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
     `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with False
-    when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
+    when its owner has named other data since, where nobody can be asked; then with the round at which the run is, as far as
+    that is known. It returns how its user agrees, or raises.
     What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
     `farewell` gives the word to the others when `stop` was set. `rest` is called before each inner step: it may wait, and
     returns why it did.
@@ -133,7 +134,9 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, bool], str], *, is_new: bool) -> TokenSource | SequenceUnits:
+def open_agreed(
+    swarm: Swarm, agree: Callable[[SignedManifest, bool, int], str], *, is_new: bool
+) -> TokenSource | SequenceUnits:
     """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
     signed, config = swarm.signed, swarm.config
     data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
@@ -141,7 +144,7 @@ def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, bool], str], *, i
         if not config.data:
             trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
         if not mine:
-            how = swarm.from_first(lambda: agree(signed, is_new))  # No rank opens what its user refuses.
+            how = swarm.from_first(lambda: agree(signed, is_new, swarm.begun))  # No rank opens what its user refuses.
             swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=how)
     except NotAgreed as refused:
         refused.revision = swarm.revision

@@ -154,7 +154,7 @@ class Demo:
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
         join = ["join", self.link, "--home", str(home), *HERE, "--allow-data", self.options.source, "--name", name]
-        save = ["--threads", str(threads), "--save", str(home / "model.safetensors")]
+        save = ["--yes", "--threads", str(threads), "--save", str(home / "model.safetensors")]
         peer_id = Identity.load_or_create(identity_path(home)).peer_id
         process = self.processes.start(name, join + save, home / "log.txt")
         self.peers.append(DemoPeer(process, PeerStory(name, peer_id), home))

@@ -3,7 +3,7 @@
 At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
 is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
 no others. The owner may revise the data later: each source is agreed to by itself, and `--yes` is no answer to one that
-was not shown. Without a terminal there is nobody to ask: the run is shown and joined, and a later join on a terminal asks.
+was not shown. Without a terminal there is nobody to ask, so nothing is joined without `--yes`.
 """
 
 import json
@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from textwrap import wrap
 
 from ...dht.members.remembered import Remembered
 from ...dht.run.link import JoinLink
@@ -35,10 +36,12 @@ WHO_MAY_JOIN = {
     "invite": "whoever has an invitation from its owner",
     "allow": "the peers that its owner has listed",
 }
-LABEL_WIDTH = 10
+LABEL_WIDTH, WIDTH = 10, 80
+"""Characters of a label, and of a line: as many as a terminal has at least."""
+LOOPBACK = "127.0.0.1"
 YES = ("y", "yes")
 SOURCES_FILE = "agreed-data"
-"""In the folder of a run: the data sources that the user has agreed to, or that were shown where nobody could be asked."""
+"""In the folder of a run: the data sources that the user has agreed to."""
 MAX_SOURCES = 64
 """Of revised ones, the newest: an owner may name thousands."""
 
@@ -60,27 +63,31 @@ class Agreement:
     yes: bool
     purpose: Purpose = Purpose.JOIN
 
-    def agree(self, signed: SignedManifest, may_ask: bool = True) -> str:
+    def agree(self, signed: SignedManifest, may_ask: bool = True, begun: int = 0) -> str:
         """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal.
 
         `signed` holds the settings as the owner has revised them. `may_ask` is false in a run that this computer is in.
+        `begun` is the round at which the run is; 0 where that is not known. Raises `LocalError` for a run that is over, and
+        `UsageError` where nobody can be asked.
         """
         folder = self.config.home / "runs" / signed.run_id
         agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
-        if self.purpose is Purpose.JOIN:
-            is_other = (folder / SOURCES_FILE).exists() and signed.manifest.data.source not in self._sources(folder)
-            if agreed.exists() or is_other or not may_ask:
-                return self._agree_to_data(signed, folder, may_ask)
+        if self.purpose is Purpose.JOIN and (agreed.exists() or not may_ask):
+            return self._agree_to_data(signed, folder, may_ask)
         if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
             return "agreed to before"
-        lines = list(describe_run(signed, self.config, self.purpose))
+        if begun >= signed.manifest.num_rounds:
+            how = f"then `flockstep export {home_of(self.config)} my-model` makes files of it"
+            remedy = f"`flockstep keep LINK` takes its model from a member, {how}"
+            raise LocalError(f"this run is over: all of its {begun:,} rounds are done", remedy=remedy)
+        if not self.yes and self.read is None:
+            what = f"there is no terminal to ask on whether to {self.purpose} this run"
+            raise UsageError(what, remedy="`flockstep run info LINK` shows it, and --yes agrees")
+        lines = list(describe_run(signed, self.config, self.purpose, begun))
         for line in lines:
             self.say(line)
         if self.yes:
             how = "agreed to by --yes"
-        elif self.read is None:
-            self.remember_data(signed)
-            return "nobody was there to ask"
         elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
             how = "agreed to by its user"
         else:
@@ -157,8 +164,15 @@ def agree_to_data(
     say(f"Agreed: this computer trains on {source} from now on.")
 
 
-def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN) -> Iterator[str]:
-    """Yield what a person should know of a run before the first time. Raises `FlockstepError` as its model does."""
+def home_of(config: PeerConfig) -> str:
+    """Return the home folder as a word of a shell's command line."""
+    return shlex.quote(str(config.home))
+
+
+def describe_run(
+    signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN, begun: int = 0
+) -> Iterator[str]:
+    """Yield what a person should know of a run, at round `begun`, before the first time. Raises as its model does."""
     from ...optim.models.needs import gigabytes, needs_of, num, round_bytes, size_of_gpt
 
     keeps = purpose is Purpose.KEEP
@@ -169,44 +183,49 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     size = size_of_gpt(manifest.model.options) if is_known else None
     needs = needs_of(manifest, size) if size is not None else None
     unknown = "known once the state is here" if keeps else "known once the model is here"
-    home = shlex.quote(str(config.home))
+    home = home_of(config)
     yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
-    yield _row("run", signed.run_id)
+    yield from _row("run", signed.run_id)
     by = ", ".join(plain_text(text) for text in (manifest.by, manifest.contact) if text)
-    yield _row("for", f"{by}, in their own words" if by else "somebody who gives no name")
-    yield _row("owner", f"the key {manifest.owner}, which has signed all of this")
-    yield _row("members", WHO_MAY_JOIN[manifest.admission.kind])
-    yield _row("voters", who_decides(manifest))
+    yield from _row("asked for", f'by "{by}" (what they call themselves)' if by else "by somebody who gives no name")
+    yield from _row("owner", f"the key {manifest.owner}, which has signed all of this")
+    yield from _row("members", WHO_MAY_JOIN[manifest.admission.kind])
+    yield from _row("voters", who_decides(manifest))
     if keeps:
-        yield _row("keeping", "this computer holds the state, checks, serves, and votes if it may; it trains nothing")
-    yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
+        yield from _row("keeping", "this computer holds the state, checks, serves, and votes if it may; it trains nothing")
+    yield from _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
     if not keeps:
-        yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+        yield from _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
         if FROM_MEMBERS.fullmatch(config.data or manifest.data.source):
-            yield _row("from", "the members of the run")
+            yield from _row("from", "the members of the run")
         if host := host_of(config.data or manifest.data.source):
-            yield _row("from", f"{plain_text(host)}, which sees this computer's IP address")
+            yield from _row("from", f"{plain_text(host)}, which sees this computer's IP address")
     seconds = manifest.inner.seconds / manifest.outer.fragments
     each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
     streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""
-    yield _row("how long", f"{manifest.num_rounds:,} rounds, of about {each} each{streamed}; you may leave at any time")
+    so_far = f", of which {begun:,} are done" if begun else ""
+    rounds = f"{manifest.num_rounds:,} rounds of about {each} each{streamed}{so_far}"
+    yield from _row("how long", f"{rounds}; you may leave at any time")
     if not keeps:
         where = "a GPU if there is one, or else the processor" if config.device == "auto" else plain_text(config.device)
-        yield _row("works on", f"{where}; --threads, --hours and --when-idle leave some of it to you")
+        yield from _row("works on", f"{where}; --threads, --hours and --when-idle leave some of it to you")
         memory = unknown if needs is None else f"about {gigabytes(needs.memory + needs.training)}, and more for each batch"
-        yield _row("memory", memory)
+        yield from _row("memory", memory)
     disk = unknown if needs is None else gigabytes(needs.disk)
-    yield _row("disk", f"{disk}, below {home}")
+    yield from _row("disk", f"{disk}, below {home}")
     if size is None:
-        yield _row("network", unknown)
+        yield from _row("network", unknown)
     else:
         a_round, often = round_bytes(manifest, size), max(seconds, 1.0) if seconds else 60.0
         pace = "" if seconds else " at a round a minute"
-        a_day = f"{gigabytes(int(a_round * 86400 / often))} a day{pace}"
-        yield _row("network", f"up to {gigabytes(a_round)} a round, {a_day}, sent and as much received; --max-up limits it")
-    yield _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+        a_day = f"{gigabytes(int(a_round * 86400 / often))} a day{pace}, sent and as much received"
+        yield from _row("network", f"up to {gigabytes(a_round)} a round, {a_day}; --max-up limits it")
+    yield from _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+    if config.port and config.host != LOOPBACK:
+        where = f"TCP port {config.port} of this computer, to your local network"
+        yield from _row("open", f"{where}; --host {LOOPBACK} closes it")
     to_pause = "" if keeps else f"`flockstep pause --home {home}` for a while, "
-    yield _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
+    yield from _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
 
 
 def _says_yes(read: Callable[[str], str], source: str) -> bool:
@@ -239,5 +258,9 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:{LABEL_WIDTH}}{text}"
+def _row(label: str, text: str) -> list[str]:
+    """Return a row in lines of `WIDTH`, which break between words."""
+    first, others = f"  {label:{LABEL_WIDTH}}", " " * (2 + LABEL_WIDTH)
+    return wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )

@@ -150,8 +150,8 @@ def _train_in_shifts(
 
     folder, has_kept = config.home / "runs" / JoinLink.parse(link).run_id, False
 
-    def agree(signed: SignedManifest, is_new: bool) -> str:
-        return agreement.agree(signed, is_new and not has_kept)  # A member waits for no answer.
+    def agree(signed: SignedManifest, is_new: bool, begun: int) -> str:
+        return agreement.agree(signed, is_new and not has_kept, begun)  # A member waits for no answer.
 
     def note(event: str, reason: str) -> None:
         with _event_log(config, on_event) as telemetry:

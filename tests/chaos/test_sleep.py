@@ -38,7 +38,7 @@ class Joined:
 
     def __init__(self, link: str, home: Path) -> None:
         place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--device", "cpu")
-        self.process = Command("join", link, *place, "--json", start_new_session=True)
+        self.process = Command("join", link, *place, "--json", "--yes", start_new_session=True)
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

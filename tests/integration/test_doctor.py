@@ -50,7 +50,7 @@ def test_too_little_memory_and_disk(
     failed = {check["name"]: check for check in checks if check["ok"] is False}
     assert set(failed) == {"memory", "disk", "line and run"}
 
-    code, told, error = said(capsys, "join", link, "--home", str(tmp_path / "home"))
+    code, told, error = said(capsys, "join", link, "--home", str(tmp_path / "home"), "--yes")
     assert code == 1
     for name, words, output in (
         ("memory", "too little memory: the run's model of 51.5 T parameters needs 1.3 PB", error),

@@ -43,7 +43,7 @@ class Rank:
     def __init__(self, link: str, home: Path, *options: str, ranks: dict[str, str] | None = None) -> None:
         place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
         environment = {**os.environ, **(ranks or {})}
-        self.process = Command("join", link, *place, "--json", *options, stderr=subprocess.PIPE, env=environment)
+        self.process = Command("join", link, *place, "--json", "--yes", *options, stderr=subprocess.PIPE, env=environment)
 
     def roots(self, rounds: int) -> dict[int, str]:
         """The state roots of the first rounds, as they come."""

@@ -33,7 +33,7 @@ def network_processes() -> None:
 @contextmanager
 def joined(link: str, homes: list[Path]) -> Iterator[list[Command]]:
     """A `flockstep join` for each home; killed at the end, with all that belongs to it."""
-    common = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    common = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json", "--yes"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [Command("join", link, "--home", str(home), *common, env=environment) for home in homes]
     try:

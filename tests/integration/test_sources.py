@@ -63,7 +63,8 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     assert load_manifest(tmp_path / "streamed.flockstep").manifest.layout.count("/") == 2
     assert data.tokenizer_hash == hash_of((tmp_path / "words.json").read_bytes(), provided=True)
     (tmp_path / "words.json").unlink()  # It comes from the owner's keeper.
-    join = ["join", link, "--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    place = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0"]
+    join = ["join", link, *place, "--threads", "1", "--json", "--yes"]
     refused = flockstep(*join)
     assert refused.returncode == 2
     assert f"pass --allow-data 'parquet:{tmp_path}/*.parquet?column=story'" in refused.stderr

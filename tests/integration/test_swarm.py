@@ -103,7 +103,7 @@ def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., 
 
 def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[..., str], tmp_path: Path) -> None:
     link = publish(RUN.format(rounds=1000, peers=1).replace('"own"', '"text:{stdlib}"') + '[model]\nsize = "0.2m"\n')
-    home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--json"]
+    home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--json", "--yes"]
     # Not forked from a warm process: here one `join` of the tests starts as a user starts it.
     command = [sys.executable, "-m", "flockstep", "join", link, *home]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -48,7 +48,7 @@ class Town:
 
     def join(self, number: int, link: str, until: str, home: str = "join") -> str:
         """The line of `join` with such words."""
-        process = self._start(number, command("join", link, "--threads", "1", "--home", str(self.folder / home)))
+        process = self._start(number, command("join", link, "--yes", "--threads", "1", "--home", str(self.folder / home)))
         assert process.stdout is not None
         said: list[str] = []
         for line in process.stdout:

@@ -120,7 +120,7 @@ def test_where_nothing_leads_out_doctor_and_join_say_what_the_proxy_said(town: T
     assert check["ok"] is False
     assert check["cause"].endswith(answer)
     assert "ask its operator to allow CONNECT to that host and port" in check["remedy"]
-    join = town.start(SHUT, "join", link, "--home", str(town.folder / "join"), "--threads", "1")
+    join = town.start(SHUT, "join", link, "--home", str(town.folder / "join"), "--threads", "1", "--yes")
     out, _ = join.communicate(timeout=PATIENCE)
     assert join.returncode == 1
     (line,) = [line for line in out.splitlines() if answer in line]
@@ -132,7 +132,7 @@ def test_a_peer_behind_a_proxy_trains_with_an_ordinary_one(town: Town) -> None:
     link = signed.partition("?")[0] + "?" + "&".join(f"via={via}" for via in town.vias)
     # The first one is the run's owner, whose home folder `publish` has used.
     peers = [
-        town.start(number, "join", link, "--home", str(town.folder / home), "--threads", "1")
+        town.start(number, "join", link, "--home", str(town.folder / home), "--threads", "1", "--yes")
         for number, home in ((ORDINARY, "peer0"), (PROXIED, "peer1"))
     ]
     for peer in peers:

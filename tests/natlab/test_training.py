@@ -89,7 +89,7 @@ def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: object) -> str
 
 
 def join(lab: Lab, number: int, link: str, home: Path) -> subprocess.Popen[Any]:
-    words = command("join", link, "--home", str(home), "--threads", "1")
+    words = command("join", link, "--home", str(home), "--threads", "1", "--yes")
     with (home.parent / f"{home.name}.txt").open("w", encoding="utf-8") as log:
         return lab.start(f"home{number}", words, stdout=log, stderr=subprocess.STDOUT, env=environment())
 

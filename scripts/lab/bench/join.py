@@ -198,7 +198,7 @@ def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[st
 def start(processes: Processes, name: str, link: str, folder: Path, threads: int) -> Trainer:
     """Start a `flockstep join` on the cores of this process."""
     home = folder / name
-    listen = ["--home", str(home), *HERE, "--device", "cpu", "--threads", str(threads)]
+    listen = ["--home", str(home), *HERE, "--device", "cpu", "--yes", "--threads", str(threads)]
     return Trainer(processes.start(name, ["join", link, *listen], home / "log.txt"), home)
 
 

@@ -50,11 +50,12 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     user = User(tmp_path, "y")
     assert user.agreement.agree(signed()) == "agreed to by its user"
     shown = "\n".join(user.lines)
-    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 213.0 k", "text:{stdlib}", "100 rounds, of"):
+    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 213.0 k", "text:{stdlib}", "100 rounds of"):
         assert part in shown
+    shown = " ".join(shown.split())
     for part in ("up to 0.2 MB a round, 0.3 GB a day at a round a minute", " MB, below ", str(tmp_path), "IP addresses"):
         assert part in shown
-    for part in ("about 0.5 GB", "a GPU if there is one", "somebody who gives no name", "Ctrl-C for good", "flockstep pause"):
+    for part in ("about 0.5 GB", "a GPU if there is one", "somebody who gives no name", "TCP port 4001", "Ctrl-C for good"):
         assert part in shown
     assert user.lines[-1] == "Join this run? [y/N] "
     again = User(tmp_path)
@@ -69,16 +70,35 @@ def test_for_whom_a_run_trains_is_shown_beside_the_key_that_has_signed_it(tmp_pa
     toml = 'by = "Ada\\u001b[2J of Example"\ncontact = "ada@example.org"\n' + TOML
     run = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=OWNER.peer_id), OWNER)
     shown = list(describe_run(run, PeerConfig(home=tmp_path)))
-    assert r"  for       Ada\x1b[2J of Example, ada@example.org, in their own words" in shown
-    assert f"  owner     the key {OWNER.peer_id}, which has signed all of this" in shown
+    assert r"""  asked for by "Ada\x1b[2J of Example, ada@example.org" (what they call""" in shown[2]
+    assert OWNER.peer_id in "".join(shown)
+
+
+@pytest.mark.parametrize("text", ["word " * 60, "--max-up " * 30])
+def test_rows_break_between_words_and_are_no_wider_than_a_terminal(tmp_path: Path, text: str) -> None:
+    run = SignedManifest.sign(replace(signed().manifest, by=text[:60].strip()), OWNER)
+    _, *lines = describe_run(run, PeerConfig(home=tmp_path))
+    assert [line for line in lines if len(line) > 80 and " " in line[12:].strip()] == []
+    assert {"word", "--max-up"} & set(" ".join(lines).split())
+
+
+def test_a_run_that_is_over_is_not_asked_about_and_its_round_is_shown_before_that(tmp_path: Path) -> None:
+    early = User(tmp_path, "n")
+    with pytest.raises(LocalError, match="not joined"):
+        early.agreement.agree(signed(), True, 99)
+    assert "100 rounds of about 50 steps each, of which 99 are done" in " ".join(" ".join(early.lines).split())
+    late = User(tmp_path)
+    with pytest.raises(LocalError, match="this run is over: all of its 100 rounds are done") as over:
+        late.agreement.agree(signed(), True, 100)
+    assert "flockstep export" in over.value.remedy
+    assert late.lines == []
 
 
 def test_a_run_of_phases_of_seconds_tells_its_bytes_a_day(tmp_path: Path) -> None:
     manifest = signed().manifest
     run = signed(inner=replace(manifest.inner, seconds=600.0))
-    (line,) = (line for line in describe_run(run, PeerConfig(home=tmp_path)) if line.startswith("  network"))
-    assert "a day, sent" in line
-    assert "MB a day" in line
+    (line,) = (it for it in describe_run(run, PeerConfig(home=tmp_path)) if it.startswith("  network"))
+    assert "MB a day, sent" in line
 
 
 def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path) -> None:
@@ -91,7 +111,7 @@ def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path)
     assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="text:{stdlib}")))
     revised = User(tmp_path, "n")
     (tmp_path / "runs" / other.run_id).mkdir(parents=True)
-    (tmp_path / "runs" / other.run_id / "agreed-data").write_text('["text:{stdlib}"]')
+    (tmp_path / "runs" / other.run_id / "agreed").touch()
     with pytest.raises(LocalError, match="not joined"):
         revised.agreement.agree(other)
     assert f"{source}, read from data.example.org. Train on it?" in revised.lines[-1]
@@ -113,10 +133,16 @@ def test_whoever_does_not_say_yes_does_not_join_and_is_asked_again(tmp_path: Pat
         assert user.answers == []
 
 
-def test_yes_is_an_answer_and_without_a_terminal_nobody_is_asked_and_nothing_remembered(tmp_path: Path) -> None:
-    script = User(tmp_path, terminal=False)
-    assert script.agreement.agree(signed()) == "nobody was there to ask"
-    assert len(script.lines) > 5
+@pytest.mark.parametrize("purpose", Purpose)
+def test_yes_is_an_answer_and_without_a_terminal_it_is_the_only_one(tmp_path: Path, purpose: Purpose) -> None:
+    script = User(tmp_path, terminal=False, purpose=purpose)
+    with pytest.raises(UsageError, match=f"no terminal to ask on whether to {purpose} this run"):
+        script.agreement.agree(signed())
+    assert script.lines == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_yes_is_remembered(tmp_path: Path) -> None:
     insists = User(tmp_path, yes=True)
     assert insists.agreement.agree(signed()) == "agreed to by --yes"
     assert User(tmp_path).agreement.agree(signed()) == "agreed to before"
@@ -145,8 +171,8 @@ def test_other_data_is_agreed_to_by_itself(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_what_was_shown_at_first_is_all_that_holds(tmp_path: Path) -> None:
-    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "nobody was there to ask"
-    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "nobody was there to ask"
+    assert User(tmp_path, terminal=False, yes=True).agreement.agree(revised("hf:org/b")) == "agreed to by --yes"
+    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "agreed to before"
     for other in (revised("hf:org/c"), signed()):
         with pytest.raises(UsageError, match="nobody here has agreed"):
             User(tmp_path, terminal=False, yes=True).agreement.agree(other)
@@ -155,7 +181,7 @@ def test_without_a_terminal_what_was_shown_at_first_is_all_that_holds(tmp_path: 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_data_of_the_manifest_are_agreed_to_only_if_they_were_shown(tmp_path: Path, terminal: bool) -> None:
     """An owner publishes with one source, revises it before anybody joins, and revises it back afterwards."""
-    user = User(tmp_path, "y", terminal=terminal)
+    user = User(tmp_path, "y", terminal=terminal, yes=not terminal)
     user.agreement.agree(revised("hf:org/b"))
     assert not any("text:{stdlib}" in line for line in user.lines)
     assert not user.agreement.allows(signed())
