@@ -3,7 +3,7 @@
     python examples/accelerate_loop.py          # publishes a run on this computer, and prints the link to it
     python examples/accelerate_loop.py LINK     # in other terminals: joins that run
 
-Needs `pip install 'flockstep[hf]'`.
+Needs `pip install '.[hf]'`.
 """
 
 import sys
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from accelerate import Accelerator
 except ImportError as error:
-    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    print(f"this example needs pip install '.[hf]': {error}", file=sys.stderr)
     sys.exit(2)
 
 RUN = """

@@ -3,7 +3,7 @@
     python examples/lightning_module.py          # publishes a run on this computer, and prints the link to it
     python examples/lightning_module.py LINK     # in other terminals: joins that run
 
-Needs `pip install 'flockstep[lightning]'`.
+Needs `pip install '.[lightning]'`.
 """
 
 import sys
@@ -20,7 +20,7 @@ try:
     import lightning
     from flockstep.lightning import SwarmCallback
 except ImportError as error:
-    print(f"this example needs pip install 'flockstep[lightning]': {error}", file=sys.stderr)
+    print(f"this example needs pip install '.[lightning]': {error}", file=sys.stderr)
     sys.exit(2)
 
 RUN = """

@@ -3,7 +3,7 @@
     python examples/lora.py          # publishes a run on this computer, and prints the link to it
     python examples/lora.py LINK     # in other terminals: joins that run
 
-Needs `pip install 'flockstep[hf]'`. The base is built here, so that the example downloads nothing; yours would be
+Needs `pip install '.[hf]'`. The base is built here, so that the example downloads nothing; yours would be
 `AutoModelForCausalLM.from_pretrained("org/name")`. It must be the same on every peer: peers compare its hash.
 """
 
@@ -21,7 +21,7 @@ try:
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError as error:
-    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    print(f"this example needs pip install '.[hf]': {error}", file=sys.stderr)
     sys.exit(2)
 
 RUN = """

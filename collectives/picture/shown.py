@@ -10,6 +10,7 @@ from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest
 from ...dht.run.statements import OwnerStatements, OwnerVerb
 from ...dht.run.versions import VERSION, numbers_of
+from ...peer.base.install import NEWER
 from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ..accountability.credit import PeerCredit
@@ -169,7 +170,7 @@ def troubles_of_versions(members: Sequence[Member], manifest: Manifest) -> list[
     found: list[RunTrouble] = []
     for peers, why in (
         (older, f"older than {manifest.min_version}, which the run asks for"),
-        (newer, f"newer than this one, {VERSION}: pip install -U flockstep"),
+        (newer, f"newer than this one, {VERSION}: {NEWER}"),
     ):
         if peers:
             others = f", and {len(peers) - 1} more" if len(peers) > 1 else ""

@@ -23,6 +23,7 @@ import trio
 
 from ...peer.base.background import background
 from ...peer.base.errors import LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.install import how_to_install
 from ...peer.base.transport import Address, PeerId
 from ...peer.log.telemetry import Telemetry
 from ..directory.interface import AsksOneServer, Directory, Validate
@@ -66,7 +67,7 @@ async def all_directories(
         yield kademlia
         return
     if importlib.util.find_spec("hivemind") is None:
-        raise UsageError(f"the link leads through {HIVEMIND}…", remedy="pip install 'flockstep[hivemind]'")
+        raise UsageError(f"the link leads through {HIVEMIND}…", remedy=how_to_install("hivemind"))
     async with background() as nursery:
         hivemind = HivemindDirectory(telemetry, validate)
         nursery.start_soon(hivemind.run, link.hivemind)

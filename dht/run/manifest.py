@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 from ...peer.base.digest import keyed
 from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
+from ...peer.base.install import NEWER
 from ...peer.base.transport import PeerId
 from ...peer.base.troubles import NEEDS_PROGRAM
 from ...peer.identity import Identity, is_peer_id
@@ -431,7 +432,7 @@ def decode_manifest(data: bytes) -> Manifest:
         needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
         if is_version(needed) and is_later(needed):
             what = f"the manifest of a run that needs flockstep {needed}, this is {VERSION}"
-            raise OtherVersion(what, remedy="install it: pip install -U flockstep") from None
+            raise OtherVersion(what, remedy=NEWER) from None
         raise
 
 

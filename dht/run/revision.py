@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...peer.base.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.base.install import NEWER
 from ...peer.base.plain import plain_text
 from ...peer.base.transport import PeerId
 from ..records import Record
@@ -123,7 +124,7 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
         if not _is_revisable(name):
             raise UsageError(
                 f"the run's owner has revised {name}, which this flockstep does not know how to change",
-                remedy="install a newer one: pip install -U flockstep",
+                remedy=NEWER,
             )
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = value

@@ -4,6 +4,7 @@ import re
 from importlib.metadata import version
 
 from ...peer.base.errors import OtherVersion, UsageError
+from ...peer.base.install import NEWER
 
 VERSION = version("flockstep")
 FORM = 2
@@ -23,7 +24,7 @@ def is_version(text: str) -> bool:
 def other_form(what: str, form: int, remedy: str) -> OtherVersion:
     """Return the error for something of another form than `FORM`; `remedy` is for an earlier one."""
     which = "an earlier" if form < FORM else "a later"
-    remedy = remedy if form < FORM else "install it: pip install -U flockstep"
+    remedy = remedy if form < FORM else NEWER
     return OtherVersion(f"{what} of {which} version of flockstep (form {form}; {VERSION} reads form {FORM})", remedy=remedy)
 
 
@@ -32,7 +33,7 @@ def check_version(needed: str) -> None:
     if needed and is_later(needed):
         raise UsageError(
             f"this run needs flockstep {needed} or later, this is {VERSION}",
-            remedy="install it: pip install -U flockstep",
+            remedy=NEWER,
         )
 
 

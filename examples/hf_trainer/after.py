@@ -3,7 +3,7 @@
     python examples/hf_trainer/after.py          # publishes a run on this computer, and prints the link to it
     python examples/hf_trainer/after.py LINK     # in other terminals: joins that run
 
-Needs `pip install 'flockstep[hf]'`. Model and data are made here, so that the example downloads nothing.
+Needs `pip install '.[hf]'`. Model and data are made here, so that the example downloads nothing.
 """
 
 import sys
@@ -18,7 +18,7 @@ try:
     from flockstep.transformers import SwarmCallback
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 except ImportError as error:
-    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    print(f"this example needs pip install '.[hf]': {error}", file=sys.stderr)
     sys.exit(2)
 
 RUN = """

@@ -2,7 +2,7 @@
 
     python examples/hf_trainer/before.py
 
-Needs `pip install 'flockstep[hf]'`. Model and data are made here, so that the example downloads nothing.
+Needs `pip install '.[hf]'`. Model and data are made here, so that the example downloads nothing.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 try:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 except ImportError as error:
-    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    print(f"this example needs pip install '.[hf]': {error}", file=sys.stderr)
     sys.exit(2)
 
 

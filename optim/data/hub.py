@@ -24,6 +24,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.install import how_to_install
 from ..consent import HUB_DATASET
 
 ENDPOINT = "https://huggingface.co"
@@ -80,7 +81,7 @@ class Hub:
         try:
             import httpx
         except ImportError as error:
-            raise LocalError(f"data of the hub needs httpx: {error}", remedy="pip install 'flockstep[hf]'") from error
+            raise LocalError(f"data of the hub needs httpx: {error}", remedy=how_to_install("hf")) from error
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
         self._token = token
         # As the bytes are: an answer is read without unpacking it.

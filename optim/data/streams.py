@@ -31,6 +31,7 @@ from torch import Tensor
 from ...peer.base.digest import digest
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.install import how_to_install
 from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files
 from .pages import NotText, group_starts, objects, texts
@@ -404,7 +405,7 @@ def open_documents(
     """The documents of that name, and the column of their text, or of something else. Raises `UsageError`."""
     name = f"{kind}:{place}"
     if find_spec("pyarrow") is None:
-        raise UsageError(f"{name} needs the package pyarrow", remedy="pip install 'flockstep[hf]'")
+        raise UsageError(f"{name} needs the package pyarrow", remedy=how_to_install("hf"))
     path, _, query = place.partition("?")
     options = {"split": "train", "column": column, **dict(parse_qsl(query, keep_blank_values=True))}
     if unknown := sorted(set(options) - {"split", "column"}):

@@ -20,6 +20,7 @@ from ...peer.base.config import PeerConfig
 from ...peer.base.digest import digest
 from ...peer.base.disk import user_path
 from ...peer.base.errors import UsageError
+from ...peer.base.install import how_to_install
 from ..consent import HUB_DATASET
 from .controls import Controls, without_noncharacters
 from .hub import newest_commit, read_hub
@@ -102,7 +103,7 @@ class FileTokenizer(Tokenizer):
     def __init__(self, path: Path, data: bytes, end: str = "") -> None:
         if find_spec("tokenizers") is None:
             raise UsageError(
-                f"the run's tokenizer {path.name} needs the package tokenizers", remedy="pip install 'flockstep[hf]'"
+                f"the run's tokenizer {path.name} needs the package tokenizers", remedy=how_to_install("hf")
             )
         import tokenizers
 

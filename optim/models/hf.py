@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError, did_you_mean
+from ...peer.base.install import how_to_install
 from ..consent import check_public_model, hide_secrets
 from ..step.flat import bytes_of, state_of, storage_of
 from ..step.micro_batches import out_of_memory
@@ -115,7 +116,7 @@ def _load_peft(purpose: str) -> ModuleType:
     try:
         import peft
     except ImportError as error:
-        raise LocalError(f"{purpose} needs peft: {error}", remedy="pip install 'flockstep[hf]'") from error
+        raise LocalError(f"{purpose} needs peft: {error}", remedy=how_to_install("hf")) from error
     return peft
 
 
@@ -275,7 +276,7 @@ def load_transformers() -> ModuleType:
         import transformers
     except ImportError as error:
         raise LocalError(
-            f"models named hf:… need transformers: {error}", remedy="pip install 'flockstep[hf]'"
+            f"models named hf:… need transformers: {error}", remedy=how_to_install("hf")
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no annotations
     return transformers

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.install import how_to_install
 from ..step.flat import value_hashes
 
 
@@ -32,7 +33,7 @@ def load_bitsandbytes() -> Any:
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
-        remedy = "pip install 'flockstep[gpu]'"
+        remedy = how_to_install("gpu")
         raise LocalError(f"--load-in-4bit and --optimizer-8bit need bitsandbytes: {error}", remedy=remedy) from error
     finally:
         del sys.modules["kernels"]

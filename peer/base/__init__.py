@@ -6,6 +6,7 @@
     disk        Atomic file replacement: a file is written whole or not at all.
     errors      The tree of errors: the party at fault decides how an error is handled.
     home_lock   Locks between processes: on a home folder, and on a file that several append to.
+    install     The command that installs flockstep: its one source.
     loading     Loads modules without garbage collections: what they make stays.
     plain       Plain text: what others wrote, made harmless before it becomes an event or is shown.
     transport   The interface between the protocols and the networks that carry them.

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.install import how_to_install
 
-PACKAGES = {"s3": ("boto3", "pip install 'flockstep[s3]'"), "hf": ("huggingface_hub", "pip install 'flockstep[hf]'")}
+PACKAGES = {"s3": ("boto3", how_to_install("s3")), "hf": ("huggingface_hub", how_to_install("hf"))}
 """By the scheme of the target: the required package, and how to install it."""
 POINTER = "latest.json"
 CONNECT_SECONDS = 20.0

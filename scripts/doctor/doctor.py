@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from ...peer.base.config import PeerConfig
+from ...peer.base.install import how_to_install
 from ...peer.base.troubles import Trouble
 from .machine import packages_trouble, python_trouble
 from .sheet import DEADLINE, Sheet
@@ -38,7 +39,7 @@ def doctor(link: str | None, config: PeerConfig, write_line: Callable[[str], Non
     try:
         from .visit import visit_run
     except ImportError as error:
-        sheet.failed("flockstep", Trouble(f"cannot be loaded: {error}", "install its packages anew: pip install flockstep"))
+        sheet.failed("flockstep", Trouble(f"cannot be loaded: {error}", f"install its packages anew: {how_to_install()}"))
         return False
     visit_run(link, config, sheet, deadline - time.monotonic())
     return sheet.healthy

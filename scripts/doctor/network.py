@@ -20,6 +20,7 @@ from ...dht.run.versions import VERSION, check_version, is_later
 from ...peer.address import is_web, split_p2p
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.install import NEWER
 from ...peer.base.transport import Address, HeldBootstraps, Host, PeerId
 from ...peer.base.troubles import (
     LINE_SLOW,
@@ -274,7 +275,7 @@ class NetworkVisit:
             return
         if later:
             whose = f"{len(later)} of {len(members)} members state a later flockstep than this one, {VERSION}"
-            self._sheet.skipped("version", f"{whose}, such as {later[0]}: pip install -U flockstep")
+            self._sheet.skipped("version", f"{whose}, such as {later[0]}: {NEWER}")
         else:
             self._sheet.passed("version", f"flockstep {VERSION}; no member states a later one")
 

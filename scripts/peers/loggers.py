@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ...dht.run.link import JoinLink
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError
+from ...peer.base.install import how_to_install
 from ...peer.log.telemetry import Event
 
 REMEDY = "tensorboard:DIR, wandb, wandb:PROJECT, trackio, or trackio:PROJECT"
@@ -114,7 +115,7 @@ class Trackio:
         try:
             import trackio
         except ImportError as error:
-            raise _missing("trackio", error, "pip install 'flockstep[trackio]'") from error
+            raise _missing("trackio", error, how_to_install("trackio")) from error
         with contextlib.redirect_stdout(sys.stderr):  # Ours may be read by a program.
             self._run: Any = trackio.init(project=project, name=run_id[:8], config={"run": run_id}, resume="allow")
         self._finish: Callable[[], None] = trackio.finish
@@ -178,5 +179,5 @@ def _axis(curve: Curve) -> str:
     return "inner_step" if curve.event == "step" else "round"
 
 
-def _missing(package: str, error: ImportError, remedy: str = "pip install 'flockstep[log]'") -> LocalError:
+def _missing(package: str, error: ImportError, remedy: str = how_to_install("log")) -> LocalError:
     return LocalError(f"--log {package} needs a package: {error}", remedy=remedy)

@@ -76,4 +76,4 @@ def test_a_link_that_needs_hivemind_says_how_to_get_it() -> None:
 
     with pytest.raises(UsageError) as caught:
         trio.run(body)
-    assert "flockstep[hivemind]" in caught.value.remedy
+    assert ".[hivemind]" in caught.value.remedy

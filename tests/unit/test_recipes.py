@@ -21,6 +21,7 @@ from typer.main import get_command
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
 LINK = f"flockstep://{'a' * 52}?via=/ip4/192.0.2.1/tcp/1/p2p/{Identity.from_seed(bytes(32)).peer_id}"
+SOURCES = "https://example.org/flockstep"
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 NOTEBOOKS = ("join_colab", "join_kaggle")
 
@@ -51,7 +52,7 @@ def shell_lines(name: str) -> Iterator[list[str]]:
     """The words of each shell command, with the notebook's variables in their places."""
     for line in "\n".join(cells(name)).splitlines():
         if line.startswith("!"):
-            yield shlex.split(line[1:].format(LINK=LINK, HOME="/content/flockstep"))
+            yield shlex.split(line[1:].format(LINK=LINK, HOME="/content/flockstep", SOURCES=SOURCES))
 
 
 def test_a_parser_that_knows_no_such_option_refuses() -> None:
@@ -71,8 +72,8 @@ def test_the_commands_of_a_notebook_are_accepted(name: str) -> None:
         ["join"],
         ["status"],
     ]
-    extras = {"flockstep[gpu,hf]"}
-    assert [set(words) & extras for words in commands if "install" in words] == [extras]
+    (install,) = (words for words in commands if "install" in words)
+    assert install[-1] == f"flockstep[gpu,hf] @ git+{SOURCES}"
     (join,) = (words for words in commands if "join" in words)
     assert (join[0] == "torchrun") == (name == "join_kaggle")
     assert {LINK, "--yes", "/content/flockstep"} <= set(join)
@@ -86,6 +87,7 @@ class Session:
         settings, *cells_ = (
             "\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells(name)
         )
+        settings = settings.replace('SOURCES = ""', f"SOURCES = {SOURCES!r}")
         exec(settings.replace('LINK = ""', f"LINK = {link!r}"), self.values)
         self.values |= {"HOME": home, "KEPT": kept / "drive" / "identity.key", "INPUT": kept}
         self.values["KEPT"].parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +181,7 @@ def test_the_options_of_slurm_ask_for_one_node_a_warning_and_no_gang() -> None:
 
 def test_the_recipe_of_skypilot_is_one_node_whose_commands_are_accepted() -> None:
     recipe = pytest.importorskip("yaml").safe_load((CLUSTER / "skypilot.yaml").read_text(encoding="utf-8"))
-    assert recipe.keys() == {"name", "resources", "envs", "setup", "run"}  # No `num_nodes`.
+    assert recipe.keys() == {"name", "workdir", "resources", "envs", "setup", "run"}  # No `num_nodes`.
     assert recipe["envs"] == {"LINK": ""}
     lines = [line.replace("$LINK", LINK) for line in recipe["run"].splitlines() if "flockstep" in line]
     assert [parsed(shlex.split(line)) for line in lines] == [["join"], ["join"]]

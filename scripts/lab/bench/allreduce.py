@@ -19,13 +19,14 @@ from rich.table import Table
 
 from ....collectives.vector.codec import codec_named
 from ....peer.base.errors import UsageError
+from ....peer.base.install import WHERE, install_command
 from ..baselines.rules import rule_named
 from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
 from .measure import Case, Disturbance, Row, measure_case
 
 BASELINE_CODECS = {"hivemind": ("fp32", "fp16", "uniform8", "blockwise8"), "gloo": ("fp32",)}
 INSTALL = {
-    "hivemind": "pip install 'flockstep[hivemind]' 'numpy<2.4', or name an interpreter that has it: --baseline-python",
+    "hivemind": f"{install_command('hivemind')} 'numpy<2.4'{WHERE}, or name an interpreter that has it: --baseline-python",
     "gloo": "pip install torch, or name an interpreter that has it: --baseline-python",
 }
 NEEDS = {"hivemind": "hivemind", "gloo": "torch"}

@@ -24,6 +24,6 @@ def test_versions_older_than_the_run_asks_for_and_newer_than_mine_are_named(monk
     assert [(trouble.kind, trouble.peer) for trouble in found] == [("version", "d"), ("version", "e")]
     assert [trouble.reason for trouble in found] == [
         "flockstep 0.1, and 1 more, older than 0.3, which the run asks for",
-        "flockstep 0.10, newer than this one, 0.4.0: pip install -U flockstep",
+        "flockstep 0.10, newer than this one, 0.4.0: get newer sources, then pip install . in your checkout of flockstep",
     ]
     assert troubles_of_versions([member("a", "0.4.0"), member("d", "0.0.1")], SIGNED.manifest) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer.base.errors import LocalError, UsageError
+from flockstep.peer.base.install import how_to_install
 from flockstep.peer.log.events import EVENTS
 from flockstep.scripts.peers.loggers import CURVES, Curve, Loggers, open_loggers
 
@@ -82,7 +83,7 @@ def test_trackio_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(LocalError, match="--log trackio needs a package") as refused:
         open_loggers(["trackio"], tmp_path, LINK)
-    assert refused.value.remedy == "pip install 'flockstep[trackio]'"
+    assert refused.value.remedy == how_to_install("trackio")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "tensorboard:", "wandb:", "trackio:", "mlflow", ""])
