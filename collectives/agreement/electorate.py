@@ -5,16 +5,19 @@ voter while liars are less than a third. Fewer voters stand no liar, so more tha
 voter, which signs once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
 from ...peer.base.errors import LocalError
+from ...peer.base.plain import SHORT_ID
 from ...peer.base.transport import PeerId
 
 LIAR_PROOF = 4
 """Voters from which on one of them may lie."""
+MAX_AWAITED = 4
+"""Voters that a line names, so that it stays a line."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,14 @@ class Electorate:
     def is_quorum(self, voters: Iterable[PeerId]) -> bool:
         """Return True if these peers together hold a quorum."""
         return self.votes_of(voters) >= self.quorum
+
+    def awaits(self, here: Collection[PeerId], owner: PeerId = "", more: str = "") -> str:
+        """Return in words for whom a decision waits while these are no quorum, `more` about them, and the votes."""
+        away = sorted((voter for voter in self.voters if voter not in here), key=lambda voter: voter != owner)
+        names = ["its owner" if voter == owner else voter[-SHORT_ID:] for voter in away[:MAX_AWAITED]]
+        names += [f"{len(away) - MAX_AWAITED} more"] if len(away) > MAX_AWAITED else []
+        votes = f"{self.votes_of(here)} of {self.total} votes are here, {self.quorum} needed"
+        return f"waits for {', '.join(names)}{more}: {votes}"
 
     def proposer(self, round_: int, attempt: int) -> PeerId:
         """Return the proposer of an attempt: voters take turns by id, so that nobody can choose its turn.

@@ -77,9 +77,7 @@ def why_no_quorum(electorate: Electorate, charter: Charter, here: Collection[Pee
     may_go_on = charter.stall == "present" and electorate.votes_of(here)
     if may_go_on or electorate == NOBODY or electorate.is_quorum(here):
         return ""
-    missing = ", ".join(voter for voter in electorate.voters if voter not in here)
-    votes = f"{electorate.votes_of(here)} of {electorate.total} votes are here, {electorate.quorum} needed"
-    return f"{votes}; missing: {missing}"
+    return electorate.awaits(here, charter.owner)
 
 
 def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, charter: Charter) -> bool:

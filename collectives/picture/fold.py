@@ -44,8 +44,9 @@ KEPT_WHOLE = 64
 MAX_CONTRIBUTORS = 20_000
 """Contributors whose credit is held: keys are free, and a run may go on for years."""
 ROOT_SHOWN_BYTES = 4
-NOT_CUT = "its work is not in the cut"
-KEEPS = "it keeps, and trains nothing"
+NOT_CUT = "no work of it came in time"
+VOTED = "it voted, and sent no work"
+"""Of a keeper, as certificate and manifest tell: what it says of itself now changes no round of the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +341,7 @@ def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, ch
     if before is not None or slot.round == 1:
         electorate = appointed(certificate, electorate_after(None if before is None else value_of(before), charter), charter)
     author = open_appointment(certificate.appointment)[0].sender if certificate.appointment else ""
+    keepers = () if charter.keepers is None else charter.founders | set(certificate.voters)
     return RecentRound(
         round=slot.round,
         hash=certificate_hash(certificate).hex(),
@@ -348,7 +350,7 @@ def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, ch
         roster=names,
         cut=tuple(names[index] for index in value.contributors),
         flagged=tuple(names[index] for index in value.flagged),
-        away=tuple(_away(names, value)),
+        away=tuple(_away(names, value, keepers)),
         voters=tuple(map(intern, certificate.voters)),
         quorum=None if electorate is None else electorate.quorum,
         total=None if electorate is None else electorate.total,
@@ -363,12 +365,14 @@ def params_of(num_cells: int) -> int:
     return num_cells * CELL
 
 
-def _away(names: Sequence[PeerId], value: wire.Value) -> Iterator[tuple[PeerId, str]]:
+def _away(
+    names: Sequence[PeerId], value: wire.Value, keepers: Collection[PeerId]
+) -> Iterator[tuple[PeerId, str]]:
     for index, peer in enumerate(names):
         if index in value.flagged:
             yield peer, NOT_COUNTED
         elif index not in value.contributors:
-            yield peer, NOT_CUT
+            yield peer, VOTED if peer in keepers else NOT_CUT
 
 
 def _round_of(held: wire.Certificate | CertifiedRound | RecentRound | DueEvaluation) -> int:

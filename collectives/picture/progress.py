@@ -79,7 +79,7 @@ def _state_of(is_over: bool, members: Sequence[Member], votes: VotesHere | None)
     if not members:
         return RunState.EMPTY, "nobody is in this run at the moment"
     if not training(members):
-        return RunState.WAITING, "nobody that is here holds its state yet"
+        return RunState.WAITING, "waits for its state: of a new run the first peer that trains makes it"
     if votes is not None and not votes.electorate.is_quorum(votes.here):
-        return RunState.WAITING, str(votes)
+        return RunState.WAITING, f"{votes}. Nobody's work is lost"
     return RunState.TRAINING, ""

@@ -1,6 +1,6 @@
 """What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -14,10 +14,11 @@ from ...peer.base.install import NEWER
 from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ..accountability.credit import PeerCredit
+from ..accountability.signing import FAR
 from ..accountability.trust import TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.fork_choice import is_keeper
-from .fold import KEEPS, MAX_RECENT, NOT_CUT, ChainView
+from .fold import MAX_RECENT, ChainView
 from .picture import NOT_COUNTED, Credit, MemberShown, RecentRound, RunTrouble, TroubleKind
 from .votes import VotesHere
 
@@ -107,17 +108,6 @@ def median_loss(members: Sequence[Member], roster: Collection[PeerId] = ()) -> f
     return median(losses) if losses else None
 
 
-def explained(recent: Sequence[RecentRound], members: Sequence[Member]) -> tuple[RecentRound, ...]:
-    """Return the rounds with the reason of the members that say they are keepers: they never contribute."""
-    keepers = {member.peer for member in members if is_keeper(member)}
-    return tuple(replace(row, away=tuple(_explained(row, keepers))) for row in recent)
-
-
-def _explained(row: RecentRound, keepers: Collection[PeerId]) -> Iterator[tuple[PeerId, str]]:
-    for peer, reason in row.away:
-        yield peer, KEEPS if reason == NOT_CUT and peer in keepers else reason
-
-
 def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]) -> list[RunTrouble]:
     """Return what went wrong in these rounds, as far as their certificates show it."""
     found: list[RunTrouble] = []
@@ -133,6 +123,8 @@ def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]
         if row.attempt:
             attempts = "attempt" if row.attempt == 1 else "attempts"
             reason = f"{row.attempt} {attempts} without effect before the one that counts"
+            if row.attempt >= FAR:  # A place far ahead, and no count.
+                reason = "a voter that had lost its record of what it signed voted far ahead of all attempts before"
             found.append(RunTrouble(row.round, time, TroubleKind.VOID, "", reason))
     return found
 

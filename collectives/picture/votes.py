@@ -20,6 +20,10 @@ class VotesHere:
     """The term of the round after it that these voters are of."""
     appointed_by: PeerId = ""
     """Who has appointed them; empty if they follow from the certificates."""
+    owner: PeerId = ""
+    """The run's owner."""
+    away: float = 0.0
+    """Seconds since the reader has missed a quorum; 0 for one that has just begun to look."""
 
     @property
     def missing(self) -> tuple[PeerId, ...]:
@@ -43,9 +47,11 @@ class VotesHere:
         }
 
     def __str__(self) -> str:
-        electorate, missing = self.electorate, ", ".join(voter[-SHORT_ID:] for voter in self.missing)
-        votes = f"votes: {electorate.votes_of(self.here)} of {electorate.total} are here, {electorate.quorum} needed"
-        quorum = "a quorum is here" if electorate.is_quorum(self.here) else "no quorum is here"
+        electorate, minutes = self.electorate, int(self.away // 60)
         author = f", appointed by {self.appointed_by[-SHORT_ID:]}" if self.appointed_by else ""
         term = f"term {self.term} of round {self.round + 1}{author}; " if self.term else ""
-        return f"{term}{votes}: {quorum}" + (f"; missing: {missing}" if missing else "")
+        if not electorate.is_quorum(self.here):
+            return term + electorate.awaits(self.here, self.owner, f", away for {minutes} min or longer" if minutes else "")
+        missing = f"; missing: {', '.join(voter[-SHORT_ID:] for voter in self.missing)}" if self.missing else ""
+        votes = f"{electorate.votes_of(self.here)} of {electorate.total} votes are here, {electorate.quorum} needed"
+        return term + votes + missing

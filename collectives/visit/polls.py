@@ -167,13 +167,15 @@ async def ask_votes(
     """
     poll = await ask_poll(node, peers, charter, note)
     if poll is None:  # They may be too busy, or of an earlier version: their records say that they are here.
-        return VotesHere(round_, electorate, tuple(voter for voter in electorate.voters if voter in peers))
+        return VotesHere(
+            round_, electorate, tuple(voter for voter in electorate.voters if voter in peers), owner=charter.owner
+        )
     term, author = 0, ""
     if poll.slot.round == round_ + 1 and poll.slot.term and poll.electorate is not NOBODY:
         term, electorate, author = poll.slot.term, poll.electorate, poll.appointed_by
     # A record outlives its author by a minute: only an answer shows that a voter is here.
     here = tuple(voter for voter in electorate.voters if voter in poll.answered)
-    return VotesHere(round_, electorate, here, term, author)
+    return VotesHere(round_, electorate, here, term, author, charter.owner)
 
 
 async def appoint(

@@ -19,6 +19,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -52,7 +53,6 @@ from ..picture.shown import (
     MAX_TROUBLES,
     REASON_SHOWN,
     all_troubles,
-    explained,
     median_loss,
     shown_credit,
     shown_members,
@@ -120,6 +120,8 @@ class RunWatcher:
         self._called: dict[PeerId, str] = {}
         """What contributors have called themselves while I looked: they are thanked by name after they have left."""
         self._votes: VotesHere | None = None
+        self._missed_at: float | None = None
+        """When voters were first too few; None while they are not."""
         self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)
         self._failed: dict[PeerId, float] = {}
         """When members have failed to show certificates, the oldest forgotten first."""
@@ -190,6 +192,8 @@ class RunWatcher:
     def picture(self) -> Picture:
         """Return the run as it is known now."""
         view, members, votes, here = self._view, self.members(), self._votes, self._visit.here()
+        if votes is not None and self._missed_at is not None:
+            votes = replace(votes, away=trio.current_time() - self._missed_at)
         manifest = self._signed.manifest
         progress = progress_of(self._signed, view, [member for member in members if here.get(member.peer, True)], votes)
         credit = shown_credit(view.credit, self._visit.lately(), self._called)
@@ -209,7 +213,7 @@ class RunWatcher:
             verified=self._verified(),
             progress=progress,
             rounds=view.rows,
-            recent=explained(view.recent, members),
+            recent=view.recent,
             members=shown_members(members, view.electorate, view.trust, here, view.credit),
             votes=votes,
             evaluations=self._scores.shown(view.due),
@@ -462,11 +466,15 @@ class RunWatcher:
         view, here = self._view, training(self.members())
         order = sorted(here, key=lambda member: (member.peer not in view.electorate.votes, self._random.random()))
         peers = [member.peer for member in order[:MAX_POLLED]]
-        if view.head == NOTHING and any(head_of(member) != NOTHING for member in here):
-            self._votes = None  # Nobody shows the certificate that says who votes.
+        if view.head == NOTHING and (not here or any(head_of(member) != NOTHING for member in here)):
+            self._votes = None  # Nobody has a state to vote on, or shows the certificate that says who votes.
             return
         note = self._visit.note
         self._votes = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate, note)
+        if self._votes.electorate.is_quorum(self._votes.here):
+            self._missed_at = None
+        elif self._missed_at is None:
+            self._missed_at = trio.current_time()
         self.revision += 1
 
     async def _read_scores(self) -> None:

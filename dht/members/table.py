@@ -36,6 +36,8 @@ from .body import MEMBER_KIND, MemberBody, MemberState, open_member
 from .claims import Claims, room_of
 from .vouchers import tag_of
 
+LEFT = "it left"
+"""Why a member is gone that has said so."""
 LIFETIME = 180.0
 """Seconds. Three renewals (`gossip.RENEW_PERIOD`), so a lost one expires nobody."""
 PRESENCE = 60.0
@@ -401,7 +403,7 @@ class MemberTable:
 
     def _keep(self, record: Record, body: MemberBody, now: float) -> None:
         left = body.state == MemberState.LEFT
-        gone, since = ("it left", now) if left else ("", 0.0)
+        gone, since = (LEFT, now) if left else ("", 0.0)
         self._put(Member(record, body, now + min(record.lifetime, LIFETIME), gone, since))
 
     def _put(self, row: Member) -> None:

@@ -88,7 +88,7 @@ class Agreement:
             self.say(line)
         if self.yes:
             how = "agreed to by --yes"
-        elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
+        elif self.read is not None and self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
             how = "agreed to by its user"
         else:
             done = "joined" if self.purpose is Purpose.JOIN else "kept"

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...collectives.state.archive import has_ledger
+from ...dht.members.table import LEFT
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...peer.base.config import PeerConfig
@@ -40,7 +41,7 @@ from ..volunteer.hours import Hours
 from ..volunteer.policy import Policy
 from ..watch.live_view import megabytes
 from ..watch.story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
-from ..watch.words import short_number, span
+from ..watch.words import evaluation_words, short_number, span
 from .agree import Agreement, terminal_reader
 from .loggers import Loggers, open_loggers
 from .otlp import exported
@@ -368,12 +369,17 @@ def progress_rows(peer: PeerStory) -> Iterator[tuple[str, str]]:
     if peer.waits_for:
         yield ("waits" if peer.state == "paused" else "has rested"), peer.waits_for
     if peer.awaits:
-        yield "waits for", peer.awaits
+        yield "no round", waiting_words(peer)
     if peer.loss is not None:
         yield "loss", f"{peer.loss:.3f}"
     if peer.sent:
         by = f", {peer.rung}" if peer.rung else ""
         yield "network", f"up {megabytes(peer.sent)} MB, down {megabytes(peer.received)} MB{by}"
+
+
+def waiting_words(peer: PeerStory) -> str:
+    """Return why no round can be tried, and for how long that has been so."""
+    return f"{peer.awaits}, for {span(peer.seen_at - peer.awaits_since)} now"
 
 
 def round_of(peer: PeerStory) -> str:
@@ -395,6 +401,7 @@ def progress_line(peer: PeerStory) -> str:
         f"{peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else "",
         f"up {megabytes(peer.sent)} MB, down {megabytes(peer.received)} MB" if peer.sent else "",
         str(peer.rung or ""),
+        f"no round: {waiting_words(peer)}" if peer.awaits else "",
     ]
     return " | ".join(part for part in parts if part)
 
@@ -427,7 +434,7 @@ LINES = {
     "outputs.unwritten": "no use of the disk: {reason}",
     "promise.unwritten": "no use of the disk, and no part in rounds without it: {reason}",
     "promise.forgotten": "takes part again after a few rounds, since it may have signed in them before: {reason}",
-    "round.awaited": "trains alone until round {round} can be tried: {reason}",
+    "round.awaited": "no round {round} yet: {reason}; this computer trains on, and its work counts once that round ends",
     "line.thin": "{reason} — {remedy}",
     "line.enough": "{reason}",
     "round.possible": "round {round} can be tried now: {reason}",
@@ -468,8 +475,12 @@ def describe_event(event: Event) -> str:
             speed = f"{rate:,.0f}" if isinstance(rate, float) else "?"
             what = f"{event.get('model', 'the model')} in {event.get('precision', 'fp32')}"
             return f"this device trains {what} at {speed} tokens/s, {pieces}{peak}{left}"
-        case "phase.end" if event.get("ramp", 1.0) != 1.0:
-            return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
+        case "phase.end" if isinstance(ramp := event.get("ramp"), float) and ramp != 1.0:
+            return f"round {event.get('round')}: your work counts {ramp:.0%}, because you are new"
+        case "eval.result":
+            return evaluation_words(event.get("round"), event.get("loss"), event.get("by"))
+        case "peer.lost" if event.get("reason") == LEFT:
+            return f"{str(event.get('peer', '?'))[-SHORT_ID:]} left"
         case "state.restored" if event.get("round") == 0:
             return RESTORED_START
         case "state.synced" if event.get("peer"):

@@ -33,6 +33,7 @@ from ...peer.log.telemetry import Event, Telemetry, log_path
 from ..checkpoints.publish import Publisher, check_publishing
 from ..checkpoints.upload import check_target
 from ..watch.story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
+from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
 from .otlp import exported
 from .terminal import ending_signals
@@ -277,6 +278,8 @@ def describe_keeping(event: Event) -> str:
             votes = f"{event.get('votes')} of {event.get('total')} votes, {event.get('quorum')} needed"
             members = "1 member is" if event.get("peers") == 1 else f"{event.get('peers')} members are"
             return f"after round {event.get('round')}: {members} here, {votes}; {event.get('reason')}"
+        case "eval.result":
+            return evaluation_words(event.get("round"), event.get("loss"), event.get("by"))
         case "run.finished":
             return "the run is finished; this keeper goes on serving its last state, Ctrl-C ends it"
         case "run.revised":

@@ -129,6 +129,7 @@ def create_run(
     if begun is not None:
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    write_line(f"Back up this key: {identity_path(config.home)}. Whoever has it owns the run; if it is lost, nobody does.")
     if warning := _warning_of_data(signed.manifest.data):
         write_line(f"Its data, as they are on this computer: {warning}")
     if more := how_to_share(signed.manifest, str(link)):

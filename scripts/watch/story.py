@@ -76,6 +76,10 @@ class PeerStory:
     """The peers that train in the run now, itself among them; 0 before it trains."""
     awaits: str = ""
     """Why no round can be tried, or no step made, at the moment."""
+    awaits_since: float = 0.0
+    """When that began, in Unix seconds."""
+    seen_at: float = 0.0
+    """The time of the last event."""
     work: str = ""
     """What became of its contribution to the last round, in words; empty for a keeper."""
     counted: int = 0
@@ -111,7 +115,7 @@ class PeerStory:
 
     def apply(self, event: Event) -> None:
         """Apply the next event of this peer's log; one of an unknown name changes nothing."""
-        time = _number(event, "time") or 0.0
+        self.seen_at = time = _number(event, "time") or 0.0
         match event.get("event"):
             case "peer.start":
                 self.state, self.device = "joining", _text(event, "device")
@@ -138,6 +142,7 @@ class PeerStory:
             case "round.void":
                 self._fail(event)
             case "round.awaited" | "state.awaited" | "file.awaited" | "data.awaited":
+                self.awaits_since = self.awaits_since if self.awaits else time
                 self.awaits = _text(event, "reason")
             case "round.possible":
                 self.awaits = ""

@@ -7,7 +7,7 @@ from ...collectives.picture.picture import MemberShown, Picture, RunState, RunTr
 from ...collectives.picture.votes import VotesHere
 from ...peer.base.plain import SHORT_ID
 from ...peer.base.transport import Rung
-from .story import PeerStory
+from .story import PeerStory, count_of
 
 TROUBLES_SHOWN = 5
 
@@ -43,7 +43,7 @@ def state_words(picture: Picture) -> str:
         case RunState.OVER:
             return "The run is over: its last round is certified."
         case RunState.WAITING:
-            return f"It waits. {reason}"
+            return f"It {reason}."
     count = sum(member.state == "training" and member.here is not False for member in picture.members)
     return "1 peer trains." if count == 1 else f"{count} peers train."
 
@@ -78,13 +78,22 @@ def trouble_words(trouble: RunTrouble) -> str:
     return f"{when}{round_}{kind}{peer}: {trouble.reason or 'no reason given'}"
 
 
+def evaluation_words(round_: object, loss: object, by: object) -> str:
+    """Return a held-out loss in a line, from fields of an event or of a picture."""
+    measured = f"{loss:.3f}, as {count_of(by, 'peer')} measured" if isinstance(loss, float) else "unknown"
+    return f"after round {round_}: held-out loss {measured}"
+
+
 def describe_picture(picture: Picture) -> Iterator[str]:
     """Yield a picture's lines below its table of members; why the run waits stands above it already."""
     waits = picture.progress.state is RunState.WAITING
+    yield from (evaluation_words(each.round, each.loss, each.by) for each in picture.evaluations[-1:])
     if picture.votes is not None and not waits:
-        yield str(picture.votes)
+        yield f"votes: {picture.votes}"
     elif picture.votes is not None:
-        yield "Once enough of them are back it goes on by itself; its owner can go on without them: `flockstep run appoint`"
+        lone = picture.owner in picture.votes.missing
+        others = "" if lone else ", and its owner can go on without them: `flockstep run appoint`"
+        yield f"It goes on by itself once enough of them are back{others}; what each can do: docs/stopped.md"
     troubles = [trouble for trouble in picture.troubles if trouble.kind != TroubleKind.STALL or not waits]
     yield from map(trouble_words, troubles[:TROUBLES_SHOWN])
     if (left := len(troubles) - TROUBLES_SHOWN) > 0:

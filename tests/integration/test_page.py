@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.collectives.picture.fold import KEEPS
+from flockstep.collectives.picture.fold import VOTED
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.page.delta import operations_between
@@ -92,7 +92,7 @@ def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageSe
     assert page.title() == "a small model of Python – flockstep"
     assert page.inner_text("#progress-text") == "round 20 of 40, 50 %, 4 min 20 s left"
     assert page.inner_text("#join-line").startswith("flockstep join 'flockstep://bafyrun")
-    assert page.inner_text("#votes-text") == "3 of 4 votes are here, 3 needed: a quorum is here."
+    assert page.inner_text("#votes-text") == "3 of 4 votes are here, and 3 decide."
     assert page.locator("#people tbody tr").count() == 6
     assert page.locator("#rounds tbody tr").count() == 12
     assert page.locator("#chart canvas").count() == 1
@@ -128,7 +128,7 @@ def test_a_page_before_the_first_round_and_without_anybody_says_so(opened: Open)
 
 
 def test_the_reason_of_keepers_is_the_one_that_the_page_leaves_out() -> None:
-    assert f'const KEEPS = "{KEEPS}";' in (STATIC / "rounds.js").read_text(encoding="utf-8")
+    assert f'const VOTED = "{VOTED}";' in (STATIC / "rounds.js").read_text(encoding="utf-8")
 
 
 def hostile(picture: Any, text: str) -> Any:

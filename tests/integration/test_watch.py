@@ -50,7 +50,7 @@ def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_ad
         assert status.returncode == 0, status.stderr
         assert "tiny: gpt" in status.stdout
         assert anna[-8:] in status.stdout
-        assert "votes: 1 of 1 are here, 1 needed: a quorum is here" in status.stdout
+        assert "1 of 1 votes are here, 1 needed" in status.stdout
         assert "verified: every certificate from" in status.stdout
 
         file = tmp_path / "run.json"

@@ -4,7 +4,7 @@ import { peerCell } from "./people.js";
 import { Table } from "./table.js";
 import { byId, clock, DASH, loss, number, plain, plural, setHidden, setText, tail } from "./text.js";
 
-const KEEPS = "it keeps, and trains nothing"; // Of KEEPS in collectives/picture/fold.py: nothing is missing there.
+const VOTED = "it voted, and sent no work"; // Of VOTED in collectives/picture/fold.py: nothing is missing there.
 const KINDS = {
   flag: "not counted", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
   stall: "stall", ban: "banned", pardon: "pardoned", revoke: "vote revoked",
@@ -53,7 +53,7 @@ export class Rounds {
   }
 }
 
-const keeping = (round) => (round.out ?? []).filter(({ reason }) => reason === KEEPS);
+const keeping = (round) => (round.out ?? []).filter(({ reason }) => reason === VOTED);
 
 function signed(round) {
   const count = plural(round.voters.length, "voter");
@@ -64,7 +64,7 @@ function signed(round) {
 function absences(round, peers) {
   const byReason = new Map();
   for (const { peer, reason } of round.out ?? []) {
-    if (reason === KEEPS) continue;
+    if (reason === VOTED) continue;
     byReason.set(reason, [...(byReason.get(reason) ?? []), tail(peers[peer])]);
   }
   const parts = [...byReason].map(([reason, peers]) => `${plain(reason)}: ${peers.slice(0, 6).join(", ")}` + (peers.length > 6 ? ` and ${peers.length - 6} more` : ""));

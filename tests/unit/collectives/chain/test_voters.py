@@ -252,19 +252,22 @@ def test_what_is_no_signed_appointment_is_malformed() -> None:
 
 # Who can decide.
 
+OWNED = Charter(stall="wait", owner="c")
 WAITS, BY_PRESENT = Charter(stall="wait"), Charter(stall="present")
 FOUR, TWO, THREE = (Electorate(dict.fromkeys(names, 1)) for names in ("abcd", "ab", "abc"))
+MANY = Electorate(dict.fromkeys("abcde", 1))
 
 
 @pytest.mark.parametrize(
     ("electorate", "charter", "here", "why"),
     [
         (FOUR, WAITS, "abcx", ""),
-        (FOUR, WAITS, "abx", "2 of 4 votes are here, 3 needed; missing: c, d"),
+        (FOUR, WAITS, "abx", "waits for c, d: 2 of 4 votes are here, 3 needed"),
         (THREE, WAITS, "ab", ""),
-        (TWO, WAITS, "a", "1 of 2 votes are here, 2 needed; missing: b"),
+        (TWO, WAITS, "a", "waits for b: 1 of 2 votes are here, 2 needed"),
         (FOUR, BY_PRESENT, "ax", ""),
-        (FOUR, BY_PRESENT, "x", "0 of 4 votes are here, 3 needed; missing: a, b, c, d"),  # Who appoints itself votes.
+        (FOUR, BY_PRESENT, "x", "waits for a, b, c, d: 0 of 4 votes are here, 3 needed"),  # Who appoints itself votes.
+        (MANY, OWNED, "x", "waits for its owner, a, b, d, 1 more: 0 of 5 votes are here, 4 needed"),
         (NOBODY, WAITS, "x", ""),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from flockstep.collectives.chain.branches import Relation
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.picture import fold as limits
-from flockstep.collectives.picture.fold import NOT_CUT, ChainFold, Sight
+from flockstep.collectives.picture.fold import NOT_CUT, VOTED, ChainFold, Sight
 from flockstep.collectives.picture.picture import NOT_COUNTED
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.manifest import EvalSettings
@@ -181,5 +181,10 @@ def test_who_was_away_is_named_with_the_reason() -> None:
     members = value_of(certificate).members
     assert (row.time, row.loss, row.members, row.contributors, row.flagged, row.voters) == (5.0, 2.5, 8, 3, 1, 4)
     assert recent.cut == tuple(members[place] for place in (1, 2, 5))
-    assert dict(recent.away) == {members[5]: NOT_COUNTED} | {members[place]: NOT_CUT for place in (0, 3, 4, 6, 7)}
+    keepers = {keeper.peer_id for keeper in KEEPERS}  # Which decide in this run, and have signed: no word of today counts.
+    without = [members[place] for place in (0, 3, 4, 6, 7)]
+    assert dict(recent.away) == {members[5]: NOT_COUNTED} | {
+        peer: VOTED if peer in keepers else NOT_CUT for peer in without
+    }
+    assert {VOTED, NOT_CUT} <= {reason for _, reason in recent.away}
     assert (recent.quorum, recent.total) == (3, 4)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.picture.fold import ChainFold, ChainView
 from flockstep.collectives.picture.picture import RunState, TroubleKind
 from flockstep.collectives.picture.progress import progress_of
 from flockstep.collectives.picture.shown import (
     MAX_MEMBERS_SHOWN,
-    explained,
     median_loss,
     shown_members,
     troubles_of,
@@ -90,7 +90,7 @@ def test_why_a_run_does_not_go_on() -> None:
 
     trains = [member(9)]
     assert state(view_of([None]), trains, votes(0, 1, 2))[0] is RunState.TRAINING
-    assert state(view_of([None]), trains, votes(0, 1)) == (RunState.WAITING, str(votes(0, 1)))
+    assert state(view_of([None]), trains, votes(0, 1)) == (RunState.WAITING, f"{votes(0, 1)}. Nobody's work is lost")
     assert state(view_of([None]), [member(9, state="syncing")], None)[0] is RunState.WAITING
     assert state(view_of([None]), [], None)[0] is RunState.EMPTY
     over = view_of([None])
@@ -114,14 +114,13 @@ def test_a_flood_of_free_keys_hides_no_voter() -> None:
     assert not any(one.here for one in shown)
 
 
-def test_certificates_tell_of_flags_and_keepers_are_no_trouble() -> None:
+def test_certificates_tell_of_flags_and_an_attempt_far_ahead_is_no_count() -> None:
     fold = ChainFold(charter_of(SIGNED), lambda _: True)
     roster = crowd(6)
     assert fold.extend([round_of(None, roster, contributors=[0, 5], flagged=[5])]) is None
     (row,) = fold.view().recent
     (trouble,) = troubles_of([row], {1: 7.0})
+    attempts = [replace(row, flagged=(), attempt=attempt) for attempt in (1, FAR - 1, FAR, 91_997)]
+    reasons = [trouble.reason for trouble in troubles_of(attempts, {})]
+    assert [reason.partition(" ")[0] for reason in reasons] == ["1", str(FAR - 1), "a", "a"]
     assert (trouble.kind, trouble.peer, trouble.time) == (TroubleKind.FLAG, row.roster[5], 7.0)
-    keeper = next(number for number in range(4) if key(number).peer_id in dict(row.away))
-    (told,) = explained([row], [member(keeper, layout=bytes(32))])
-    assert dict(told.away)[key(keeper).peer_id] == "it keeps, and trains nothing"
-    assert dict(told.away) | {key(keeper).peer_id: ""} == dict(row.away) | {key(keeper).peer_id: ""}

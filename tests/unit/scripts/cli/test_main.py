@@ -308,8 +308,10 @@ def test_the_panel_shows_rounds_of_how_many_the_time_left_who_trains_and_what_co
     peer = PeerStory("", "")
     peer.apply({"event": "peer.start", "peer": "me", "device": "cpu"})
     peer.apply({"event": "run.joined", "round": 0, "rounds": 60, "peers": 1})
-    peer.apply({"event": "round.awaited", "reason": "its owner is away"})
-    assert ("waits for", "its owner is away") in progress_rows(peer)
+    peer.apply({"event": "round.awaited", "reason": "its owner is away", "time": 100.0})
+    peer.apply({"event": "round.awaited", "reason": "waits for its owner", "time": 340.0})
+    assert ("no round", "waits for its owner, for 4 min now") in progress_rows(peer)
+    assert progress_line(peer).endswith("no round: waits for its owner, for 4 min now")
     for number in range(1, 4):
         peer.apply(round_done(number, 1500, ["me", "her"]))
     peer.apply({"event": "step", "step": 1, "peers": 2})
