@@ -188,6 +188,11 @@ class Picture:
     run: str
     name: str
     model: str
+    by: str
+    """For whom it trains, in their own words."""
+    contact: str
+    data: str
+    """The data source that its manifest names."""
     params: int
     """The trained parameters, rounded up to whole cells of the codec; 0 before the first round."""
     link: str

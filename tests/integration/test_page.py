@@ -106,7 +106,7 @@ def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageSe
     run.advance(19)
     server.publish(run.picture)
     expect(page.locator("#state")).to_have_text("over")
-    assert page.inner_text("#reason") == "all rounds are done"
+    assert page.inner_text("#reason") == "All rounds are done"
 
 
 def test_the_page_of_a_run_that_takes_a_program_shows_how_and_the_link_alone(opened: Open, run: FakeRun) -> None:
@@ -122,9 +122,37 @@ def test_the_page_of_a_run_that_takes_a_program_shows_how_and_the_link_alone(ope
 def test_a_page_before_the_first_round_and_without_anybody_says_so(opened: Open) -> None:
     with PageServer("127.0.0.1:0", Telemetry(), root={"progress": {"state": "waiting", "reason": "no answer"}}) as server:
         page = opened(server.url)
-        assert page.inner_text("#reason") == "no answer"
+        assert page.inner_text("#reason") == "No answer"
         assert page.inner_text("#chart-text") == "The curve begins with the first round."
         assert page.inner_text("#people-text") == "Nobody is here at the moment."
+
+
+def test_a_visitor_reads_what_the_run_is_and_nothing_that_only_auditors_check(
+    opened: Open, server: PageServer, run: FakeRun
+) -> None:
+    page, picture = opened(server.url), run.picture
+    members = [{**one, "name": f"ada {place}"} for place, one in enumerate(picture["members"])]
+    alone = [{**picture["evaluations"][-1], "by": [members[0]["peer"]]}]
+    about = {"by": "Ada Example", "contact": "ada@example.org", "data": "text:{stdlib}", "members": members}
+    untimed = {**picture["rounds"], "time": [None] * len(picture["rounds"]["time"])}
+    waits = {**picture["progress"], "state": "waiting", "reason": "waits for its owner"}
+    server.publish({**picture, **about, "rounds": untimed, "progress": waits, "evaluations": alone})
+    asked = "on Python's standard library, in 40 rounds, asked for by Ada Example, ada@example.org ~"
+    expect(page.locator("#what")).to_contain_text(asked)
+    expect(page.locator("#reason.notice")).to_have_text("Waits for its owner")
+    assert page.inner_text("#live") == "page up to date"
+    assert page.locator("#scrub").is_hidden()
+    assert "as ada 0 alone states it ~" in page.inner_text("#scrub-text")
+    marks = page.locator("#people tbody th > bdi:first-child").all_inner_texts()
+    assert {mark.strip() for mark in marks} == {"◆", ""}  # Without the end of an id, since the names differ.
+    assert re.match(r"round\D*20", page.inner_text(".u-legend"))  # The last point, and no row of dashes.
+    heads = page.locator("#rounds thead th:visible").all_inner_texts()
+    assert heads == ["round", "loss~", "took part", "left out, and why"]
+    page.check("#audits")
+    assert page.locator("#rounds thead th:visible").count() > len(heads)
+    (first, second) = page.locator(".steps li").all_inner_texts()
+    assert "pip install ." in first
+    assert "flockstep join" in second
 
 
 def test_the_reason_of_keepers_is_the_one_that_the_page_leaves_out() -> None:
@@ -255,10 +283,10 @@ def test_who_comes_late_reads_since_when_evaluations_were_seen(opened: Open, ser
 
 def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server: PageServer, run: FakeRun) -> None:
     page, (*_, last) = opened(server.url), run.picture["evaluations"]
-    expect(page.locator("#scrub-text")).to_contain_text("two state the same text ~")
+    expect(page.locator("#scrub-text")).to_contain_text("two members state this text ~")
     expect(page.locator("#tiles")).to_contain_text("held-out loss ~")
     server.publish({**run.picture, "evaluations": [{**last, "by": [peer_id(3)]}]})
-    expect(page.locator("#scrub-text")).to_contain_text(f"the word of {peer_id(3)[-8:]} alone ~")
+    expect(page.locator("#scrub-text")).to_contain_text("alone states it ~")
     expect(page.locator("#tiles")).to_contain_text("stated by 1;")
 
 

@@ -36,6 +36,7 @@ export class Chart {
     const evaluated = this.evaluated;
     if (this.collect() && this.plot && evaluated === this.evaluated) {
       this.plot.setData(this.drawn());
+      this.showLast(this.plot);
       this.describe();
     } else {
       this.draw();
@@ -70,7 +71,7 @@ export class Chart {
   draw() {
     this.plot?.destroy();
     this.plot = null;
-    if (this.collect()) this.plot = new uPlot(this.options(), this.drawn(), this.box);
+    if (this.collect()) this.showLast((this.plot = new uPlot(this.options(), this.drawn(), this.box)));
     this.describe();
   }
 
@@ -98,7 +99,15 @@ export class Chart {
       ],
       cursor: { drag: { x: true, y: false }, y: false },
       legend: { live: true },
+      hooks: { setCursor: [(plot) => this.showLast(plot)] },
     };
+  }
+
+  // Without a cursor the legend shows the last point, in place of a row of dashes.
+  showLast(plot) {
+    if (isNumber(plot.cursor.idx)) return;
+    const lasts = this.drawn().map((values) => values.findLastIndex(isNumber));
+    plot.setLegend({ idxs: lasts }, false);
   }
 
   label(value) {

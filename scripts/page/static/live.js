@@ -4,7 +4,7 @@ import { apply } from "./patch.js";
 
 const RETRY_MS = 3000; // After a failure; a server that restarts is back by then.
 const REFUSED_MS = 30000; // After a stream was refused, as by a server with too many viewers.
-const STATES = { live: "live", lost: "connection lost, trying again", old: "too many viewers: renewed every 30 s" };
+const STATES = { live: "page up to date", lost: "connection lost, trying again", old: "too many viewers: renewed every 30 s" };
 
 // Calls `show(picture, keys)` for each picture; `keys` are the top-level names that changed, null for all.
 export function follow(show, status) {

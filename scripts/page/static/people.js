@@ -12,9 +12,18 @@ const state = (member) => (member.here === false ? "is missing" : plain(WORDS[me
 
 const VOTE = "◆ ", NO_VOTE = "  ";
 
-// The mark of a vote, the end of its id, which nobody can choose freely, and apart from them the name that it gives itself.
-export function peerCell(peer, name, mark = "") {
-  return { text: `${mark}${tail(peer)}`, claimed: plain(name), title: plain(peer), className: "peer" };
+// The names that members give themselves and no other member does, by id.
+export function uniqueNames(members = []) {
+  const count = new Map();
+  for (const { name } of members) count.set(name, (count.get(name) ?? 0) + 1);
+  return new Map(members.filter(({ name }) => name && count.get(name) === 1).map(({ peer, name }) => [peer, plain(name)]));
+}
+
+// The mark of a vote, and apart from it the name that a peer gives itself, if nobody else has it. Else the end of its id, which
+// nobody can choose freely, with the name.
+export function peerCell(peer, name, names = new Map(), mark = "") {
+  const text = names.has(peer) ? mark : `${mark}${tail(peer)}`;
+  return { text, claimed: names.get(peer) ?? plain(name), title: plain(peer), className: "peer" };
 }
 
 function strips(recent, peers) {
@@ -29,22 +38,23 @@ function strips(recent, peers) {
 export class People {
   constructor() {
     this.strip = () => "";
+    this.names = new Map();
     const claimed = true, kind = "number";
     this.members = new Table("people", [
-      { name: "peer", cell: (m) => peerCell(m.peer, m.name, m.votes ? VOTE : NO_VOTE) },
+      { name: "peer", cell: (m) => peerCell(m.peer, m.name, this.names, m.votes ? VOTE : NO_VOTE) },
       { name: `last ${STRIP} rounds`, from: "laptop", cell: (m) => this.participation(m.peer) },
       { name: "does", claimed, cell: state },
       { name: "device", claimed, from: "laptop", cell: (m) => ({ text: plain(m.device) || DASH, title: plain(m.device), className: "clip" }) },
       { name: "round", claimed, kind, from: "tablet", cell: (m) => number(m.round) },
       { name: "tokens/s", claimed, kind, from: "tablet", cell: (m) => (m.tokens_per_s ? short(m.tokens_per_s) : DASH) },
       { name: "loss", claimed, kind, cell: (m) => loss(m.loss) },
-      { name: "path", claimed, from: "desktop", cell: (m) => plain(m.rung) || DASH },
-      { name: "sent", claimed, kind, from: "desktop", cell: (m) => bytes(m.sent) },
-      { name: "received", claimed, kind, from: "desktop", cell: (m) => bytes(m.received) },
-      { name: "trust", kind, from: "laptop", cell: (m) => trust(m.trust) },
+      { name: "path", claimed, from: "desktop audit", cell: (m) => plain(m.rung) || DASH },
+      { name: "sent", claimed, kind, from: "desktop audit", cell: (m) => bytes(m.sent) },
+      { name: "received", claimed, kind, from: "desktop audit", cell: (m) => bytes(m.received) },
+      { name: "trust", kind, from: "laptop audit", cell: (m) => trust(m.trust) },
     ], (m) => m.peer, 16);
     this.credit = new Table("credit", [
-      { name: "peer", cell: (c) => peerCell(c.peer, c.name) },
+      { name: "peer", cell: (c) => peerCell(c.peer, c.name, this.names) },
       { name: "tokens", kind, cell: (c) => number(c.tokens) },
       { name: "rounds", kind, cell: (c) => number(c.rounds) },
     ], (c) => c.peer, 10);
@@ -57,6 +67,7 @@ export class People {
 
   show({ members = [], peers = [], recent = [], credit = [], rounds = {} }) {
     this.strip = strips(recent, peers);
+    this.names = uniqueNames(members);
     this.members.show([...members].sort((a, b) => (b.credit - a.credit) || (a.peer < b.peer ? -1 : 1)));
     const voters = members.filter((member) => member.votes).length;
     const missing = members.filter((member) => member.here === false).length;
@@ -81,10 +92,10 @@ export function showVotes({ votes, decides, members = [] }) {
   setHidden(list, !votes);
   setText(byId("votes-text"), votes ? sentence(votes) : "");
   if (!votes) return;
-  const names = new Map(members.map((member) => [member.peer, member.name]));
+  const names = new Map(members.map((member) => [member.peer, member.name])), unique = uniqueNames(members);
   const here = new Set(votes.here);
   const items = Object.entries(votes.voters).map(([peer, count]) => {
-    const { text, title, claimed } = peerCell(peer, names.get(peer));
+    const { text, title, claimed } = peerCell(peer, names.get(peer), unique);
     const there = here.has(peer);
     return el("li", { title, className: there ? "here" : "missing" },
       el("bdi", {}, text), ...ownName(claimed), ` ${plural(count, "vote")}, ${there ? "here" : "missing"}`);
@@ -95,5 +106,6 @@ export function showVotes({ votes, decides, members = [] }) {
 function sentence(votes) {
   const enough = votes.votes >= votes.quorum;
   const term = votes.term ? `Term ${number(votes.term)} of round ${number(votes.round + 1)}` + (votes.appointed_by ? `, appointed by ${tail(votes.appointed_by)}` : "") + ". " : "";
-  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, ${number(votes.quorum)} needed: ${enough ? "a quorum is here." : "no quorum is here, so rounds wait."}`;
+  const decide = `${number(votes.quorum)} ${votes.quorum === 1 ? "decides" : "decide"}`;
+  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, and ${decide}${enough ? "." : ": rounds wait until enough of them are back."}`;
 }

@@ -1,8 +1,8 @@
 // The rounds, who took part in each and why not, and what went wrong.
 
-import { peerCell } from "./people.js";
+import { peerCell, uniqueNames } from "./people.js";
 import { Table } from "./table.js";
-import { byId, clock, DASH, loss, number, plain, plural, setHidden, setText, tail } from "./text.js";
+import { byId, clock, DASH, isNumber, loss, number, plain, plural, setHidden, setText, tail } from "./text.js";
 
 const VOTED = "it voted, and sent no work"; // Of VOTED in collectives/picture/fold.py: nothing is missing there.
 const KINDS = {
@@ -16,22 +16,23 @@ export class Rounds {
     this.columns = {};
     this.rows = new Map();
     this.peers = [];
+    this.names = new Map();
     const kind = "number";
     this.rounds = new Table("rounds", [
       { name: "round", kind, cell: (r) => number(r.round) },
-      { name: "seen", kind, from: "tablet", cell: (r) => clock(this.of(r, "time")) },
+      { name: "time", kind, from: "tablet time", cell: (r) => clock(this.of(r, "time")) },
       { name: "loss", kind, claimed: true, cell: (r) => loss(this.of(r, "loss")) },
       { name: "took part", kind, cell: (r) => `${r.cut.length} of ${r.roster.length - keeping(r).length}` },
-      { name: "left out, and why", cell: (r) => ({ text: absences(r, this.peers), className: "why" }) },
-      { name: "signed", from: "laptop", kind, cell: (r) => signed(r) },
-      { name: "state", from: "laptop", cell: (r) => ({ text: plain(r.root).slice(0, 8), title: plain(r.root), className: "hex" }) },
-      { name: "certificate", from: "desktop", cell: (r) => ({ text: plain(r.hash).slice(0, 8), title: plain(r.hash), className: "hex" }) },
+      { name: "left out, and why", cell: (r) => ({ text: absences(r, this.peers, this.names), className: "why" }) },
+      { name: "signed", from: "laptop audit", kind, cell: (r) => signed(r) },
+      { name: "state", from: "laptop audit", cell: (r) => ({ text: plain(r.root).slice(0, 8), title: plain(r.root), className: "hex" }) },
+      { name: "certificate", from: "desktop audit", cell: (r) => ({ text: plain(r.hash).slice(0, 8), title: plain(r.hash), className: "hex" }) },
     ], (r) => r.hash, 12);
     this.troubles = new Table("troubles", [
       { name: "round", kind, cell: (t) => (t.round ? number(t.round) : DASH) },
-      { name: "seen", kind, from: "tablet", cell: (t) => clock(t.time) },
+      { name: "time", kind, from: "tablet time", cell: (t) => clock(t.time) },
       { name: "what", cell: (t) => ({ text: plain(KINDS[t.kind] ?? t.kind), className: "wrap" }) },
-      { name: "peer", cell: (t) => (t.peer ? peerCell(t.peer, "") : DASH) },
+      { name: "peer", cell: (t) => (t.peer ? peerCell(t.peer, "", this.names) : DASH) },
       { name: "why", cell: (t) => ({ text: plain(t.reason), className: "why" }) },
     ], (t) => `${t.round} ${t.kind} ${t.peer} ${t.reason}`, 8);
   }
@@ -40,11 +41,14 @@ export class Rounds {
     return this.columns[name]?.[this.rows.get(round.round)];
   }
 
-  show({ rounds = {}, peers = [], recent = [], troubles = [] }) {
+  show({ rounds = {}, peers = [], recent = [], troubles = [], members = [] }) {
+    this.names = uniqueNames(members);
     this.columns = rounds;
     this.peers = peers;
     const numbers = rounds.round ?? [], from = Math.max(0, numbers.length - recent.length);
     this.rows = new Map(numbers.slice(from).map((number, index) => [number, from + index]));
+    byId("rounds").classList.toggle("timeless", !recent.some((row) => isNumber(this.of(row, "time"))));
+    byId("troubles").classList.toggle("timeless", !troubles.some(({ time }) => isNumber(time)));
     this.rounds.show(recent);
     this.troubles.show(troubles);
     setHidden(byId("rounds-box"), !recent.length);
@@ -61,11 +65,11 @@ function signed(round) {
 }
 
 // Who was left out, by reason: "came too late: a1b2c3d4, e5f6a7b8; was not here: …".
-function absences(round, peers) {
+function absences(round, peers, names) {
   const byReason = new Map();
   for (const { peer, reason } of round.out ?? []) {
     if (reason === VOTED) continue;
-    byReason.set(reason, [...(byReason.get(reason) ?? []), tail(peers[peer])]);
+    byReason.set(reason, [...(byReason.get(reason) ?? []), names.get(peers[peer]) ?? tail(peers[peer])]);
   }
   const parts = [...byReason].map(([reason, peers]) => `${plain(reason)}: ${peers.slice(0, 6).join(", ")}` + (peers.length > 6 ? ` and ${peers.length - 6} more` : ""));
   return parts.join("; ") || DASH;

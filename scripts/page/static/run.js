@@ -2,10 +2,10 @@
 
 import { Chart } from "./chart.js";
 import { follow } from "./live.js";
-import { People, showVotes } from "./people.js";
+import { People, showVotes, uniqueNames } from "./people.js";
 import { Rounds } from "./rounds.js";
 import { Samples } from "./samples.js";
-import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHidden, setText, short } from "./text.js";
+import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, plural, setHidden, setText, short } from "./text.js";
 
 // What is copied goes into a shell: a link and nothing else, as `dht/run/link.py` writes it.
 const LINK = /^flockstep:\/\/[a-z2-7]{52}\?[\w/:.~+=&-]{1,3900}$/;
@@ -17,28 +17,38 @@ let newsAt = 0;
 
 function show(picture, keys) {
   const changed = (...names) => !keys || names.some((name) => keys.includes(name));
-  if (changed("name", "model", "params", "progress", "reason")) showHead(picture);
+  if (changed("name", "model", "params", "by", "contact", "data", "progress", "reason")) showHead(picture);
   if (changed("progress", "members", "rounds", "evaluations")) showTiles(picture);
   if (changed("rounds", "evaluations")) chart.show(picture.rounds, picture.evaluations);
-  if (changed("evaluations")) samples.show(picture.evaluations ?? []);
+  if (changed("evaluations", "members")) samples.show(picture.evaluations ?? [], uniqueNames(picture.members));
   if (changed("members", "peers", "recent", "credit", "rounds")) people.show(picture);
   if (changed("votes", "decides", "members")) showVotes(picture);
-  if (changed("rounds", "peers", "recent", "troubles")) rounds.show(picture);
+  if (changed("rounds", "peers", "recent", "troubles", "members")) rounds.show(picture);
   if (changed("link", "joining")) showLink(picture);
   if (changed("run", "owner", "taken_by", "flockstep", "verified")) showFoot(picture);
   if (changed("rounds")) tell(picture);
 }
 
-function showHead({ name, model, params, progress = {} }) {
+// What the run is, on what data, for how long and for whom, in a sentence.
+function about({ model, params, by, contact, data, progress: { rounds = 0 } = {} }) {
+  const asked = [by, contact].filter(Boolean).map((text) => plain(text)).join(", ");
+  const on = data === "text:{stdlib}" ? "Python's standard library" : data === "own" ? "data of their own" : plain(data);
+  const parts = [plain(model), params ? `${short(params)} parameters` : "", on ? `on ${on}` : "", rounds ? `in ${plural(rounds, "round")}` : "", asked ? `asked for by ${asked} ~` : ""];
+  return `Volunteers train this model together on computers that they lend: ${parts.filter(Boolean).join(", ") || "it begins soon"}.`;
+}
+
+function showHead(picture) {
+  const { name, progress = {} } = picture;
   const { round = 0, rounds: planned = 0, state = "", reason = "" } = progress;
   setText(byId("name"), plain(name) || "A run");
   document.title = `${plain(name) || "A run"} – flockstep`;
-  setText(byId("what"), [plain(model), params ? `${short(params)} parameters` : ""].filter(Boolean).join(", "));
+  setText(byId("what"), about(picture));
   const pill = byId("state");
   setText(pill, plain(state));
   pill.dataset.state = state;
-  setText(byId("reason"), plain(reason));
-  byId("reason").className = CALM.includes(state) ? "soft" : "fault";
+  const said = plain(reason);
+  setText(byId("reason"), said.charAt(0).toUpperCase() + said.slice(1));
+  byId("reason").className = CALM.includes(state) ? "soft" : state === "waiting" ? "notice" : "fault";
   setHidden(byId("reason"), !reason);
   const done = planned ? Math.min(1, round / planned) : 0;
   byId("progress").value = done;
@@ -105,4 +115,5 @@ async function copy() {
 }
 
 byId("copy").addEventListener("click", copy);
+byId("audits").addEventListener("change", ({ target }) => document.body.classList.toggle("audits", target.checked));
 follow(show, byId("live"));

@@ -9,12 +9,16 @@ export class Samples {
     this.slider.addEventListener("input", () => this.draw());
   }
 
-  show(evaluations) {
+  show(evaluations, names) {
+    this.names = names;
     const atEnd = Number(this.slider.value) >= this.evaluations.length - 1;
     this.evaluations = evaluations.filter((each) => each.samples?.length);
     setHidden(byId("samples"), !this.evaluations.length);
     if (!this.evaluations.length) return;
-    setText(byId("samples-since"), since(this.evaluations));
+    const several = this.evaluations.length > 1;
+    setText(byId("samples-how"), several ? "The same beginning after each evaluation: move along the rounds." : "After the first evaluation.");
+    setText(byId("samples-since"), several ? since(this.evaluations) : "");
+    setHidden(this.slider, !several);
     this.slider.max = this.evaluations.length - 1;
     if (atEnd) this.slider.value = this.slider.max;
     this.draw();
@@ -22,7 +26,7 @@ export class Samples {
 
   draw() {
     const { round, loss: held, samples, by = [] } = this.evaluations[Number(this.slider.value)];
-    const text = `after round ${number(round)}, held-out loss ~ ${loss(held)}; ${author(by)}`;
+    const text = `after round ${number(round)}, held-out loss ~ ${loss(held)}; ${author(by, this.names)}`;
     setText(byId("scrub-text"), text);
     this.slider.setAttribute("aria-valuetext", text);
     byId("sample").replaceChildren(...samples.slice(0, 8).map(({ prompt, text: written }) =>
@@ -38,6 +42,6 @@ function since(evaluations) {
 }
 
 // Of several members those texts are shown that two state (collectives/evaluation/result.py); that of one is its word alone.
-function author(by) {
-  return by.length === 1 ? `the text is the word of ${tail(by[0])} alone ~` : "two state the same text ~";
+function author(by, names) {
+  return by.length === 1 ? `as ${names.get(by[0]) ?? tail(by[0])} alone states it ~` : "two members state this text ~";
 }
