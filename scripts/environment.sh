@@ -32,6 +32,22 @@ find_interpreter() {
     [ ! -d .venv/Scripts ] || python=.venv/Scripts/python # Windows
 }
 
+# What pip does, without what takes no time: large downloads with their size, and its steps. False if its last word is "failed".
+show_progress() {
+    found=0
+    while read -r verb what size; do
+        case "$verb $size" in
+        Collecting*)
+            found=$((found + 1))
+            [ $((found % 10)) != 0 ] || printf '  found %d packages\n' "$found" >&2
+            ;;
+        Downloading*MB\)* | Downloading*GB\)*) printf '  downloading %s %s\n' "${what##*/}" "$size" >&2 ;;
+        Installing*packages:*) printf '  unpacking %d packages: the last step, up to a minute\n' "$found" >&2 ;;
+        esac
+    done
+    [ "$verb" != failed ]
+}
+
 set_up_environment() {
     extras=${1:+[$1]}
     stamp=.venv/installed$extras
@@ -50,7 +66,7 @@ set_up_environment() {
         find_interpreter
     fi
     # Modules are compiled when they are first imported: compiling all of them takes longer than the installation.
-    "$python" -m pip install --disable-pip-version-check -qq --no-compile -c constraints.txt -e ".$extras" ||
-        fail 'The installation failed; pip says why above. With the network back, start the same command again.'
+    { "$python" -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".$extras" || printf failed; } |
+        show_progress || fail 'The installation failed; pip says why above. With the network back, start the same command again.'
     printf '%s' "$wanted" >"$stamp"
 }

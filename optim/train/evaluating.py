@@ -1,8 +1,9 @@
 """Evaluates a language model on the run's held-out text: its loss, and what it continues a few prompts with.
 
 The held-out sequences are the same for everybody with the same data, and everybody takes them in the same order, so the
-losses of several peers are of the same tokens as far as their time reached. Samples are greedy: no chance, and the same
-text from the same weights but for the rounding of their processors.
+losses of several peers are of the same tokens as far as their time reached. Samples are drawn
+with a seed that all peers share (Gumbel noise on the logits), so the same weights give the same text but for the rounding of
+their processors. Greedy ones repeat a small model's most frequent words: `def is not the string and the the the`.
 """
 
 import math
@@ -25,6 +26,10 @@ HELDOUT_BATCH, HELDOUT_BATCHES = 4, 32
 """128 sequences: the standard error of their mean is about 1 %. Small batches, since the memory is full of the training."""
 CONTINUED_TOKENS = 64
 """After each prompt: a sentence, which 300 bytes of 1,200 hold where a token is a byte."""
+
+
+TEMPERATURE = 0.8
+"""Below 1, since the tail of a small model's distribution is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +91,19 @@ class HeldOutText:
             if time.monotonic() - began > seconds:
                 break
             tell(f"continuing prompt {number} of {len(self._prompts)}")
-            samples.append(self._continue(model, prompt, began + seconds))
+            samples.append(self._continue(model, prompt, number, began + seconds))
         return HeldOutResult(loss, tokens, tuple(samples))
 
-    def _continue(self, model: nn.Module, prompt: Sequence[int], deadline: float) -> str:
-        """Return the greedy continuation of a prompt, until its end, a token that closes a document, or the deadline."""
+    def _continue(self, model: nn.Module, prompt: Sequence[int], seed: int, deadline: float) -> str:
+        """Sample the continuation of a prompt, until its end, a token that closes a document, or the deadline."""
+        random = np.random.Generator(np.random.PCG64(seed))
         tokens, size = list(prompt), vocabulary_of(model)
         if size is not None and max(tokens) >= size:
             raise LocalError(f"a prompt holds token {max(tokens)}, the model knows {size}", remedy="check its tokenizer")
         for _ in range(CONTINUED_TOKENS):
-            token = int(self._logits_of(model, torch.tensor([tokens[-self._context :]], device=self._device)).argmax())
+            logits = self._logits_of(model, torch.tensor([tokens[-self._context :]], device=self._device)).cpu().numpy()
+            noise = -np.log(-np.log(1 - random.random(logits.size)))  # Its argmax with logits is a sample of their softmax.
+            token = int((logits / TEMPERATURE + noise).argmax())
             tokens.append(token)
             if token == self._tokenizer.end or time.monotonic() > deadline:
                 break

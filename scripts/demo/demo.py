@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ...dht.run.manifest import Manifest, load_manifest
 from ...optim.models.needs import size_of_gpt
@@ -217,6 +219,7 @@ class Demo:
             heldout_loss_start=before.loss,
             heldout_loss_end=after.loss,
             prompt=manifest.eval.prompts[0],
+            sample_start=plain_lines(before.samples[0]),
             sample=plain_lines(after.samples[0]),
             killed=self.killed,
         )
@@ -253,10 +256,11 @@ def run_demo(options: DemoOptions) -> None:
         view.finish(demo.stories)
         findings = demo.measure(manifest)
     write_whole(options.out / "summary.json", json.dumps(summary_of(findings), indent=2).encode())
-    for name, figure in findings.figures():
-        console.print(f"{name:<14} {figure}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"\n{findings.prompt}{findings.sample}\n", highlight=False, markup=False, soft_wrap=True, style="dim")
-    console.print(f"all figures    {options.out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
+    columns = Table("before the training", "after it", padding=(0, 2, 0, 0), box=None)
+    columns.add_row(*(Text(findings.prompt + sample) for sample in (findings.sample_start, findings.sample)))
+    console.print("\nWhat the model writes\n", columns, "\n", sep="")
+    for line in (*findings.lines(), f"All figures are in {options.out / 'summary.json'}."):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if faults := findings.faults():
         raise LocalError("; ".join(faults), remedy=f"the logs are under {options.out}/")
 

@@ -25,6 +25,8 @@ class Findings:
     heldout_loss_start: float
     heldout_loss_end: float
     prompt: str
+    sample_start: str
+    """What the model continues it with before and after the training."""
     sample: str
     killed: Killed | None
     """The fate of the killed peer's child processes, if a peer was killed."""
@@ -59,15 +61,19 @@ class Findings:
             *([] if self.fall > 0 else [f"held-out loss did not fall ({self.loss_text()})"]),
         ]
 
-    def figures(self) -> list[tuple[str, str]]:
-        """Return the main figures as (name, text)."""
+    def lines(self) -> list[str]:
+        """Return what happened, for a person."""
         done = [facts for facts in self.rounds if facts.outcome == "done"]
-        sent, received = self.bits or (float("nan"), float("nan"))
+        count = sum(facts.agreed for facts in done)
+        bits = self.bits[0] if self.bits else 0.0
+        size = self.parameters / self.fragments / 8e6
+        lost = ", one of which was killed and one came later," if self.killed else ""
+        model = f"one model of {self.parameters / 1e6:.1f} M parameters"
         return [
-            ("held-out loss", self.loss_text()),
-            ("state roots", f"equal on all peers in {sum(facts.agreed for facts in done)} of {len(done)} rounds"),
-            ("bytes", f"{sent:.2f} bits sent, {received:.2f} received per parameter and round, divided by (n-1)/n"),
-            ("tokens", f"{self.tokens:,} in {self.seconds:.0f} s"),
+            f"{len(self.peers)} peers{lost} trained {model} on {self.data} for {self.seconds:.0f} s.",
+            f"Its loss on text that nobody trained on fell: {self.loss_text()}.",
+            f"The model was equal on all peers, bit for bit, after {count} of {len(done)} rounds.",
+            f"A peer sent about {bits * size:.1f} MB a round, {bits:.1f} bits for each parameter.",
         ]
 
     def loss_text(self) -> str:
@@ -90,6 +96,7 @@ def summary_of(findings: Findings) -> dict[str, object]:
         "bits_per_param_per_direction": max(findings.bits) if findings.bits else None,
         "bits_per_param_sent": sent,
         "bits_per_param_received": received,
+        "sample_start": findings.sample_start,
         "sample": findings.sample,
         "killed": asdict(findings.killed) if findings.killed else None,
         "peers": {

@@ -11,7 +11,13 @@ from flockstep.optim.data.sources import open_source
 from flockstep.optim.data.tokenizer import BYTES
 from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.optim.step.flat import FlatLayout, whole_tensors
-from flockstep.optim.train.evaluating import CONTINUED_TOKENS, HELDOUT_BATCH, HELDOUT_BATCHES, HeldOutText
+from flockstep.optim.train.evaluating import (
+    CONTINUED_TOKENS,
+    HELDOUT_BATCH,
+    HELDOUT_BATCHES,
+    TEMPERATURE,
+    HeldOutText,
+)
 from flockstep.optim.train.trainer import num_shards, spread
 from flockstep.peer.base.errors import LocalError
 from torch import Tensor, nn
@@ -38,6 +44,21 @@ def test_the_same_weights_give_the_same_numbers_on_all_held_out_sequences(text: 
     assert 5 < one.loss < 6.5  # About ln 256.
     assert [bool(sample) for sample in one.samples] == [True, True]
     assert all(len(sample) <= CONTINUED_TOKENS for sample in one.samples)
+
+
+def test_samples_are_drawn_with_one_seed_on_all_peers_and_not_the_likeliest_token(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
+    source = open_source(f"text:{tmp_path}", sequence_length=LENGTH)
+    odds = torch.log(torch.tensor([0.0] * 97 + [0.6, 0.3, 0.1]))  # Of a, b and c.
+    text = HeldOutText(
+        source, BYTES, ("x",) * 40, device=CPU, loss_of=lambda *_: torch.tensor(1.0), logits_of=lambda *_: odds
+    )
+    one, again = (text.evaluate(nn.Linear(1, 1)).samples for _ in range(2))
+    assert one == again
+    assert len(set(one)) == len(one)  # Each prompt has a seed of its own.
+    weights = np.array([0.6, 0.3, 0.1]) ** (1 / TEMPERATURE)
+    found = np.array([sum(sample.count(letter) for sample in one) for letter in "abc"]) / (40 * CONTINUED_TOKENS)
+    assert found == pytest.approx(weights / weights.sum(), abs=0.03)
 
 
 def test_each_step_is_told_before_it_begins(text: HeldOutText) -> None:

@@ -87,6 +87,7 @@ def findings(peers: list[PeerStory], keeper: PeerStory) -> Findings:
         heldout_loss_start=5.55,
         heldout_loss_end=2.5,
         prompt="def ",
+        sample_start="\x03\x91",
         sample="main() -> <None>:\n    pass",
         killed=Killed(children=2, left=0, seconds=0.1),
     )
@@ -149,6 +150,11 @@ def test_differing_roots_and_a_risen_loss_are_faults(tmp_path: Path, findings: F
 
 
 def test_the_summary_has_the_promised_keys(findings: Findings) -> None:
+    first, loss, roots, sent = findings.lines()
+    assert first.startswith("4 peers, one of which was killed and one came later, trained one model of ")
+    assert "5.550 → 2.500" in loss
+    assert f"bit for bit, after {ROUNDS} of {ROUNDS} rounds" in roots
+    assert "8.0 bits for each parameter" in sent
     figures = json.loads(json.dumps(summary_of(findings)))
     assert figures["heldout_loss_start"] == 5.55
     assert figures["heldout_loss_end"] == 2.5
