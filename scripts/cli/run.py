@@ -50,7 +50,7 @@ def create(
     from ..runs.plan import fleet_named
     from ..runs.run import create_run
 
-    fleet = None if peers is gpu is rate is None else fleet_named(peers, gpu, rate)
+    fleet = None if (peers, gpu, rate) == (None, None, None) else fleet_named(peers, gpu, rate)
     config = config_of(home, port=0)
     if link := create_run(file, via, config, typer.echo, keeps=keeps, public=public, model=model, fleet=fleet):
         from ..peers.keep import keep

@@ -61,7 +61,7 @@ def test_the_votes_that_are_here_are_named_with_those_that_are_missing() -> None
     assert str(votes) == f"waits for {first[-8:]}, {second[-8:]}: 2 of 4 votes are here, 3 needed"
     away = replace(votes, owner=IDS[3], away=250.0)
     assert str(away) == f"waits for its owner, {IDS[2][-8:]}, away for 4 min or longer: 2 of 4 votes are here, 3 needed"
-    assert str(replace(votes, here=IDS[:3])) == f"3 of 4 votes are here, 3 needed; missing: {IDS[3][-8:]}"
+    assert str(replace(votes, here=tuple(IDS[:3]))) == f"3 of 4 votes are here, 3 needed; missing: {IDS[3][-8:]}"
     assert set(votes.missing) == {IDS[2], IDS[3]}
     assert (votes.figures["votes"], votes.figures["quorum"], votes.figures["total"]) == (2, 3, 4)
 
