@@ -118,6 +118,8 @@ class Inner:
     """Muon's. A `run.toml` without it gets `inner_momentum`."""
     betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2)] = (0.9, 0.95)
     """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
+    ramp: Annotated[int, Between(1, 8), Added()] = 1
+    """The most batches of one optimizer step, which are 1, 2, 4 and 8 in the quarters of a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
 REVISABLE: Mapping[str, tuple[str, ...]] = {
     "outer": ("rounds", "lr", "momentum", "momentum_warmup"),
-    "inner": ("lr", "adamw_lr", "weight_decay", "momentum", "warmup_steps", "schedule", "clip"),
+    "inner": ("lr", "adamw_lr", "weight_decay", "momentum", "warmup_steps", "schedule", "clip", "ramp"),
     "data": ("source",),
     "codec": ("contribution", "result", "choices"),
     "eval": ("every", "prompts"),

@@ -40,6 +40,7 @@ from ...peer.process.shared import SharedVectors, Vectors, bytes_of
 from ..data.leases import Ranking, Share, View
 from ..step.flat import FlatLayout
 from ..step.pace import Pace
+from ..step.ramp import batches_a_step, is_step
 from .apply import elements_of
 from .border import (
     BLANK,
@@ -128,6 +129,10 @@ class PeerStatus:
     """The inner step of the swarm that comes next, which the learning rate follows."""
     revision: bytes = b""
     """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
+    accumulate: int = 1
+    """Batches that make one optimizer step in the round that is trained for, n."""
+    is_due: bool = True
+    """Whether an optimizer step follows the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +316,10 @@ class PeerClient:
         """What every rank knows of the peer. Raises `CannotFollow` where this version cannot make the outer steps."""
         self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
-        return PeerStatus(self.round, self.position.root.hex(), ended, self._swarm_step, self._revision)
+        trained_for = self._swarm_step // self._pace.steps + 1
+        n = batches_a_step(self._manifest.inner.ramp, trained_for, self._manifest.num_rounds)
+        is_due = is_step(self._progress.phase_steps + 1, n, n if self._pace.seconds else self._pace.steps)
+        return PeerStatus(self.round, self.position.root.hex(), ended, self._swarm_step, self._revision, n, is_due)
 
     def _follow_revision(self) -> None:
         """Take over the settings that the certificate of my state names."""
@@ -325,9 +333,9 @@ class PeerClient:
             rounds = self._manifest.num_rounds
             self._telemetry.emit("run.revised", step="settings", reason=reason, round=self.round + 1, rounds=rounds)
 
-    def decide(self, tokens: int) -> StepDecision:
-        """Decide what to do after an inner step of so many tokens."""
-        self._progress.count(tokens)
+    def decide(self, tokens: int, batches: int) -> StepDecision:
+        """Decide what to do after so many batches, of so many tokens together."""
+        self._progress.count(tokens, batches)
         act, reason = self._next()
         report = act is Act.AVERAGE or self._progress.due
         return StepDecision(self.status(), act, reason, report)

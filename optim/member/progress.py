@@ -94,7 +94,8 @@ class Progress:
         self._client = client
         self._reported = self._stepped = time.monotonic()
         self.step_seconds = 0.0
-        """What an inner step takes: the last one, with what the caller did beside it, and without waits for a round."""
+        """What an inner step takes: the last one, with what the caller did beside it, and without waits for a round. Of
+        several that were counted together, all."""
         self.begin_phase()
 
     def begin_phase(self) -> None:
@@ -120,13 +121,13 @@ class Progress:
         """Mean training loss of the phase, weighted by tokens, as far as it has been reported."""
         return self._phase_weighed / max(self.phase_tokens, 1)
 
-    def count(self, tokens: int) -> None:
-        """Count one inner step."""
+    def count(self, tokens: int, steps: int = 1) -> None:
+        """Count inner steps that were made of so many tokens together."""
         now = time.monotonic()
         self.step_seconds, self._stepped = now - self._stepped, now
         self.phase_seconds += self.step_seconds
-        self.steps += 1
-        self.phase_steps += 1
+        self.steps += steps
+        self.phase_steps += steps
         self.tokens += tokens
         self.phase_tokens += tokens
 

@@ -9,4 +9,5 @@
     outer          The outer step: Nesterov momentum on the averaged pseudo-gradient, bit-exact.
     pace           When the inner phase ends.
     precision      The precision of the passes, and the loss scale that fp16 needs.
+    ramp           How many batches make one optimizer step.
 """

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...peer.log.telemetry import Telemetry
-from .precision import LossScale
 
 FASTER = 1.1
 """The speed-up that a halved size must reach: less is within the noise of two measurements."""
@@ -30,8 +29,7 @@ class MicroBatches:
     """Backward passes over batches of `batch_size` samples, `size` samples at a time; 0 finds the fastest size.
 
     `adaptive=False` keeps the size, as sharded models require, whose ranks must do the same number of passes.
-    The gradients are those of the loss times `scale`, if there is one. `about` gives more fields
-    for the event of what was measured, from the tokens/s.
+    `about` gives more fields for the event of what was measured, from the tokens/s.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class MicroBatches:
         *,
         batch_size: int,
         size: int = 0,
-        scale: LossScale | None = None,
         stopped: Callable[[], bool] = lambda: False,
         about: Callable[[float], Mapping[str, Any]] = lambda tokens_per_s: {},
         adaptive: bool = True,
@@ -53,7 +50,6 @@ class MicroBatches:
         self._loss_of = loss_of
         self._telemetry = telemetry
         self._clock = clock
-        self._scale = scale
         self._stopped = stopped
         self._about = about
         self._adaptive = adaptive
@@ -67,14 +63,14 @@ class MicroBatches:
         """Whether the size of the next step is still to be found."""
         return self._measuring
 
-    def backward(self, batch: Tensor) -> Tensor | None:
-        """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss, detached.
+    def backward(self, batch: Tensor, scale: float = 1.0) -> Tensor | None:
+        """Add `scale` times the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss.
 
         Returns None if `stopped` says between two micro-batches that nobody needs it any more.
         Raises the device's error if not even one sample fits.
         """
         began = self._now(batch.device)
-        while (loss := self._passes(batch)) is None:
+        while (loss := self._passes(batch, scale)) is None:
             if self._stopped():
                 return None
             began = self._now(batch.device)
@@ -82,7 +78,7 @@ class MicroBatches:
             self._judge(batch, self._now(batch.device) - began)
         return loss
 
-    def _passes(self, batch: Tensor) -> Tensor | None:
+    def _passes(self, batch: Tensor, scale: float) -> Tensor | None:
         """Run one pass over each micro-batch; return None if memory ran out, after halving the size, or if stopped."""
         loss = torch.zeros((), device=batch.device)
         pieces: Sequence[Tensor] = batch.split(self.size)  # type: ignore[no-untyped-call]  # of torch
@@ -94,7 +90,7 @@ class MicroBatches:
                 later = number < len(pieces)
                 with model.no_sync() if later and isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
                     part = self._loss_of(model, piece) * (_targets(piece) / _targets(batch).clamp(min=1))
-                    (part if self._scale is None else part * self._scale.value).backward()  # type: ignore[no-untyped-call]  # of torch
+                    (part * scale).backward()  # type: ignore[no-untyped-call]  # of torch
                 loss += part.detach()
             return loss
         except (RuntimeError, MemoryError) as error:
@@ -137,6 +133,11 @@ class MicroBatches:
         if self._measuring and device.type == "cuda":
             torch.cuda.synchronize(device)
         return self._clock()
+
+
+def target_share(batch: Tensor) -> float:
+    """Return the part of a batch's tokens that have a loss; scaled by it, the batches of one step count by their targets."""
+    return float(_targets(batch)) / batch[:, 1:].numel()
 
 
 def _targets(batch: Tensor) -> Tensor:

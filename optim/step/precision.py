@@ -54,22 +54,22 @@ def name_of(dtype: torch.dtype | None) -> str:
 
 
 class LossScale:
-    """The factor of an fp16 loss: `value` for the backward pass, `unscale` before the optimizer's step."""
+    """The factor of an fp16 loss: `value` for the backward pass, then `is_clean` of the gradients."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.value = FIRST_SCALE
         self._telemetry = telemetry
         self._clean = self._skipped = 0
 
-    def unscale(self, model: nn.Module) -> bool:
-        """Divide the gradients by the scale; return False if they have overflowed, after clearing them.
+    def is_clean(self, model: nn.Module) -> bool:
+        """Return False if the gradients have overflowed, after clearing them; whoever steps divides them by the scale.
 
         At a scale of 1 they are what they are: like a loss that diverges in float32, they go into
         the step, and the peer abstains from the round. The same on all ranks: gradients of replicas
-        are averaged, the norm is of all shards.
+        are averaged, the norm is of all shards. After a doubling the gradients that still wait for
+        their step count half beside the next ones.
         """
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = nn.utils.get_total_norm([it.grad for it in model.parameters() if it.grad is not None])
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if self.value > 1 and not bool(torch.isfinite(whole)):
             self.value, self._clean, self._skipped = self.value / 2, 0, self._skipped + 1
@@ -79,8 +79,6 @@ class LossScale:
                 "step.skipped", step="backward", reason=reason, scale=self.value, skipped=self._skipped
             )
             return False
-        for gradient in gradients:
-            gradient.mul_(1 / self.value)
         self._clean += 1
         if self._clean % CLEAN_STEPS == 0:
             self.value *= 2

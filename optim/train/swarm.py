@@ -12,6 +12,9 @@ see of W is its next Δ, against the θ that the certificate before names, and t
 goes on however long a round takes, and the next fragment is captured once the last one's result is here. Only where that
 is H steps old, when the same fragment would be due again, does training wait for it.
 
+Later in a run several batches make one optimizer step (`ramp`): `step` lets their gradients accumulate. A phase has its
+batches all the same, and before Δ is measured what has accumulated is stepped with.
+
 The optimizer step is `step`'s, or the caller's own loop makes it, with its scaler, scheduler and closure, and says so
 by `after_step`. What the run prescribes for it, a learning-rate schedule and clipping, applies to optimizers that are
 built for the run; a caller's own keep what their loop does.
@@ -65,6 +68,9 @@ EVALUATION_MOST_SECONDS = 60.0
 """However long the phase was: a peer that was alone for a day has had one of a day."""
 JOIN_WARMUP = 10
 """Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state."""
+CLEARED = 2
+"""Times in a row that accumulated gradients are found cleared before each batch is a step of its own. Once may be a device
+whose memory ran out, since that batch is computed again; twice is a loop that clears them each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +234,9 @@ class Swarm:
         self._captured: list[Tensor] | None = None
         self._losses = Losses()
         self._batch_tokens = 0
+        self._scales: list[float] = []
+        self._held: list[tuple[nn.Parameter, Tensor | None]] = []
+        self._num_cleared = 0
         self._folder = self.config.home / "runs" / self.run_id if ranks.first else None
         keep_model(self.model, self._parts, self._folder, self.telemetry)
 
@@ -271,6 +280,15 @@ class Swarm:
     def from_first(self, ask: Callable[[], str]) -> str:
         """Run `ask` on rank 0, and return its answer on every rank; what it raises there is raised on every rank."""
         return self._ranks.from_first(str, ask)
+
+    @property
+    def accumulate(self) -> int:
+        """How many batches make one optimizer step now, n, which `[inner] ramp` has rise to 8 by quarters of the run.
+
+        `step` follows it where it follows the run's recipe. A loop that makes its own steps may: it accumulates the mean
+        gradient of n batches, multiplies its learning rates by √n, and says `after_step(loss, batches=n)`.
+        """
+        return 1 if self._num_cleared >= CLEARED else self._status.accumulate
 
     @property
     def num_ranks(self) -> int:
@@ -340,12 +358,14 @@ class Swarm:
         """
         self._evaluator = evaluator
 
-    def step(self, loss: Any = None, *, tokens: int | None = None) -> StepReport:
-        """Make one inner step with the gradients that are there, clear them, and attempt a round if the phase ends.
+    def step(self, loss: Any = None, *, tokens: int | None = None, scale: float = 1.0) -> StepReport:
+        """Make one inner step with the gradients that are there, and attempt a round if the phase ends.
 
-        Between two calls gradients accumulate, as in any loop. `loss` is for reports and records, `tokens` is what this
-        step was computed from (counted by `share_of` if not given), both of this rank. A loss is a number, a tensor or array
-        of one element, or an output that has one as `loss`.
+        Gradients accumulate between two calls, as in any loop. By the run's recipe only the last of `accumulate` calls steps
+        the optimizers, with the mean gradient, and clears it; a caller's own step at each call. `loss` is for reports and
+        records, `tokens` is what this step was computed from (counted by `share_of` if not given), both of this rank. A loss
+        is a number, a tensor or array of one element, or an output that has one as `loss`. `scale` is the factor of the loss
+        in `backward`, such as a loss scale; a call counts in the mean in proportion to it.
 
         Never raises because of the network. Raises `UsageError` before anything is stepped if there are no gradients, if the
         caller's loop has stepped an optimizer itself, and for another loss or other tokens; at the end of a phase, if none of
@@ -353,24 +373,27 @@ class Swarm:
         caller, and if another rank has died.
         """
         loss, tokens = loss_of(loss), tokens_of(tokens)
-        self._inner_step()
+        self._gather(scale)
+        if self._status.is_due or self.accumulate == 1 or not self._follows_run:
+            self._inner_step(self.accumulate)
         return self.after_step(loss, tokens=tokens)
 
-    def after_step(self, loss: Any = None, *, tokens: int | None = None) -> StepReport:
+    def after_step(self, loss: Any = None, *, tokens: int | None = None, batches: int = 1) -> StepReport:
         """Count an inner step that the caller's loop has made, and attempt a round if the phase ends; else as `step`.
 
         For loops that step the optimizer themselves: with a `GradScaler`, a closure, or inside of a trainer's library.
-        Gradients and learning rates are left alone. Call it after each step, also one that a scaler has skipped.
+        Gradients and learning rates are left alone. Call it after each step, also one that a scaler has skipped. A step of
+        several `batches` counts as so many inner steps of the phase.
         """
         loss, tokens = loss_of(loss), tokens_of(tokens)
         self._inner.num_own_steps = 0
-        self._steps += 1
+        self._steps += batches
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
         self._losses.add(loss, tokens)
         (total,) = self._ranks.sum(tokens)
         first = self._ranks.from_first
-        decision = first(StepDecision, lambda: self._first.decide(int(total)))
+        decision = first(StepDecision, lambda: self._first.decide(int(total), batches))
         self._status = decision.status
         mean = self._report() if decision.report else None
         reason, averaged = "", False
@@ -410,7 +433,8 @@ class Swarm:
         else:
             reason = (
                 f"the caller's optimizer trains with its own learning rates, not the run's {inner.optimizer}: the run's "
-                f"schedule ({inner.schedule}, {inner.warmup_steps} steps of warm-up) and its clipping do not apply"
+                f"schedule ({inner.schedule}, {inner.warmup_steps} steps of warm-up), its clipping and its ramp "
+                f"(to {inner.ramp}, see swarm.accumulate) do not apply"
             )
         self.telemetry.emit("inner.own_optimizer", step="join", reason=reason)
 
@@ -422,7 +446,8 @@ class Swarm:
         if callable(self._make_inner):
             self._inner.take_settings(self._make_inner(self.model, replace(self._signed, manifest=manifest)))
 
-    def _inner_step(self) -> None:
+    def _gather(self, scale: float) -> None:
+        """Count one more batch of which the gradients are there. Raises `UsageError`."""
         if self._status.revision != self._revision and self._number(self._status.revision) >= self.revision:
             self._revise()
         if self._inner.num_own_steps:
@@ -437,18 +462,37 @@ class Swarm:
                 remedy="call loss.backward() before it; a loop that calls optimizer.step() itself ends each step with "
                 "swarm.after_step(loss)",
             )
+        for parameter, left in self._held:
+            # Found by any rank, since all must step at the same batch.
+            self._num_cleared = self._num_cleared + 1 if any(self._ranks.sum(parameter.grad is not left)) else 0
+            self._scales = [] if self._num_cleared else self._scales
+            if self._num_cleared == CLEARED:
+                reason = "the loop clears gradients that accumulate for one step: from now on each batch is a step of its own"
+                self.telemetry.emit("inner.cleared", step="inner step", reason=reason)
+        # The smallest one, since its memory is held even if it is cleared.
+        self._held = [(parameter, parameter.grad) for parameter in sorted(graded, key=Tensor.numel)[:1]]
+        self._scales.append(scale)
+
+    def _inner_step(self, n: int) -> None:
+        """Step the optimizers with the mean gradient of all batches since the last time, as one step of n of them."""
+        batches = len(self._scales)
+        (scale,) = self._ranks.sum(sum(self._scales) / self._ranks.size)
+        self._scales, self._held = [], []
+        gradients = (parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
+        for gradient in gradients if scale not in (0.0, 1.0) else ():
+            gradient.mul_(1 / scale)
         if not self._follows_run:
             self._inner.step()
             return
         if clip := self.manifest.inner.clip:
-            nn.utils.clip_grad_norm_(graded, clip)
-        warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        warm = min(1.0, (self._since_join + batches) / JOIN_WARMUP)
         had_own_rates = self._inner.have_own_rates
-        self._inner.step(self._lr_factor(self._status.swarm_step), warm)
+        self._inner.step(self._lr_factor(self._status.swarm_step), warm * math.sqrt(n))
         if self._inner.have_own_rates and not had_own_rates:
             reason = "the learning rates were set from outside: the run's schedule does not apply any more"
             self.telemetry.emit("inner.own_rates", step="inner step", reason=reason)
-        self._since_join += 1
+        self._since_join += batches
 
     def _report(self) -> float | None:
         """Report the mean loss of all ranks since the last report, and return it; None if it is not known."""
@@ -460,6 +504,8 @@ class Swarm:
 
     def _round(self, why: str) -> tuple[bool, str]:
         """Take Δ into a round. Returns whether it was certified, and how it ended; in streaming mode it only begins."""
+        if self._scales:
+            self._inner_step(min(self.accumulate, len(self._scales)))
         span = self._span = fragment_after(self.round, self._layout, self.manifest)
         self._layout.pseudo_gradient(self._theta, self.model, self._delta, span)
         outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.begin_round(why, span))

@@ -55,7 +55,7 @@ from ..shards.packed import FromMembers
 from ..step.eager import AdamW
 from ..step.flat import whole_tensors
 from ..step.inner import build_inner
-from ..step.micro_batches import MicroBatches, out_of_memory
+from ..step.micro_batches import MicroBatches, out_of_memory, target_share
 from ..step.precision import LossScale, name_of, pass_dtype
 from .device import choose_device
 from .evaluating import HeldOutResult, HeldOutText, last_logits
@@ -315,7 +315,6 @@ def train(
         swarm.model,
         forward.loss,
         swarm.telemetry,
-        scale=scale,
         stopped=lambda: swarm.finished,
         about=about,
         batch_size=batch_size // swarm.num_ranks,
@@ -345,18 +344,19 @@ def train(
             return
         tokens = batch.to(device, non_blocking=True)
         measured, began = not pieces.is_measuring, time.perf_counter()
+        factor = target_share(batch) * (1.0 if scale is None else scale.value)
         try:
             try:
-                loss = pieces.backward(tokens)
+                loss = pieces.backward(tokens, factor)
             except RuntimeError as error:
                 if not forward.gives_up_compiling(error, swarm.telemetry):
                     raise
-                loss = pieces.backward(tokens)
+                loss = pieces.backward(tokens, factor)
             if loss is None:  # Its user is back, who does not wait for a step's end.
                 return
             if measured:
                 threads.judge(time.perf_counter() - began)
-            make_step(swarm, loss, scale)
+            make_step(swarm, loss, factor, scale)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):
                 remedy = "free its memory, try --checkpoint-activations, or shard the model over several devices"
@@ -364,10 +364,10 @@ def train(
             raise
 
 
-def make_step(swarm: Swarm, loss: torch.Tensor, scale: LossScale | None) -> None:
+def make_step(swarm: Swarm, loss: torch.Tensor, factor: float, scale: LossScale | None) -> None:
     """Make an inner step, or skip it where the gradients of an fp16 loss have overflowed: its tokens count for nothing."""
-    if scale is None or scale.unscale(swarm.model):
-        swarm.step(loss)
+    if scale is None or scale.is_clean(swarm.model):
+        swarm.step(loss, scale=factor)
     else:
         swarm.after_step(loss, tokens=0)
 

@@ -141,6 +141,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "what of the run's recipe applies.", "step reason"),
         _row("data.order", "Whether the data loader of another library's trainer has an order of this peer's own.",
              "step reason"),
+        _row("inner.cleared", "The loop clears gradients that were to accumulate: each batch is an optimizer step.",
+             "step reason"),
         _row("inner.own_rates", "A scheduler of the caller's sets the learning rates from now on.", "step reason"),
         _row("device.bench", "The micro-batch is chosen, by measurement.", "tokens_per_s micro_batch",
              batch_size="samples of an inner step", memory_used="peak memory of the device, bytes",

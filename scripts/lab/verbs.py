@@ -90,6 +90,7 @@ def outer(
     settings: Annotated[
         list[str] | None, typer.Option("--outer", help="Outer lr/momentum/warm-up; repeatable.  [default: 0.9/0.8/10]")
     ] = None,
+    ramp: Annotated[list[str] | None, typer.Option(help="Most batches of one step, such as 1,8.  [default: 1]")] = None,
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
     size: Annotated[str, typer.Option(help="tiny, micro, small, 1m, 10m or 51m.")] = "small",
@@ -123,6 +124,7 @@ def outer(
         "codecs": codec,
         "delays": delay,
         "outer": settings,
+        "ramps": ramp,
         "peers": peers,
         "seeds": seeds,
         "rates": rate,

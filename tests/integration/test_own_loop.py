@@ -1,5 +1,6 @@
 """A loop that keeps its own optimizer: its rates, its gradients, its steps, and what `Swarm` says about them."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,3 +127,100 @@ def test_what_is_wrong_with_a_step_is_one_line_before_weights_part(publish: Call
     with loop.swarm, pytest.raises(UsageError, match=r"none of the phase's .* steps had tokens"):
         train(tokens=0)
     assert not loop.named("phase.end")
+
+
+RAMP = RUN.format(rounds=4, peers=1).replace("steps = 10", "steps = 8\nramp = 8\nclip = 0.0")
+
+
+class Ramp(Loop):
+    """A loop by the run's recipe, which notes each step of its optimizer: the round, the rate and the gradient."""
+
+    def __init__(self, link: str, home: Path) -> None:
+        super().__init__(link, home, follow_run=True)
+        self.steps: list[tuple[int, float, float]] = []
+        self.optimizer.register_step_post_hook(lambda *_: self._note())
+
+    def _note(self) -> None:
+        gradient = self.model.weight.grad
+        assert gradient is not None
+        self.steps.append((self.swarm.round + 1, self.optimizer.param_groups[0]["lr"] / RATE, float(gradient[0, 0])))
+
+    def backward_of(self, slope: float, scale: float = 1.0) -> None:
+        """Compute `scale` times a gradient of `slope`."""
+        (scale * slope * self.model.weight.sum()).backward()  # type: ignore[no-untyped-call]  # of torch
+
+
+def test_later_rounds_make_one_step_of_the_mean_gradient_of_more_batches(publish: Callable[..., str], tmp_path: Path) -> None:
+    loop, told = Ramp(publish(RAMP), tmp_path), list[int]()
+    with loop.swarm as swarm:
+        while not swarm.finished:
+            told.append(swarm.accumulate)
+            slope, scale = (1.0, 1.0) if len(told) % 2 else (5.0, 3.0)
+            loop.backward_of(slope, scale)
+            assert swarm.step(scale=scale).step == len(told)
+            assert loop.model.weight.grad is None or len(told) % 8
+    assert told == [1] * 8 + [2] * 8 + [4] * 8 + [8] * 8
+    later = loop.steps[8:]
+    assert [round_ for round_, _, _ in loop.steps] == [1] * 8 + [2] * 4 + [3] * 2 + [4]
+    # A newcomer's warm-up of ten inner steps ends with the first of these.
+    assert [rate for _, rate, _ in later] == pytest.approx([math.sqrt(2)] * 4 + [2.0] * 2 + [math.sqrt(8)])
+    assert [gradient for _, _, gradient in later] == pytest.approx([(1 + 3 * 5) / 4] * 7)
+    assert not loop.named("inner.cleared")
+
+
+def test_gradients_that_were_cleared_are_in_no_mean(publish: Callable[..., str], tmp_path: Path) -> None:
+    loop = Ramp(publish(RAMP), tmp_path)
+    with loop.swarm as swarm:
+        while swarm.round < 2:
+            loop.backward_of(1.0)
+            swarm.step()
+        loop.backward_of(7.0)
+        swarm.step()
+        loop.optimizer.zero_grad()
+        swarm.after_step(tokens=0)  # Its gradients have overflowed.
+        for slope in (2.0, 4.0):
+            loop.backward_of(slope)
+            swarm.step()
+        assert loop.steps[-1] == pytest.approx((3, 2.0, 3.0))
+        assert not loop.named("inner.cleared")
+        num_steps = len(loop.steps)
+        for _ in range(4):  # A loop that clears its gradients before each batch.
+            loop.optimizer.zero_grad()
+            loop.backward_of(9.0)
+            swarm.step()
+        assert len(loop.steps) == num_steps + 2
+        assert loop.steps[-2] == loop.steps[-1] == pytest.approx((3, 1.0, 9.0))
+        assert len(loop.named("inner.cleared")) == 1
+
+
+def test_a_phase_by_seconds_ends_with_a_step_of_the_rest(publish: Callable[..., str], tmp_path: Path) -> None:
+    toml = RAMP.replace("rounds = 4", "rounds = 2").replace("steps = 8", "steps = 8\nseconds = 1.0")
+    loop = Ramp(publish(toml), tmp_path)
+    num_batches = {1: 0, 2: 0}
+    with loop.swarm as swarm:
+        while not swarm.finished:
+            num_batches[swarm.round + 1] += 1
+            loop.backward_of(3.0)
+            if swarm.step().averaged:
+                assert loop.model.weight.grad is None
+    assert swarm.round == 2
+    whole, rest = divmod(num_batches[2], 4)
+    rates = [rate for round_, rate, _ in loop.steps if round_ == 2]
+    assert rates == pytest.approx([2.0] * whole + [math.sqrt(rest)] * bool(rest))
+    assert {gradient for _, _, gradient in loop.steps} == {3.0}
+
+
+def test_a_loop_that_makes_its_own_steps_says_of_how_many_batches(publish: Callable[..., str], tmp_path: Path) -> None:
+    loop, told = Loop(publish(RAMP), tmp_path), list[int]()
+    with loop.swarm as swarm:
+        (warned,) = loop.named("inner.own_optimizer")
+        assert "its ramp (to 8, see swarm.accumulate) do not apply" in str(warned["reason"])
+        while not swarm.finished:
+            told.append(swarm.accumulate)
+            loop.backward()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+            report = swarm.after_step(tokens=5 * told[-1], batches=told[-1])
+    assert told == [1] * 8 + [2] * 4 + [4] * 2 + [8]
+    assert report.step == 32
+    assert [(event["steps"], event["tokens"]) for event in loop.named("phase.end")] == [(8, 40)] * 4

@@ -135,9 +135,9 @@ def _run(
 def slowed(step: Callable[..., Any]) -> Callable[..., Any]:
     """Let `Swarm.step` take `STEP_SECONDS`."""
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **named: Any) -> Any:
         time.sleep(STEP_SECONDS)
-        return step(*arguments)
+        return step(*arguments, **named)
 
     return slow
 

@@ -50,6 +50,8 @@ class OuterOptions:
     """Of the streaming mode."""
     outer: Sequence[str] = ("0.9/0.8/10",)
     """Learning rate/momentum, and /rounds over which the momentum rises."""
+    ramps: Sequence[str] = ("1",)
+    """The most batches of one optimizer step, in the baseline, too."""
     peers: Sequence[str] = ("8",)
     seeds: Sequence[str] = ("0",)
     size: str = "small"
@@ -82,7 +84,9 @@ class OuterOptions:
         usual, cases = self.training_size(), []
         sizes = [replace(usual, rate=rate) for rate in _rates(self.rates)]
         choices = product(*map(listed, (self.outer, self.modes, self.codecs)))
-        for size, seed, (outer, mode, codec) in product(sizes, seeds_of(self.seeds), choices):
+        for size, seed, ramp, (outer, mode, codec) in product(
+            sizes, seeds_of(self.seeds), _whole(self.ramps, "ramps"), choices
+        ):
             if mode not in OFFERED:
                 raise UsageError(f"there is no mode {mode!r}", remedy=f"choose one of {', '.join(OFFERED)}")
             contribution, _, result = codec.partition("/")
@@ -95,6 +99,7 @@ class OuterOptions:
                     fragments=self.fragments if mode == "streaming" else 1,
                     delay=delay,
                     outer=_settings(outer),
+                    ramp=ramp,
                     peers=peers,
                     seed=seed,
                     device=self.device,
@@ -121,7 +126,12 @@ class OuterOptions:
 def baseline_of(training: OuterTraining) -> OuterTraining:
     """Return data parallel on the same batches."""
     return OuterTraining(
-        size=training.size, mode="parallel", peers=training.peers, seed=training.seed, device=training.device
+        size=training.size,
+        mode="parallel",
+        ramp=training.ramp,
+        peers=training.peers,
+        seed=training.seed,
+        device=training.device,
     )
 
 
@@ -187,6 +197,7 @@ def outer_object(training: OuterTraining, result: OuterResult, baseline: OuterRe
         "lr": training.outer.lr,
         "momentum": training.outer.momentum,
         "momentum_warmup": training.outer.warmup,
+        "ramp": training.ramp,
         "inner_momentum": training.size.momentum,
         "rate": training.size.rate,
         "peers": training.peers,
@@ -274,11 +285,12 @@ def _mean(results: Mapping[OuterTraining, OuterResult], group: Group, point: int
 
 def _named(case: OuterTraining) -> str:
     """Return the mode and the codecs in short: `streaming 4 1, int4`."""
+    ramp = f", ramp {case.ramp}" if case.ramp > 1 else ""
     if case.mode == "parallel":
-        return "data parallel"
+        return f"data parallel{ramp}"
     mode = f"streaming {case.fragments} {case.delay}" if case.mode == "streaming" else case.mode
     codec = case.contribution if case.contribution == case.result else f"{case.contribution}/{case.result}"
-    return f"{mode}, {codec}"
+    return f"{mode}, {codec}{ramp}"
 
 
 def _blocking_of(training: OuterTraining) -> OuterTraining:

@@ -25,6 +25,7 @@ import torch
 from ....collectives.vector.arrays import Floats
 from ....collectives.vector.codec import CELL, codec_named, feedback, weighted_mean
 from ....optim.step.outer import OuterSettings, outer_step
+from ....optim.step.ramp import batches_a_step, is_step
 from ....peer.base.errors import LocalError, UsageError
 from .learner import TINY, Batches, TrainingSize, domains_of, heldout_loss
 from .stack import Stack, drawn
@@ -64,6 +65,8 @@ class OuterTraining:
     delay: int = 0
     """Inner steps from a fragment's capture to its outer step."""
     outer: OuterSettings = field(default_factory=lambda: OuterSettings(lr=0.9, momentum=0.8, warmup=10))
+    ramp: int = 1
+    """The most batches of one optimizer step."""
     peers: int = 8
     seed: int = 0
     device: str = "cpu"
@@ -89,6 +92,10 @@ class OuterTraining:
             )
         if self.mode != "streaming" and (self.fragments, self.delay) != (1, 0):
             raise UsageError(f"{self.mode} has neither fragments nor a delay", remedy="choose the mode streaming")
+
+    def batches_a_step(self, step: int) -> int:
+        """Return how many batches make the optimizer step that follows inner step `step`, from 1 on."""
+        return batches_a_step(self.ramp, 1 + (step - 1) // self.size.steps, self.size.rounds)
 
     @property
     def tokens(self) -> int:
@@ -152,7 +159,8 @@ class ParallelSwarm:
         size = self.training.size
         for step in range(1, size.rounds * size.steps + 1):
             # The mean over the rows of all peers has the mean of their gradients.
-            self.stack.step(drawn(self.batches).flatten(0, 1)[None], step - 1)
+            n = self.training.batches_a_step(step)
+            self.stack.step(drawn(self.batches).flatten(0, 1)[None], step - 1, n, is_step=is_step(step, n, size.steps))
             if step % size.steps == 0:
                 watch(step // size.steps, self.stack.weights[0].numpy(force=True))
 
@@ -194,10 +202,14 @@ class OuterSwarm:
         steps = self.training.size.steps
         last = steps * self.training.size.rounds
         captured = [0] * len(self.spans)
+        phase, begun = steps // len(self.spans), 0
         for step in range(1, last + 1):
-            self.stack.step(drawn(self.batches), step - 1)
+            n, ending = self.training.batches_a_step(step), list(self.due(step))
+            is_due = bool(ending) or is_step(step - begun, n, phase)
+            self.stack.step(drawn(self.batches), step - 1, n, is_step=is_due)
+            begun = step if ending else begun
             self.land(step)
-            for fragment in self.due(step):
+            for fragment in ending:
                 captured[fragment] = step
                 self.launch(fragment, step + self.training.delay)
             self.land(step)

@@ -5,6 +5,7 @@ one after the other take three times as long as their stack. Rows of `weights` a
 and the stacked parameters are views into it.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -41,18 +42,28 @@ class Stack:
         self.optimizers = InnerOptimizers(optimizers)
         self.factor = schedule_of(inner, size.rounds * size.steps)
         self.losses = vmap(self._loss)
+        self._batches = 0
+        """Batches of which the gradients are the sum."""
 
-    def step(self, batches: torch.Tensor, number: int) -> None:
-        """Make inner step `number` of the swarm on each model's batch, int64 [count, rows, length + 1]."""
+    def step(self, batches: torch.Tensor, number: int, n: int = 1, *, is_step: bool = True) -> None:
+        """Make inner step `number` of the swarm on each model's batch, int64 [count, rows, length + 1].
+
+        `n` batches make one step of the optimizers; unless `is_step`, this batch's gradients wait for it.
+        """
         with sdpa_kernel(SDPBackend.MATH):  # The others run once a model under vmap.
             loss: torch.Tensor = self.losses(self.parameters, batches.to(self.weights.device)).sum()
             loss.backward()  # type: ignore[no-untyped-call]  # of torch
+        self._batches += 1
+        if not is_step:
+            return
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-        scale = (CLIP / (norms + 1e-6)).clamp(max=1.0)  # As torch.nn.utils.clip_grad_norm_.
+        # As torch.nn.utils.clip_grad_norm_ of the mean over the batches.
+        scale = (CLIP / (norms + 1e-6 * self._batches)).clamp(max=1.0 / self._batches)
+        self._batches = 0
         for gradient in gradients:
             gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
-        self.optimizers.step(self.factor(number))
+        self.optimizers.step(self.factor(number), math.sqrt(n))
 
     def _loss(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = functional_call(self.model, parameters, (tokens[:, :-1], tokens[:, 1:]))

@@ -49,7 +49,7 @@ class Peer:
         self.residual = np.zeros(FlatLayout.of(model).size, np.float32)
         self.scale = LossScale(Telemetry()) if config.precision == "fp16" else None
         forward = ForwardPass(model, CPU, config)
-        self.pieces = MicroBatches(model, forward.loss, Telemetry(), batch_size=BATCH, size=BATCH, scale=self.scale)
+        self.pieces = MicroBatches(model, forward.loss, Telemetry(), batch_size=BATCH, size=BATCH)
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,12 @@ def _one_thread() -> None:
 
 def inner_phase(peer: Peer, start: int) -> None:
     for step in range(start, start + STEPS):
-        peer.pieces.backward(next(peer.batches))
-        if peer.scale is None or peer.scale.unscale(peer.model):
+        factor = 1.0 if peer.scale is None else peer.scale.value
+        peer.pieces.backward(next(peer.batches), factor)
+        if peer.scale is None or peer.scale.is_clean(peer.model):
+            for parameter in peer.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(factor)
             peer.inner.step(schedule_of(peer.settings, ROUNDS * STEPS)(step))
         peer.model.zero_grad()
 

@@ -18,7 +18,7 @@ from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenize
 from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import config_beside, decode_config, encode_config
 from flockstep.optim.step.examples import BEGINS, ids_of, numbers_of, positions_of
-from flockstep.optim.step.micro_batches import MicroBatches
+from flockstep.optim.step.micro_batches import MicroBatches, target_share
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.log.telemetry import Telemetry
@@ -482,6 +482,22 @@ def test_positions_and_numbers_begin_with_each_example() -> None:
     assert ids_of(tokens).tolist() == [[3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 0]]
     assert positions_of(tokens).tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0]]
     assert numbers_of(tokens).tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 1, 2, 3]]
+
+
+def test_batches_of_one_step_count_by_their_answers() -> None:
+    tokens = torch.randint(0, 256, (4, 17), generator=torch.Generator().manual_seed(1))
+    tokens[0, 2:] = ~tokens[0, 2:]
+    tokens[1, :] = ~tokens[1, :]
+    gradients = []
+    for batches in ([tokens], list(tokens.split(2))):  # type: ignore[no-untyped-call]  # of torch
+        model = build_model("gpt", {"size": "0.2m"}, seed=0)
+        passes, shares = MicroBatches(model, training_loss, Telemetry(), batch_size=4), 0.0
+        for batch in batches:
+            passes.backward(batch, target_share(batch))
+            shares += target_share(batch)
+        gradients.append([parameter.grad / shares for parameter in model.parameters() if parameter.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_micro_batches_count_by_their_answers() -> None:

@@ -52,12 +52,14 @@ class Told(Telemetry):
 
 def gradient_of(precision: str, model: nn.Module, tokens: Tensor, scale: LossScale | None = None) -> Tensor:
     forward = ForwardPass(model, CPU, PeerConfig(precision=precision))
-    pieces = MicroBatches(model, forward.loss, Telemetry(), batch_size=len(tokens), size=2, scale=scale)
-    pieces.backward(tokens)
-    assert scale is None or scale.unscale(model)
+    pieces, factor = MicroBatches(model, forward.loss, Telemetry(), batch_size=len(tokens), size=2), 1.0
+    if scale is not None:
+        factor = scale.value
+    pieces.backward(tokens, factor)
+    assert scale is None or scale.is_clean(model)
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     model.zero_grad()
-    return gradient
+    return gradient / factor
 
 
 def test_fp16_gives_the_gradient_of_fp32_and_closer_than_bf16() -> None:
@@ -104,27 +106,27 @@ def test_a_step_that_overflows_is_skipped_with_one_event_and_the_scale_is_halved
     done = []
     for _ in range(3):
         (model.loss() * scale.value).backward()  # type: ignore[no-untyped-call]  # of torch
-        done.append(scale.unscale(model))
+        done.append(scale.is_clean(model))
     assert done == [False, False, True]  # 2 · 2¹⁶ and 2 · 2¹⁵ are beyond fp16, 2 · 2¹⁴ is not.
     assert [(event["event"], event["skipped"], event["scale"]) for event in told.events] == [
         *(("step.skipped", 1, FIRST_SCALE / 2), ("step.skipped", 2, FIRST_SCALE / 4))
     ]
     assert model.weight.grad is not None
-    assert float(model.weight.grad) == 2.0
+    assert float(model.weight.grad) == 2.0 * scale.value
 
 
 def test_a_skipped_step_counts_no_tokens_and_steps_no_optimizer() -> None:
     made: list[str] = []
     swarm: Any = SimpleNamespace(
         model=Tiny(1.0),
-        step=lambda loss: made.append("step"),
+        step=lambda loss, scale: made.append(f"step of {scale:g}"),
         after_step=lambda loss, tokens: made.append(f"skipped, {tokens} tokens"),
     )
     for gradient in (1.0, torch.inf, 1.0):
         swarm.model.weight.grad = torch.tensor(gradient)
-        make_step(swarm, torch.tensor(1.0), LossScale(Telemetry()))
-    make_step(swarm, torch.tensor(1.0), None)
-    assert made == ["step", "skipped, 0 tokens", "step", "step"]
+        make_step(swarm, torch.tensor(1.0), 4.0, LossScale(Telemetry()))
+    make_step(swarm, torch.tensor(1.0), 0.5, None)
+    assert made == ["step of 4", "skipped, 0 tokens", "step of 4", "step of 0.5"]
 
 
 def test_a_loss_that_diverges_is_no_overflow_for_ever() -> None:
@@ -132,7 +134,7 @@ def test_a_loss_that_diverges_is_no_overflow_for_ever() -> None:
     model, scale = Tiny(1.0), LossScale(told)
     for _ in range(100):
         model.weight.grad = torch.tensor(torch.nan)
-        if scale.unscale(model):
+        if scale.is_clean(model):
             break
     assert scale.value == 1
     assert len(told.events) == 16
@@ -144,7 +146,7 @@ def test_the_scale_doubles_after_many_clean_steps() -> None:
     model, scale = Tiny(1.0), LossScale(Telemetry())
     for _ in range(CLEAN_STEPS):
         model.weight.grad = torch.tensor(1.0)
-        assert scale.unscale(model)
+        assert scale.is_clean(model)
     assert scale.value == 2 * FIRST_SCALE
 
 

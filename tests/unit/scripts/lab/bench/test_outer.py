@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -34,7 +35,7 @@ def options(**changes: Any) -> OuterOptions:
         *({"delays": ["x"]}, {"outer": ["0.9"]}, {"outer": ["3/0.5"]}, {"outer": ["a/b"]}, {"seeds": ["x"]}),
         *({"fragments": 13}, {"size": "big"}, {"peers": ["0"]}, {"peers": ["x"]}, {"optimizer": "sgd"}),
         *({"steps": 0}, {"rounds": 0}, {"delays": ["-1"]}, {"modes": [","]}),
-        *({"rates": ["0"]}, {"rates": ["x"]}, {"rates": ["65"]}),
+        *({"rates": ["0"]}, {"rates": ["x"]}, {"rates": ["65"]}, {"ramps": ["x"]}),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_trains(wrong: dict[str, Any]) -> None:
@@ -60,7 +61,8 @@ def test_every_case_is_trained_once_after_its_baseline() -> None:
 def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "train_outer", pretended)
     written: list[str] = []
-    cases = options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8/5"], momentum=0.7, rates=["2"])
+    given: dict[str, Any] = {"codecs": ["lloyd2/int4"], "seeds": ["3"], "outer": ["0.9/0.8/5"], "momentum": 0.7}
+    cases = options(modes=["streaming"], rates=["2"], ramps=["8"], **given)
     run_outer(cases, written.append)
     assert [json.loads(line) for line in written] == [
         {
@@ -74,6 +76,7 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
             "lr": 0.9,
             "momentum": 0.8,
             "momentum_warmup": 5,
+            "ramp": 8,
             "inner_momentum": 0.7,
             "rate": 2.0,
             "peers": 8,
@@ -132,6 +135,7 @@ def test_the_baseline_is_that_of_the_same_batches() -> None:
     case = options(seeds=["5"], peers=["3"], steps=6).trainings()[-1]
     baseline = baseline_of(case)
     assert (baseline.mode, baseline.seed, baseline.peers, baseline.size) == ("parallel", 5, 3, case.size)
+    assert baseline_of(replace(case, ramp=4)) == replace(baseline, ramp=4)
     assert baseline.tokens == case.tokens
 
 
