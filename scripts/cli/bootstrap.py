@@ -10,6 +10,7 @@ import typer
 from ...dht.run.link import JoinLink
 from ...peer.base.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.quota.limits import BootstrapLimits, limit_options
+from .echo import echo
 from .options import Announce, Host, Metrics
 
 
@@ -68,11 +69,11 @@ def bootstrap(
         page=page,
         limits=BootstrapLimits(**given),
     )
-    typer.echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")
+    echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")
     run_bootstrap(
         PeerConfig(home=home or default_home() / "bootstrap", host=host, port=port, announce=tuple(announce or ())),
         options,
-        lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
+        lambda address: echo(f"    flockstep run create run.toml --via {address}"),
     )
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from .echo import echo
+
 app = typer.Typer(help="Make the data of a run ready for its volunteers.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -36,4 +38,4 @@ def pack(
     """
     from ..runs.pack import pack_data
 
-    pack_data(source, out, typer.echo, tokenizer=tokenizer, shard_tokens=shard_tokens, chat=chat)
+    pack_data(source, out, echo, tokenizer=tokenizer, shard_tokens=shard_tokens, chat=chat)

@@ -16,11 +16,11 @@ import typer
 
 from ...peer.base.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.base.errors import FlockstepError, UsageError
-from ...peer.base.plain import plain_text
 from ..peers.terminal import outlive_terminal
 from ..volunteer.policy import MAX_CELSIUS, MAX_WATTS
 from . import data, run, service
 from .bootstrap import bootstrap
+from .echo import echo
 from .options import (
     Announce,
     Home,
@@ -79,13 +79,13 @@ def main() -> None:
         app(prog_name="flockstep")  # As the shell's completion knows it, under `python -m flockstep`, too.
     except FlockstepError as error:
         remedy = f" — {error.remedy}" if error.remedy else ""
-        sys.stderr.write(plain_text(f"flockstep: {error}{remedy}") + "\n")
+        echo(f"flockstep: {error}{remedy}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
         if error.name != "torch":  # The only requirement that whoever keeps a run or shows it may leave out.
             raise
         remedy = "pytorch.org names the command for your device"
-        sys.stderr.write(f"flockstep: this needs torch, which is not installed — {remedy}\n")
+        echo(f"flockstep: this needs torch, which is not installed — {remedy}", err=True)
         sys.exit(1)
 
 
@@ -93,7 +93,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from ... import __version__
 
-        typer.echo(f"flockstep {__version__}")
+        echo(f"flockstep {__version__}")
         raise typer.Exit
 
 
@@ -211,7 +211,7 @@ def join(
         metrics=metrics,
         log=tuple(log or ()),
     )
-    join_run(_link_of(link, via or preferred.bootstraps, config), config, typer.echo, options)
+    join_run(_link_of(link, via or preferred.bootstraps, config), config, echo, options)
 
 
 def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
@@ -237,7 +237,7 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
     from ..volunteer.preferences import load_preferences
 
     config = config_of(home, port=0)
-    show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
+    show_runs(via or load_preferences(config.home).bootstraps, config, echo, as_json=as_json)
 
 
 @app.command()
@@ -266,7 +266,7 @@ def plan(
     from ..runs.run import plan_run
 
     fleet = fleet_named(peers, gpu, rate, tokens_per_s)
-    plan_run(file, fleet, typer.echo, model=model, as_json=as_json)
+    plan_run(file, fleet, echo, model=model, as_json=as_json)
 
 
 @app.command()
@@ -285,7 +285,7 @@ def agree(
     """
     from ..peers.agree import agree_to_data, terminal_reader
 
-    agree_to_data(link, config_of(home, port=0), typer.echo, terminal_reader(), yes=yes)
+    agree_to_data(link, config_of(home, port=0), echo, terminal_reader(), yes=yes)
 
 
 @app.command()
@@ -300,7 +300,7 @@ def pause(home: Home = None) -> None:
     """
     from ..volunteer.control import pause as pause_peer
 
-    pause_peer(home or default_home(), typer.echo)
+    pause_peer(home or default_home(), echo)
 
 
 @app.command()
@@ -313,7 +313,7 @@ def resume(home: Home = None) -> None:
     """
     from ..volunteer.control import resume as resume_peer
 
-    resume_peer(home or default_home(), typer.echo)
+    resume_peer(home or default_home(), echo)
 
 
 @app.command()
@@ -360,7 +360,7 @@ def keep(
     keep_run(
         link,
         config,
-        typer.echo,
+        echo,
         via=via or (),
         as_json=as_json,
         yes=yes,
@@ -391,7 +391,7 @@ def doctor(
     """
     from ..doctor.doctor import doctor as examine
 
-    if not examine(link, config_of(home, host=host, port=port, upnp=upnp, device=device), typer.echo, as_json=as_json):
+    if not examine(link, config_of(home, host=host, port=port, upnp=upnp, device=device), echo, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -415,7 +415,7 @@ def export(
     """
     from ..checkpoints.export import export as export_model
 
-    export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
+    export_model(source, out, echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to, model=model)
 
 
 @app.command(name="eval")
@@ -441,7 +441,7 @@ def evaluate(
 
     config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
     config = replace(config, allow_data=allow_data, allow_model=allow_model)
-    evaluate_checkpoint(source, prompt or (), config, typer.echo, as_json=as_json)
+    evaluate_checkpoint(source, prompt or (), config, echo, as_json=as_json)
 
 
 @app.command()
@@ -461,7 +461,7 @@ def status(
     """
     from ..watch.status import status as show_status
 
-    show_status(link, config_of(home, port=0), typer.echo, as_json=as_json, follow=follow)
+    show_status(link, config_of(home, port=0), echo, as_json=as_json, follow=follow)
 
 
 @app.command()
@@ -482,7 +482,7 @@ def page(
     """
     from ..page.page import serve_page
 
-    serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
+    serve_page(link, config_of(home, port=0), echo, place=place, opens=opens)
 
 
 @app.command()

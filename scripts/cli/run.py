@@ -8,6 +8,7 @@ import typer
 
 from ...peer.base.config import DEFAULT_PORT
 from ...peer.base.errors import UsageError
+from .echo import echo
 from .options import Announce, Home, Host, Json, LinkArgument, PlanGpu, PlanPeers, PlanRate, Port, Upnp, config_of
 
 app = typer.Typer(
@@ -52,14 +53,14 @@ def create(
 
     fleet = None if (peers, gpu, rate) == (None, None, None) else fleet_named(peers, gpu, rate)
     config = config_of(home, port=0)
-    if link := create_run(file, via, config, typer.echo, keeps=keeps, public=public, model=model, fleet=fleet):
+    if link := create_run(file, via, config, echo, keeps=keeps, public=public, model=model, fleet=fleet):
         from ..peers.keep import keep
         from ..volunteer.preferences import load_preferences
 
         config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
         config = replace(config, name=load_preferences(config.home).name)
-        typer.echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
-        keep(link, config, typer.echo, yes=True)
+        echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
+        keep(link, config, echo, yes=True)
 
 
 @app.command()
@@ -77,7 +78,7 @@ def info(
     """
     from ..runs.run import run_info
 
-    run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+    run_info(target, config_of(home, port=0), echo, as_json=as_json)
 
 
 @app.command("list")
@@ -97,7 +98,7 @@ def list_(
     """
     from ..runs.listed import list_run
 
-    list_run(link, config_of(home, port=0), typer.echo, listed=add)
+    list_run(link, config_of(home, port=0), echo, listed=add)
 
 
 @app.command()
@@ -116,7 +117,7 @@ def credit(
     """
     from ..watch.credit import show_credit
 
-    show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
+    show_credit(link, config_of(home, port=0), echo, as_csv=as_csv, as_json=as_json)
 
 
 @app.command()
@@ -136,9 +137,9 @@ def snapshot(
     from ..watch.snapshot import check_file, take_snapshot
 
     if check is not None and link is None:
-        check_file(check, typer.echo)
+        check_file(check, echo)
     elif check is None and link is not None:
-        take_snapshot(link, file, config_of(home, port=0), typer.echo)
+        take_snapshot(link, file, config_of(home, port=0), echo)
     else:
         raise UsageError("give either a join link or --check FILE", remedy="flockstep run snapshot --help")
 
@@ -162,7 +163,7 @@ def invite(
     """
     from ..runs.run import invite as make_invitation
 
-    make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)
+    make_invitation(target, peer, count, days, config_of(home, port=0), echo)
 
 
 @app.command()
@@ -246,7 +247,7 @@ def appoint(
     """
     from ..runs.appoint import appoint_voters
 
-    appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
+    appoint_voters(link, voters or (), config_of(home, port=0), echo)
 
 
 @app.command()
@@ -271,10 +272,10 @@ def revise(
     """
     from ..runs.owner import revise_run
 
-    typer.echo(revise_run(link, settings or (), file, config_of(home, port=0), typer.echo).describe())
+    echo(revise_run(link, settings or (), file, config_of(home, port=0), echo).describe())
 
 
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:
     from ..runs.owner import state_as_owner
 
-    typer.echo(state_as_owner(verb, link, peer, reason, until, config_of(home, port=0)).describe())
+    echo(state_as_owner(verb, link, peer, reason, until, config_of(home, port=0)).describe())

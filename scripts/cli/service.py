@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ...peer.base.config import PeerConfig
+from .echo import echo
 from .options import RunArgument, config_of
 
 app = typer.Typer(
@@ -44,9 +45,10 @@ def install(
     arguments = [resolved(link, given, only_print=only_print), *context.args]
     service = service_of(name, peer_command(arguments))
     if only_print:
-        typer.echo(text_of(service), nl=False)
+        for line in text_of(service).splitlines():
+            echo(line)
     else:
-        install_service(service, typer.echo, as_root=as_root)
+        install_service(service, echo, as_root=as_root)
 
 
 @app.command()
@@ -55,7 +57,7 @@ def remove(name: Name = "flockstep") -> None:
     from ..volunteer.service import remove as remove_service
     from ..volunteer.service import service_of
 
-    remove_service(service_of(name), typer.echo)
+    remove_service(service_of(name), echo)
 
 
 @app.command()
@@ -65,7 +67,7 @@ def status(name: Name = "flockstep") -> None:
     `flockstep status` shows how it stands in its run."""
     from ..volunteer.service import service_of, show_status
 
-    show_status(service_of(name), typer.echo)
+    show_status(service_of(name), echo)
 
 
 @app.command()
@@ -73,7 +75,7 @@ def log(name: Name = "flockstep") -> None:
     """Show the last lines that the peer has printed."""
     from ..volunteer.service import service_of, show_log
 
-    show_log(service_of(name), typer.echo)
+    show_log(service_of(name), echo)
 
 
 def resolved(text: str, given: dict[str, Any], *, only_print: bool) -> str:
@@ -95,7 +97,7 @@ def resolved(text: str, given: dict[str, Any], *, only_print: bool) -> str:
         return text
     else:
         signed = manifest_of(JoinLink.parse(text), config)
-    Agreement(config, partial(typer.echo, err=True), terminal_reader(), given["yes"]).agree(signed)
+    Agreement(config, partial(echo, err=True), terminal_reader(), given["yes"]).agree(signed)
     return text
 
 

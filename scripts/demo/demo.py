@@ -15,7 +15,6 @@ import webbrowser
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +27,7 @@ from ...peer.base.plain import plain_lines
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import log_path, read_events
 from ..page.page import EarlyPage
+from ..watch.console import PlainConsole
 from ..watch.live_view import DemoView
 from ..watch.story import PeerStory
 from .findings import Findings, summary_of
@@ -233,11 +233,11 @@ def run_demo(options: DemoOptions) -> None:
 
         open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
     prepare(options)
-    console = Console()
+    console = PlainConsole()
     with Processes() as processes, contextlib.ExitStack() as views:
         page = views.enter_context(EarlyPage(DEMO_PAGE, PeerConfig(home=options.out / "page"))) if options.page else None
         if page is not None:
-            console.print(f"The page of the run is {page.url} until the demo ends.", highlight=False, soft_wrap=True)
+            console.say(f"The page of the run is {page.url} until the demo ends.")
             if options.opens:
                 webbrowser.open(page.url)
         view = views.enter_context(DemoView(options.num_rounds, console))
@@ -260,7 +260,7 @@ def run_demo(options: DemoOptions) -> None:
     columns.add_row(*(Text(findings.prompt + sample) for sample in (findings.sample_start, findings.sample)))
     console.print("\nWhat the model writes\n", columns, "\n", sep="")
     for line in (*findings.lines(), f"All figures are in {options.out / 'summary.json'}."):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.say(line)
     if faults := findings.faults():
         raise LocalError("; ".join(faults), remedy=f"the logs are under {options.out}/")
 

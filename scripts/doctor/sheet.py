@@ -62,7 +62,8 @@ class Sheet:
         if self._as_json:
             self._write_line(json.dumps({"name": name, "ok": ok, "cause": cause, "remedy": remedy}, ensure_ascii=False))
         else:
-            self._write_line(self._row(f"{MARKS[ok]} {name:{NAME_WIDTH}} {Trouble(cause, remedy)}"))
+            for line in self._row(f"{MARKS[ok]} {name:{NAME_WIDTH}} {Trouble(cause, remedy)}").split("\n"):
+                self._write_line(line)
 
     def _row(self, text: str) -> str:
         """Wrap a row to the width, indented to the text column; leave it whole if the width is unknown or small."""

@@ -242,7 +242,7 @@ def terminal_reader() -> Callable[[str], str] | None:
 def _read(question: str) -> str:
     try:
         with _interruptible():
-            return input(question)
+            return input(plain_text(question))
     except EOFError:
         return ""
 

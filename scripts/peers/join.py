@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -31,7 +30,7 @@ from ...dht.run.manifest import SignedManifest
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import CannotFollow, FlockstepError, LocalError, UsageError
 from ...peer.base.loading import uncollected
-from ...peer.base.plain import SHORT_ID, plain_text
+from ...peer.base.plain import SHORT_ID
 from ...peer.log.metrics import EventFigures, shown_metrics, split_host_port
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ..volunteer.availability import Availability, Shift, await_shift, shift
@@ -39,6 +38,7 @@ from ..volunteer.control import training_here
 from ..volunteer.gpu import gpu_of
 from ..volunteer.hours import Hours
 from ..volunteer.policy import Policy
+from ..watch.console import PlainConsole
 from ..watch.live_view import megabytes
 from ..watch.story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from ..watch.words import evaluation_words, short_number, span
@@ -289,7 +289,7 @@ def leaving_on_signals() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Event], None]]:
     """Yield the handler of events: JSON lines, or a live panel on a terminal, or plain lines elsewhere."""
-    console = Console()
+    console = PlainConsole()
     peer = PeerStory("", "")
     if as_json:
         yield lambda event: say(json.dumps(event))
@@ -303,7 +303,7 @@ def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Ev
         peer.apply(event)
         if event.get("event") == "peer.start":  # Not before: a live panel would hide the question whether to join.
             live.start()
-        _report(event, peer, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        _report(event, peer, console.say)
         live.update(progress_panel(peer))
 
     try:
@@ -336,7 +336,7 @@ def _report(event: Event, peer: PeerStory, say: Callable[[str], None]) -> None:
     """Say an event in words, and of a round what became of this peer's work in it; `peer` knows the event already."""
     if line := describe_event(event):
         work = f"; {peer.work}" if event.get("event") == "round.done" and peer.work else ""
-        say(plain_text(line + work))
+        say(line + work)
 
 
 def progress_panel(peer: PeerStory) -> Panel:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...optim.data.rows import MAX_NAMED, Document, Flaw, Skips
@@ -21,6 +20,7 @@ from ...optim.shards.tokenizer_config import END, TEMPLATE, config_beside, encod
 from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError
 from ...peer.base.plain import plain_text
+from ..watch.console import PlainConsole
 
 KINDS = {".jsonl": "json", ".json": "json", ".gz": "json", ".parquet": "parquet"}
 """Of a path without a kind, by its ending; all others are text."""
@@ -59,7 +59,7 @@ def pack_data(
         raise UsageError("--chat needs a tokenizer with a chat template, and rows with messages", remedy=remedy)
     skips, unanswered, unfound = Skips(), 0, 0
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[done]}")
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("packing", total=None, done="")
         began = shown_at = time.monotonic()

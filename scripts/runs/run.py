@@ -41,7 +41,7 @@ from ...peer.base.config import PeerConfig
 from ...peer.base.digest import digest
 from ...peer.base.disk import user_path, write_whole
 from ...peer.base.errors import FlockstepError, LocalError, UsageError
-from ...peer.base.plain import SHORT_ID, plain_text
+from ...peer.base.plain import SHORT_ID
 from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.log.telemetry import Telemetry, log_path
@@ -118,8 +118,9 @@ def create_run(
         publish_manifest(signed, link, config, telemetry)
     joining = signed.manifest.joining
     command, lead = (f"{link}", "Its link is") if joining else (f"flockstep join '{link}'", "Lend a computer to it with")
-    write_line(f"Run {signed.manifest.name} is published; its signed manifest is {kept}. {lead}\n")
-    write_line(f"    {command}\n")
+    write_line(f"Run {signed.manifest.name} is published; its signed manifest is {kept}. {lead}")
+    for line in ("", f"    {command}", ""):
+        write_line(line)
     if joining:
         write_line(f"{joining}.")
     if charter.kind == "invite":
@@ -375,27 +376,25 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         }
         write_line(json.dumps(figures))
         return
-    write_line(f"run {signed.run_id}\n")
-    write_line("\n".join(signed.manifest.describe()))
-    write_line(f"\nWho decides, as published: {who_decides(signed.manifest)}.")
+    lines = [f"run {signed.run_id}", "", *signed.manifest.describe(), ""]
+    lines.append(f"Who decides, as published: {who_decides(signed.manifest)}.")
     if statements.records:
-        write_line("\nStatements of its owner")
-        write_line("\n".join(describe_statements(statements)))
+        lines += ["", "Statements of its owner", *describe_statements(statements)]
     if asked.problem:
-        write_line(f"\nIts members could not be asked: {plain_text(asked.problem)}")
+        lines += ["", f"Its members could not be asked: {asked.problem}"]
+    for line in (*lines, ""):
+        write_line(line)
     if asked.shown:
-        write_line("")
         show([member_story(member, votes) for member in asked.shown])
-        if votes is not None:
-            write_line(f"\n{votes}")
-            write_line("\n".join(describe_voters(votes, signed.manifest)))
-        write_line("\n" + "\n".join(how_to_join(signed.manifest, asked.link)))
+        about = ["", str(votes), *describe_voters(votes, signed.manifest)] if votes is not None else []
+        for line in (*about, "", *how_to_join(signed.manifest, asked.link)):
+            write_line(line)
     for peer, marks in asked.named.items():
         write_line(f"bootstrap {peer} names {head_named(marks) or 'no certificate'}")
     if asked.shown and not charter_of(signed).earned:
-        write_line("\nIts certificates are for its members only. All of them have their full weight.")
+        write_line("Its certificates are for its members only. All of them have their full weight.")
     if asked.trust:
-        write_line("\npeer      trust  rounds")
+        write_line("peer      trust  rounds")
         for peer, record in asked.trust.items():
             more = "+" if record.rounds >= YOUNG_ROUNDS else ""  # The count is capped there.
             write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")

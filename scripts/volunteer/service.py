@@ -51,8 +51,9 @@ def install(service: ServiceFile, say: Callable[[str], None], *, as_root: bool) 
         if service.log_file is not None:
             service.log_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(service.path, service.data)
-    say(f"{service.path} is {'written' if is_new else 'there already, and the same'}:\n")
-    say(text_of(service))
+    say(f"{service.path} is {'written' if is_new else 'there already, and the same'}:")
+    for line in ("", *text_of(service).splitlines()):
+        say(line)
     if service.manager == "launchctl":  # It knows no reload: what it holds must go first.
         _run(service.stop[0], say, must=False)
     first, *others = service.start
@@ -130,7 +131,8 @@ def _run(command: Line, say: Callable[[str], None], *, must: bool = True, show: 
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LocalError(f"`{' '.join(command)}` did not run: {error}", remedy="try it by hand") from error
     if show:
-        say((ended.stdout + ended.stderr).rstrip())
+        for line in (ended.stdout + ended.stderr).splitlines():
+            say(line)
     if must and ended.returncode:
         why = (ended.stderr.strip() or ended.stdout.strip() or f"exit code {ended.returncode}").splitlines()[-1]
         login = "; systemd for users needs a login of its own, not su or sudo" if command[0] == "systemctl" else ""

@@ -1,5 +1,6 @@
 """Looking at a run, or at this computer's own peer, from a terminal.
 
+    console    The door of tables and live views.
     credit     `flockstep run credit`: the tokens of each contributor, summed over all certificates.
     live_view  A live table of the peers and a progress bar, or plain lines without a terminal.
     snapshot   `flockstep run snapshot`: a run at one moment as signed JSON.

@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from ...peer.base.errors import NetworkError, UsageError
 from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.base.transport import PeerId
 from ...peer.log.telemetry import Telemetry
+from .console import PlainConsole
 from .snapshot import WHOLE_HISTORY
 from .watching import watched
 
@@ -65,9 +65,10 @@ def show_credit(
     if as_json:
         write_line(json.dumps({"first_round": table.first, "round": table.round, "credit": rows}))
     elif as_csv:
-        write_line(csv_of(rows))
+        for line in csv_of(rows).split("\n"):
+            write_line(line)
     elif rows:
-        Console().print(table_of(rows))
+        PlainConsole().print(table_of(rows))
         write_line(f"Rounds {table.first} to {table.round}; each name is what the peer calls itself.")
     else:
         write_line("No round of this run is certified yet.")

@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from .console import PlainConsole
 from .story import ROOT_DIGITS, PeerStory, RoundFacts, rounds_of
 
 STATE_STYLES = {
@@ -31,7 +32,7 @@ NAMED_WIDTH = 100
 class DemoView:
     """A context: `update` with the peers as they are now, `say` for a line that stays."""
 
-    def __init__(self, rounds: int, console: Console) -> None:
+    def __init__(self, rounds: int, console: PlainConsole) -> None:
         self._console = console
         self._told = 0
         self._progress = Progress(
@@ -55,7 +56,7 @@ class DemoView:
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.say(line)
 
     def update(self, peers: Sequence[PeerStory]) -> None:
         """Show the peers as they are now."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,7 @@ from ...peer.base.home_lock import HOME_LOCK, is_locked
 from ...peer.base.plain import plain_text
 from ...peer.log.telemetry import log_path, read_events
 from ..volunteer.control import TRAINING_LOCK
+from .console import PlainConsole
 from .live_view import peers_table
 from .story import PeerStory
 from .watching import picture_of, show_pictures, watched
@@ -81,7 +82,8 @@ def picture_parts(picture: Picture, config: PeerConfig, width: int) -> Iterator[
         yield state_words(picture)
     else:
         yield heading(picture)
-        yield f"{progress_words(picture)}. {state_words(picture)}\n"
+        yield f"{progress_words(picture)}. {state_words(picture)}"
+        yield ""
         yield peers_table([member_story(member, picture.votes) for member in picture.members], width)
         yield ""
         is_member = (config.home / "runs" / picture.run).is_dir()
@@ -148,9 +150,9 @@ def show(peers: Sequence[PeerStory]) -> None:
     console.print(peers_table(peers, console.width))
 
 
-def wide_console() -> Console:
+def wide_console() -> PlainConsole:
     """Return the console of stdout, with room for every column where that has no width of its own."""
-    console = Console()
+    console = PlainConsole()
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     return console

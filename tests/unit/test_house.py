@@ -82,6 +82,7 @@ PURE = {
     "optim/models/needs.py",
     "optim/step/outer.py",
     "optim/step/pace.py",
+    "optim/step/ramp.py",
     "optim/shards/index.py",
     "scripts/checkpoints/card.py",
     "scripts/page/delta.py",
@@ -408,6 +409,28 @@ WRITERS = {
     "os.fsync": {"peer/base/disk.py", "peer/log/file.py", "collectives/state/checkpoint_file.py"},
     "tempfile.mkstemp": {"peer/process/shared.py"},  # The vectors that two processes share.
 }
+
+
+DOORS = {
+    "scripts/cli/echo.py": "lines",
+    "scripts/watch/console.py": "tables and live views",
+    "scripts/peers/agree.py": "questions, which it makes plain",
+    "scripts/trainers/guest.py": "lines beside another library's, which it makes plain",
+    "scripts/checkpoints/evaluate.py": "what it waits for, which it makes plain",
+    "optim/train/swarm.py": "one text of our own",
+    "peer/log/telemetry.py": "an error of the log itself",
+    "peer/log/events.py": "the page of events",
+    "optim/train/pin.py": "JSON, for the process that started this one",
+    "scripts/checkpoints/publish.py": "the same",
+    "scripts/doctor/torch_child.py": "the same",
+}
+"""The files that write to a terminal or a standard stream, and what. All others say it through the first two."""
+
+
+def test_texts_reach_a_terminal_through_few_doors() -> None:
+    way_out = re.compile(r"\btyper\.echo\b|(?<![\w.])(?:print|input)\(|\bstd(?:out|err)\.write\(|\bConsole\(|\(Console\)")
+    found = {name for name in NAMES if not name.startswith("scripts/lab/") and way_out.search((ROOT / name).read_text())}
+    assert found == set(DOORS)
 
 
 def test_one_file_writes_atomically_and_the_others_use_it() -> None:

@@ -4,11 +4,15 @@ import io
 
 import pytest
 from flockstep.peer.base.plain import plain_lines, plain_text
+from flockstep.scripts.cli.echo import echo
+from flockstep.scripts.watch.console import PlainConsole
 from flockstep.scripts.watch.live_view import peers_table
 from flockstep.scripts.watch.story import PeerStory
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.text import Text
 from support.recorded import recorded
 
 HOSTILE = {
@@ -64,3 +68,21 @@ def test_the_table_shows_others_texts_as_texts(text: str) -> None:
     assert "evil.example" not in shown or "[link=" in shown
     assert "\x1b]" not in shown
     assert "\x1b[2J" not in shown
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_the_door_of_the_command_line_writes_one_plain_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    echo(f"run {text}")
+    echo(text, err=True)
+    assert capsys.readouterr() == (plain_text(f"run {text}") + "\n", plain_text(text) + "\n")
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_the_door_of_tables_shows_nothing_that_does_something_to_a_terminal(text: str) -> None:
+    out = io.StringIO()
+    console = PlainConsole(file=out, width=200)
+    console.say(f"run {text}")
+    assert out.getvalue() == plain_text(f"run {text}") + "\n"
+    table = peers_table([PeerStory("a", "x", called=text)])  # Whoever fills a table may forget what others wrote.
+    console.print(Group(table, Panel(Text(text)), text), markup=False)
+    assert all(line.isprintable() for line in out.getvalue().split("\n"))

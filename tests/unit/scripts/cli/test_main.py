@@ -24,6 +24,7 @@ from flockstep.peer.base.home_lock import HOME_LOCK, home_lock
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, log_path
 from flockstep.scripts.cli import main
+from flockstep.scripts.cli.echo import echo
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
 from flockstep.scripts.demo.local_run import LINK
 from flockstep.scripts.demo.processes import Process, descendants, running
@@ -38,6 +39,7 @@ from flockstep.scripts.peers.join import (
     shown,
 )
 from flockstep.scripts.volunteer.control import TRAINING_LOCK
+from flockstep.scripts.watch.console import PlainConsole
 from flockstep.scripts.watch.live_view import DemoView
 from flockstep.scripts.watch.story import PeerStory
 from flockstep.scripts.watch.words import member_story
@@ -247,10 +249,33 @@ def test_a_closed_terminal_asks_to_leave_and_not_under_nohup(under_nohup: bool) 
 
 
 def test_join_shows_others_texts_as_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(print, as_json=False) as on_event:
+    with shown(echo, as_json=False) as on_event:
         on_event({"event": "round.void", "round": 3, "reason": "\x1b]0;owned\x07[/nope]\u202e"})
     (line,) = capsys.readouterr().out.splitlines()
     assert line == r"round 3 had no effect: \x1b]0;owned\x07[/nope]\u202e; nothing is lost"
+
+
+EVIL = r"a\u001b]0;owned\u0007\u009b2J\u202eb\nrun c"
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        f'name = "{EVIL}"\n[data]\nsource = "text:{{stdlib}}"\n',
+        f'name = "x"\n[model]\nname = "{EVIL}"\n[data]\nsource = "own"\n',
+        f'name = "x"\n[data]\nsource = "{EVIL}"\n',
+        f'name = "x"\n"{EVIL}" = 1\n',
+        "name = \x1b[2J",
+    ],
+)
+def test_a_run_toml_of_others_does_nothing_to_a_terminal(
+    toml: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "run\x1b[2J\n.toml"
+    file.write_text(toml)
+    _, out, err = said(capsys, "plan", str(file))
+    assert out or err.count("\n") == 1
+    assert all(line.isprintable() for line in (out + err).split("\n"))
 
 
 def test_status_and_run_info_show_a_members_texts_as_texts() -> None:
@@ -391,7 +416,7 @@ def test_the_progress_line_tells_how_much_of_the_state_is_here() -> None:
 def test_without_a_terminal_every_round_is_one_line() -> None:
     peers = [PeerStory("peer-1", "a"), PeerStory("peer-2", "b")]
     out = io.StringIO()
-    with DemoView(3, Console(file=out)) as view:
+    with DemoView(3, PlainConsole(file=out)) as view:
         for number in (1, 2, 3):
             for peer in peers:
                 done = {"event": "round.done", "round": number, "roster": ["a", "b"], "cut": ["a", "b"]}

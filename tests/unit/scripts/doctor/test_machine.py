@@ -157,7 +157,7 @@ def test_on_a_narrow_screen_the_left_column_stays_free() -> None:
     lines: list[str] = []
     sheet = Sheet(lines.append, as_json=False, width=60)
     sheet.failed("bootstrap 1: TCP", Trouble("/ip4/192.0.2.1/tcp/4001: the bootstrap is down", "start it again"))
-    assert lines[0].split("\n") == [
+    assert lines == [
         "✗ bootstrap 1: TCP      /ip4/192.0.2.1/tcp/4001: the",
         "                        bootstrap is down — start it again",
     ]

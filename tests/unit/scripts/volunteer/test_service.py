@@ -109,7 +109,7 @@ def test_a_service_is_written_whole_once_and_removed(manager: Path, tmp_path: Pa
     install(service, said.append, as_root=True)
     assert service.path.read_bytes() == service.data
     assert b'"--hours" "22-7" "--yes"' in service.data
-    assert any(service.data.decode() in line for line in said)
+    assert service.data.decode() in "\n".join(said) + "\n"
     before = service.path.stat().st_mtime_ns
     install(service, said.append, as_root=True)
     assert service.path.stat().st_mtime_ns == before
