@@ -59,7 +59,7 @@ def read_toml(path: Path, remedy: str = "docs/run-toml.md lists its keys") -> st
             data = file.read(MAX_TOML_BYTES + 1)
         if len(data) > MAX_TOML_BYTES:
             raise UsageError(f"cannot read {path}: it has more than {MAX_TOML_BYTES >> 10} KiB", remedy=remedy)
-        return data.decode()
+        return data.decode("utf-8-sig")  # Some editors begin a file with a byte order mark.
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}", remedy=remedy) from error

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import ipaddress
 import os
+import re
 import socket
 import struct
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import trio
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
@@ -33,6 +35,8 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 NUM_LISTEN_PORTS = 101
 """The configured port and the 100 after it: enough for every peer that one computer can run."""
 
+VIRTUAL = re.compile(r"docker|br-|veth|virbr|podman|cni|cali|flannel|lxc|lxd|incus|vmnet|vboxnet|vEthernet|nerdctl")
+"""Interfaces of bridges to containers and virtual machines, by the names that their programs give them."""
 MAX_INTERFACES = 8
 """The limit of announced addresses: a computer full of containers has dozens, and a member record holds 16."""
 
@@ -119,7 +123,9 @@ async def listen(
 
 
 def interfaces(host: str, port: int) -> tuple[Address, ...]:
-    """Return my addresses when I listen on `host`: public ones first, loopback only if there are no others.
+    """Return my addresses when I listen on `host`: public ones first, those of bridges to containers last.
+
+    Loopback is there only if there are no others.
 
     One IPv6 address per network (/64) is enough: computers change their source addresses daily (privacy
     extensions).
@@ -130,7 +136,8 @@ def interfaces(host: str, port: int) -> tuple[Address, ...]:
         found = [ip for ip in map(_ip, get_available_interfaces(port)) if f"ip{ip.version}" in kinds]
         ips = list({_network(ip): ip for ip in reversed(found) if not ip.is_loopback and not ip.is_link_local}.values())
         ips = ips[::-1] or [ip for ip in found if ip.is_loopback]
-    ips = sorted(ips, key=lambda ip: not ip.is_global)[:MAX_INTERFACES]
+    bridges = {each.address for name, held in psutil.net_if_addrs().items() if VIRTUAL.match(name) for each in held}
+    ips = sorted(ips, key=lambda ip: (not ip.is_global, str(ip) in bridges))[:MAX_INTERFACES]
     return tuple(f"/ip{ip.version}/{ip}/tcp/{port}" for ip in ips)
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,3 +80,14 @@ def test_of_each_network_one_address_is_told_and_public_ones_first(monkeypatch: 
     assert interfaces("0.0.0.0", 4001) == tuple(f"{address}/tcp/4001" for address in told)
     assert interfaces("::", 4001) == ("/ip6/2a00::1:1/tcp/4001", "/ip6/fd00::2/tcp/4001")
     assert interfaces("10.0.0.3", 4001) == ("/ip4/10.0.0.3/tcp/4001",)
+
+
+def test_addresses_of_bridges_to_containers_are_told_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"docker0": "172.17.0.1", "br-1f": "172.18.0.1", "virbr0": "192.168.122.1"}
+    held |= {"wlan0": "192.168.1.5", "br0": "10.0.0.2"}
+    machine = [Multiaddr(f"/ip4/{address}/tcp/4001") for address in held.values()]
+    monkeypatch.setattr("flockstep.peer.libp2p.listen.get_available_interfaces", lambda port: machine)
+    known = {name: [SimpleNamespace(address=address)] for name, address in held.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: known)
+    told = ["192.168.1.5", "10.0.0.2", "172.17.0.1", "172.18.0.1", "192.168.122.1"]
+    assert interfaces("0.0.0.0", 4001) == tuple(f"/ip4/{address}/tcp/4001" for address in told)

@@ -110,7 +110,7 @@ ONLY_USERS = {
     "h11": ("peer/https/proxy.py", "peer/nat/gateway.py"),
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/base/digest.py",),
-    "psutil": ("optim/models/machine.py", "scripts/lab/bench/group.py", "scripts/demo/processes.py"),
+    "psutil": ("optim/models/machine.py", "peer/libp2p/listen.py", "scripts/lab/bench/group.py", "scripts/demo/processes.py"),
     "bitsandbytes": ("optim/models/quantized.py",),
     "pynvml": ("scripts/volunteer/gpu.py",),
     "prometheus_client": ("peer/log/metrics.py",),

@@ -247,6 +247,8 @@ def test_a_file_of_settings_is_a_file_of_bounded_length(tmp_path: Path) -> None:
             read_toml(path)
     long.write_bytes(b"#" * MAX_TOML_BYTES)
     assert parse_toml(read_toml(long)) == {}
+    long.write_bytes(b'\xef\xbb\xbfname = "a"\r\n')  # As some editors begin a file.
+    assert parse_toml(read_toml(long)) == {"name": "a"}
 
 
 @pytest.mark.parametrize(
