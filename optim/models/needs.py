@@ -103,7 +103,7 @@ def check_vocabulary(name: str, tokens: int | None, known: int | None) -> None:
     if tokens is not None and known is not None and tokens > known:
         raise UsageError(
             f"the tokenizer of {name} has {tokens} tokens, the model knows {known}",
-            remedy="give the model a larger vocab_size",
+            remedy="give the model a larger vocab_size, or the data a tokenizer of the model's",
         )
 
 
@@ -123,15 +123,15 @@ def hours_of(manifest: Manifest, rounds: int, tokens_per_s: float) -> float:
     return rounds * seconds / 3600
 
 
-def memory_trouble(needs: Needs, memory: Memory, device: Memory | None) -> Trouble | None:
-    """Check the memory of a computer and of its device; `device` is None if it uses the computer's."""
+def memory_trouble(needs: Needs, memory: Memory | None, device: Memory | None) -> Trouble | None:
+    """Check the memory of a computer, None if unknown, and of its device; `device` is None if it uses the computer's."""
     where = "this computer"
     needed, available = needs.memory, memory
     if device is None:
         needed += needs.training
     elif needs.training > device.free:
         where, needed, available = "the device", needs.training, device
-    if needed <= available.free:
+    if available is None or needed <= available.free:
         return None
     return MEMORY_SHORT.with_details(
         f"the run's model of {num(needs.size.num_trained)} parameters needs {gigabytes(needed)}, "
@@ -139,11 +139,10 @@ def memory_trouble(needs: Needs, memory: Memory, device: Memory | None) -> Troub
     )
 
 
-def cannot_fit(needs: Needs, memory: Memory, device: Memory | None) -> bool:
-    """Return True if the run would not fit even into an empty memory."""
-    if device is None:
-        return needs.memory + needs.training > memory.total
-    return needs.memory > memory.total or needs.training > device.total
+def cannot_fit(needs: Needs, memory: Memory | None, device: Memory | None) -> bool:
+    """Return True if the run would not fit even into an empty memory, as far as that is known."""
+    needed = needs.memory + (needs.training if device is None else 0)
+    return (memory is not None and needed > memory.total) or (device is not None and needs.training > device.total)
 
 
 def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Trouble | None:

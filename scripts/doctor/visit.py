@@ -128,6 +128,8 @@ def check_memory_and_disk(
     memory = machine.memory()
     if needs is not None and (trouble := memory_trouble(needs, memory, device)):
         sheet.failed("memory", trouble)
+    elif memory is None:
+        sheet.skipped("memory", "this system does not tell how much it has")
     else:
         needed = gigabytes(needs.memory + (0 if device else needs.training)) if needs else ""
         wanted = f", the run needs {needed} and what its batches take" if needs else ""

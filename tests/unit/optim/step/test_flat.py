@@ -173,11 +173,11 @@ def compiled(module: nn.Module) -> Any:
 
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, checkpoint_wrapper, Fabric])
 def test_wrapped_models_and_parts_have_layout_state_and_values_of_what_they_wrap(wrap: Callable[[nn.Module], Any]) -> None:
-    model: Any = nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
-    model[1][1].requires_grad_(False)
+    inner = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2).requires_grad_(False))
+    model = nn.Sequential(nn.Linear(3, 2), inner)
     layout, state, frozen = FlatLayout.of(model), whole_tensors(model), frozen_fingerprint(model)
     assert unwrapped(wrap(model)) is model
-    part = nn.Sequential(wrap(model[0]), nn.Sequential(wrap(model[1][0]), wrap(model[1][1])))
+    part = nn.Sequential(wrap(model[0]), nn.Sequential(wrap(inner[0]), wrap(inner[1])))
     for wrapped in (wrap(model), *((part, wrap(part)) if wrap is not Fabric else ())):
         assert FlatLayout.of(wrapped) == layout
         assert frozen_fingerprint(wrapped) == frozen
@@ -188,7 +188,7 @@ def test_wrapped_models_and_parts_have_layout_state_and_values_of_what_they_wrap
         layout.gather(wrapped, theta)
         layout.scatter(np.float32(2.0) * theta, wrapped)
         layout.rebase(theta, wrapped, slice(0, layout.size), layout.capture(wrapped, slice(0, layout.size)))
-        assert torch.equal(model[0].weight, state["0.weight"])
+        assert torch.equal(model.get_parameter("0.weight"), state["0.weight"])
 
 
 def test_an_averaged_model_is_named_since_no_optimizer_trains_it() -> None:

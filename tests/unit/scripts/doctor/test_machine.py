@@ -1,8 +1,11 @@
 """The doctor's checks of versions, folders, and the needs of a run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.models import machine
@@ -111,19 +114,78 @@ def test_a_device_with_a_memory_of_its_own_takes_the_training() -> None:
     assert cannot_fit(needs, plenty, small)
 
 
+def test_a_memory_that_nobody_tells_is_no_trouble_and_no_reason_to_refuse() -> None:
+    needs, whole = needs_of(MANIFEST, MILLION), Memory(1 << 40, 1 << 40)
+    assert memory_trouble(needs, None, None) is memory_trouble(needs, None, whole) is None
+    assert not cannot_fit(needs, None, None)
+    assert cannot_fit(needs, None, Memory(1, 1))
+
+
 def test_this_computer_tells_its_memory() -> None:
     memory = machine.memory()
+    assert memory is not None
     assert 0 < memory.free <= memory.total
 
 
-def test_a_container_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, use = tmp_path / "limit", tmp_path / "use"
-    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(use)),))
-    limit.write_text("10000000\n")
-    use.write_text("4000000\n")
-    assert machine.memory() == Memory(10_000_000, 6_000_000)
-    limit.write_text("max\n")
-    assert machine.memory().total > 10_000_000
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write files of control groups, of which this process names its own."""
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
+
+    def write(own: str, **files: str) -> None:
+        (tmp_path / "own").write_text(own)
+        for name, text in files.items():
+            path = tmp_path.joinpath("cgroup", *name.split("__"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(path.name.replace("_", ".", 1)).write_text(text)
+
+    return write
+
+
+MB = 10**6
+STAT = "anon 1\nactive_file 1000000\ninactive_file 4000000\nshmem 7\n"
+
+
+def test_each_control_group_on_the_way_up_bounds_the_memory_and_the_page_cache_is_free(groups: Callable[..., None]) -> None:
+    groups("0::/a/b\n", a__b__memory_max="max", a__b__memory_high="max", a__b__memory_current="8000000")
+    total = machine.memory()
+    assert total is not None
+    assert total.total > 10 * MB
+    groups("0::/a/b\n", a__memory_max="10000000\n", a__memory_current="9000000\n", a__memory_stat=STAT)
+    assert machine.memory() == Memory(10 * MB, 6 * MB)
+    groups("0::/a/b\n", a__b__memory_high="7000000", a__b__memory_current="2000000")
+    assert machine.memory() == Memory(7 * MB, 5 * MB)
+    groups("0::/elsewhere/c\n", memory_max="5000000", memory_current="9000000")  # As a container without a namespace sees it.
+    assert machine.memory() == Memory(5 * MB, 0)
+    groups("broken", memory_stat="neither a number\n", memory_current="1000000")
+    assert machine.memory() == Memory(5 * MB, 4 * MB)
+
+
+def test_control_groups_of_version_1_count_the_cache_of_all_below(groups: Callable[..., None]) -> None:
+    files = {
+        "memory__job__memory_limit_in_bytes": "8000000",
+        "memory__job__memory_usage_in_bytes": "8000000",
+        "memory__job__memory_stat": "inactive_file 1\ntotal_inactive_file 3000000\n",
+    }
+    groups("5:cpu,cpuacct:/x\n4:memory:/job\n", **files)
+    assert machine.memory() == Memory(8 * MB, 3 * MB)
+
+
+@pytest.mark.parametrize("error", [PermissionError("closed"), KeyError(b"MemTotal:"), ValueError(), psutil.AccessDenied()])
+def test_what_a_system_does_not_tell_is_unknown(
+    groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise error
+
+    for name in ("virtual_memory", "cpu_times", "sensors_battery"):
+        monkeypatch.setattr(psutil, name, refuse)
+    assert machine.memory() is None
+    assert machine.OthersLoad()() == 0.0
+    assert machine.on_battery() is False
+    groups("0::/\n", memory_max="9000000", memory_current="1000000")
+    assert machine.memory() == Memory(9 * MB, 8 * MB)
 
 
 def test_a_sheet_says_each_check_once_and_fails_what_never_came() -> None:
