@@ -21,7 +21,17 @@ PRECISIONS = ("auto", "bf16", "fp16", "fp32")
 
 def default_home() -> Path:
     """Return the folder of this computer's identity and runs: `$FLOCKSTEP_HOME`, else `~/.flockstep`."""
-    return Path(os.environ.get("FLOCKSTEP_HOME") or Path.home() / ".flockstep")
+    return Path(os.environ.get("FLOCKSTEP_HOME") or user_home() / ".flockstep")
+
+
+def user_home() -> Path:
+    """Return the home folder of this user. Raises `UsageError` if the system names none, as for an id without an entry."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            "this user has no home folder: no $HOME, and no entry in /etc/passwd", remedy="name one with --home, or set $HOME"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,16 +33,14 @@ LOCKED_BYTE = 1 << 20
 def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK) -> Iterator[None]:
     """Hold the lock `name` of a home folder, which is made, for the process `pid` that a person would end.
 
-    Raises `LocalError` if another process holds it.
+    Raises `LocalError` if another process holds it, and where files cannot be locked.
     """
     path = home / name
     with disk_errors(f"write {path}"):
         private_folder(home)
         file = path.open("a+")
     with file:
-        with disk_errors(f"lock {path}"):
-            locked = _try_lock(file)
-        if not locked:
+        if not _try_lock(file):
             file.seek(0)
             holder = file.read(20).strip()
             raise LocalError(
@@ -56,7 +54,7 @@ def home_lock(home: Path, *, pid: int, name: str = HOME_LOCK) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True while a process holds the lock of this file."""
+    """Return True while a process holds the lock of this file. Raises `LocalError` where files cannot be locked."""
     try:
         file = path.open("a+")
     except OSError:
@@ -75,23 +73,29 @@ def append_lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     with file:
-        with disk_errors(f"lock {path}"):
-            deadline = time.monotonic() + APPEND_PATIENCE
-            while not _try_lock(file):
-                if time.monotonic() > deadline:
-                    raise BlockingIOError(f"another process has held it for {APPEND_PATIENCE:.0f} s")
-                time.sleep(APPEND_POLL)
+        deadline = time.monotonic() + APPEND_PATIENCE
+        while not _try_lock(file):
+            if time.monotonic() > deadline:
+                raise LocalError(f"cannot lock {path}: another process has held it for {APPEND_PATIENCE:.0f} s")
+            time.sleep(APPEND_POLL)
         yield
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Lock an open file; returns False if another process holds it. Raises `OSError` where files cannot be locked."""
+    """Lock an open file; returns False if another process holds it. Raises `LocalError` where files cannot be locked."""
     try:
         if sys.platform == "win32":
             file.seek(LOCKED_BYTE)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except BlockingIOError:
         return False
+    except OSError as error:
+        if sys.platform == "win32" and isinstance(error, PermissionError):  # Its answer where another process holds it.
+            return False
+        raise LocalError(
+            f"cannot lock {file.name}: {error.strerror}",
+            remedy="its file system locks no files: name a folder on a local disk with --home",
+        ) from error
     return True

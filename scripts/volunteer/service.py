@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...peer.base.config import user_home
 from ...peer.base.disk import disk_errors, write_whole
 from ...peer.base.errors import LocalError, UsageError
 from .units import Job, Line, ServiceFile, launchd_service, systemd_service, windows_service
@@ -22,12 +23,12 @@ def service_of(name: str, command: Sequence[str] = (), platform: str = sys.platf
     """Return the service of this name for this computer's system. Raises `UsageError` for what it cannot be."""
     if not SERVICE_NAME.fullmatch(name):
         raise UsageError(f"--name {name!r} names no service", remedy="small letters, digits and hyphens, such as flockstep-2")
-    job = Job(name, tuple(command), Path.cwd() if command else Path.home())
+    job = Job(name, tuple(command), Path.cwd() if command else user_home())
     if platform == "darwin":
-        return launchd_service(job, Path.home(), os.getuid())
+        return launchd_service(job, user_home(), os.getuid())
     if platform == "win32":
-        return windows_service(job, Path(os.environ.get("LOCALAPPDATA") or Path.home()))
-    return systemd_service(job, Path.home())
+        return windows_service(job, Path(os.environ.get("LOCALAPPDATA") or user_home()))
+    return systemd_service(job, user_home())
 
 
 def peer_command(arguments: Sequence[str]) -> Line:
