@@ -6,6 +6,7 @@ control token (`controls`).
 """
 
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -32,6 +33,9 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
+OTHER_FORMS = (".model", ".tiktoken", "vocab.json", "merges.txt", "vocab.txt")
+"""How files of tokenizers are named in which their words alone stand, and of what else they do only a program knows."""
+REMEDY = "name another tokenizer.json"
 MAX_SHOWN = 80
 """Characters of a text that are shown."""
 
@@ -65,11 +69,9 @@ class Tokenizer(ABC):
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The text of tokens, those that end a document left out; what is no text becomes U+FFFD."""
 
+    @abstractmethod
     def prompt(self, text: str) -> list[int]:
         """The tokens of a text that goes on, at least one."""
-        (tokens,) = self.encode([text])
-        found: list[int] = tokens.tolist()
-        return found[:-1] if self.end is not None and len(found) > 1 and found[-1] == self.end else found or [self.end or 0]
 
 
 class ByteTokenizer(Tokenizer):
@@ -90,6 +92,10 @@ class ByteTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return "holds a zero byte, which ends a document: remove it"
 
+    def prompt(self, text: str) -> list[int]:
+        """The bytes."""
+        return list(text.encode(errors="replace")) or [0]
+
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The UTF-8 text."""
         return bytes(token for token in tokens.tolist() if 0 < token < self.vocab_size).decode(errors="replace")
@@ -109,9 +115,9 @@ class FileTokenizer(Tokenizer):
 
         self.name = path.name
         self.digest = digest(data)
-        failure = f"{path} is no tokenizer"
-        self.controls: Controls = self._of_package(failure, Controls, data, (end, *ENDS))
-        self._tokenizer: Any = self._of_package(failure, tokenizers.Tokenizer.from_buffer, self.controls.file)
+        failure, remedy = f"{path} is no tokenizer", _remedy(path)
+        self.controls: Controls = self._of_package(failure, Controls, data, (end, *ENDS), remedy=remedy)
+        self._tokenizer: Any = self._of_package(failure, tokenizers.Tokenizer.from_buffer, self.controls.file, remedy=remedy)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size, self.num_in_texts = self.controls.vocab_size, self.controls.num_in_texts
@@ -166,14 +172,21 @@ class FileTokenizer(Tokenizer):
         found = [(one.ids, one) for one in encoded]
         return [([], None) if max(ids, default=0) >= self.vocab_size else (ids, one) for ids, one in found]
 
-    def _of_package(self, failure: str, function: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
+    def _of_package(self, failure: str, function: Callable[..., _T], *arguments: Any, remedy: str = REMEDY) -> _T:
         """Call the package, which raises bare exceptions, and panics on files that its parser took. Raises `UsageError`."""
         try:
-            return function(*arguments, **named)
+            return function(*arguments)
         except BaseException as error:
             if not _is_of_package(error):
                 raise
-            raise UsageError(f"{failure}: {error}", remedy="name another tokenizer.json") from error
+            raise UsageError(f"{failure}: {error}", remedy=remedy) from error
+
+
+def _remedy(*paths: Path) -> str:
+    if not any(path.name.endswith(OTHER_FORMS) for path in paths):
+        return REMEDY
+    code = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+    return f"convert it: python -c {shlex.quote(code)} {shlex.quote(str(paths[0].parent))} NEW, and name NEW/{TOKENIZER}"
 
 
 def _is_of_package(error: BaseException) -> bool:
@@ -256,7 +269,8 @@ def read_tokenizer(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy="check the path") from error
+        remedy = _remedy(path, *path.parent.glob("*"))
+        raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy=remedy) from error
     if len(data) > MAX_TOKENIZER_BYTES:
         raise UsageError(f"{path} is larger than any tokenizer, more than 64 MiB", remedy="name a tokenizer.json")
     return data

@@ -18,6 +18,7 @@ from flockstep.optim.data.tokenizer import (
     hash_of,
     pinned_tokenizer,
     provided_tokenizer,
+    read_tokenizer,
 )
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.digest import digest
@@ -136,6 +137,18 @@ def test_a_file_on_which_the_package_panics_is_one_line(path: Path) -> None:
     on_tokens = FileTokenizer(path, json.dumps(known | {"decoder": cut}).encode())
     with pytest.raises(UsageError, match=r"own\.json cannot read its own tokens: index out of bounds"):
         on_tokens.decode(on_tokens.encode(["z"])[0])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "x.tiktoken"])
+def test_a_tokenizer_of_another_form_is_told_how_to_convert(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="cannot read the tokenizer") as missing:
+        read_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(UsageError, match="is no tokenizer") as named:
+        FileTokenizer(tmp_path / name, b"{}")
+    assert missing.value.remedy == named.value.remedy
+    assert named.value.remedy.startswith("convert it: python -c ")
+    assert f" {tmp_path} NEW, and name NEW/tokenizer.json" in named.value.remedy
 
 
 LETTERS = {"<": 0, "/": 1, "s": 2, ">": 3, "a": 4, " ": 5, "</s>": 6}
