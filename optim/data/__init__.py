@@ -13,7 +13,7 @@
     sources     Data sources by name, cut into sequences, and a held-out twentieth that nobody trains on.
     streams     Documents that are streamed: parquet and JSON files, here or on the Hugging Face hub, packed into
                 sequences.
-    text        Text from files: of a folder, a glob, or Python's standard library.
+    text        The files of a place on this computer, and text from them; or from Python's standard library.
     tokenizer   From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest
                 pins by hash.
     units       How a dataset is cut into units, the pieces that peers lease (`shards`), and how the items of a unit

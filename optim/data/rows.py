@@ -53,6 +53,12 @@ MAX_REASON = 500
 MAX_NAMED = 100
 """Skipped rows that are reported one by one; further ones are only counted."""
 
+MAX_LEFT = 5
+"""Files that are left out and named in a line."""
+
+MAX_KNOWN = 1 << 16
+"""Skipped rows that are counted once, however often an epoch comes to them: 8 MB."""
+
 
 BLANK = object()
 """Stands for a line without a row."""
@@ -120,23 +126,31 @@ class Skips:
     def __init__(self, report: Callable[[Skip], None] = lambda skip: None) -> None:
         self._report = report
         self._places: set[tuple[str, int]] = set()
+        self.count = 0
+        """Different rows that were skipped; of more than `MAX_KNOWN` those that come again count again."""
         self.first: Skip | None = None
+        self.num_left, self.left = 0, list[str]()
+        """Files of a folder that are left out for their names, which is mostly meant; and the first of them, and why."""
         self.warning = ""
         """A line for people, if more than 1 % of the rows that were looked at are skipped, or a file with text."""
 
-    @property
-    def count(self) -> int:
-        """Different rows that were skipped, at most `MAX_NAMED`."""
-        return len(self._places)
-
     def add(self, file: str, row: int, reason: str, encoding: str = "") -> None:
         """Count a row, and report it if it is one of the first."""
-        if (file, row) in self._places or len(self._places) >= MAX_NAMED:
+        if (file, row) in self._places:
+            return
+        self.count += 1
+        if self.count > MAX_KNOWN:
             return
         self._places.add((file, row))
         skip = Skip(file, row, shortened(reason, MAX_REASON), encoding)
         self.first = self.first or skip
-        self._report(skip)
+        if self.count <= MAX_NAMED:
+            self._report(skip)
+
+    def leave(self, file: str, reason: str) -> None:
+        """Count a file of a folder that is left out for its name, or as no text."""
+        self.num_left += 1
+        self.left += [str(Skip(file, 0, reason))] if self.num_left <= MAX_LEFT else []
 
 
 def json_rows(opened: BinaryIO) -> Iterator[tuple[int, Any]]:

@@ -35,8 +35,8 @@ from ...peer.base.install import how_to_install
 from .datasets import Repeated, SequenceUnits, source_of
 from .hub import ENDINGS, chosen, hub_files
 from .pages import NotText, group_starts, objects, texts
-from .rows import BLANK, MAX_DOCUMENT_BYTES, MAX_NAMED, Flaw, OtherForm, Skips, json_rows
-from .text import files_of
+from .rows import BLANK, MAX_DOCUMENT_BYTES, Flaw, OtherForm, Skips, json_rows
+from .text import listing
 from .tokenizer import Tokenizer
 from .units import MAX_UNITS, drawn
 
@@ -127,9 +127,9 @@ class Documents:
         self._kind = kind
         self._column = column
         self.skips = skips
-        self._barren = 0
         self._failure: OSError | None = None
         """Why a file was not read last, other than for what it holds."""
+        self._barren = 0
         self.place = "", 0
         """The file and the row of what was read last."""
         self.pieces = [Piece(file) for file in files]
@@ -179,10 +179,9 @@ class Documents:
             found += bool(text)
         if not found:
             raise self._failure or self._unusable(name)
-        num_skipped = min(self.skips.count, MAX_NAMED)
-        if self.skips.first is not None and (num_skipped > looked / 100 or num_skipped >= MAX_NAMED):
-            some = "100 or more" if num_skipped >= MAX_NAMED else num_skipped
-            self.skips.warning = f"{name}: of the first {looked:,} rows {some} are skipped, such as {self.skips.first}"
+        num_skipped = self.skips.count
+        if num_skipped > looked / 100:
+            self.skips.warning = f"{name}: of the first {looked:,} rows {num_skipped} are skipped, such as {self.skips.first}"
 
     def _first_rows(self) -> Iterator[str | None]:
         pieces, each = self.pieces, LOOKED
@@ -325,7 +324,8 @@ class TokenStream(SequenceUnits):
             if num_tokens > self.sequence_length:
                 return
         what = f"{self.name} holds {num_tokens:,} tokens to train on, too few for a sequence of {self.sequence_length}"
-        raise UsageError(what, remedy="use more data or a shorter sequence length")
+        remedy = "use more data or a shorter sequence length; a text that is repeated is held out each time, or never"
+        raise UsageError(what, remedy=remedy)
 
     def read(self, epoch: int, unit: int, done: int) -> Iterator[Tensor]:
         """Yield the sequences of a unit, and then those that fill up from the ends of this peer's units.
@@ -412,8 +412,9 @@ def open_documents(
         raise UsageError(f"{name}: there is no option {unknown[0]!r}", remedy="known are split= and column=")
     column = options["column"]
     with _reaching(name, trusted=trusted):
-        reader, files = _files_of(kind, path, options["split"], trusted=trusted)
-        documents = Documents(reader, files, column, skips or Skips())
+        skips = skips or Skips()
+        reader, files = _files_of(kind, path, options["split"], trusted=trusted, skips=skips)
+        documents = Documents(reader, files, column, skips)
         if is_text:
             documents.check(name)
     return documents, column
@@ -430,30 +431,30 @@ def _reaching(name: str, *, trusted: bool) -> Iterator[None]:
         raise UsageError(f"cannot open {name}: {error}", remedy=remedy) from error
 
 
-def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, Sequence[File]]:
+def _files_of(kind: str, path: str, split: str, *, trusted: bool, skips: Skips) -> tuple[str, Sequence[File]]:
     """Return the reader and the files of a name. Raises `UsageError` and `OSError`."""
-    if kind != "hf":
-        return kind, [LocalFile(file) for file in _files(kind, path)]
     folder = user_path(path)
-    if trusted and any((folder / name).is_file() for name in SAVED):
+    if kind == "hf" and trusted and any((folder / name).is_file() for name in SAVED):
         code = shlex.quote("import sys, datasets as d; d.load_from_disk(sys.argv[1]).to_parquet(sys.argv[2])")
         remedy = f"convert it: python -c {code} {shlex.quote(path)} NEW.parquet, and write parquet:NEW.parquet"
         raise UsageError(f"hf:{path} is what save_to_disk has written, which datasets alone reads", remedy=remedy)
-    if trusted and folder.is_dir():
-        names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
-        kind, found = chosen(names, "", split, f"hf:{path}")
-        return kind, [LocalFile(folder / name) for name in found]
-    return hub_files(path, split, trusted=trusted)
-
-
-def _files(kind: str, path: str) -> list[Path]:
-    folder, endings = user_path(path), ENDINGS[kind]
-    if not folder.is_dir():
-        return files_of(path, kind)
-    files = sorted(file for file in folder.rglob("*") if file.name.lower().endswith(endings) and file.is_file())
-    if not files:
-        raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(endings)}", remedy="check the path")
-    return files
+    if kind == "hf" and not (trusted and folder.is_dir()):
+        return hub_files(path, split, skips, trusted=trusted)
+    files = wanted = listing(kind, path, skips)
+    if kind == "hf":
+        kind, names = chosen([str(file.relative_to(folder)) for file in files], "", split, f"hf:{path}")
+        wanted = [folder / name for name in names]
+    elif folder.is_dir():
+        wanted = [file for file in files if file.name.lower().endswith(ENDINGS[kind])]
+        if not wanted:
+            raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(ENDINGS[kind])}", remedy="check the path")
+    for file in sorted({*files} - {*wanted}):
+        name, endings = file.name.lower(), sum(ENDINGS.values(), ())
+        if not name.endswith(endings) and any(ending in name for ending in endings):
+            skips.add(str(file), 0, "is packed, or a copy: unpack it")
+        else:
+            skips.leave(str(file), f"is not named as {kind} of the split {split} is")
+    return kind, [LocalFile(file) for file in wanted]
 
 
 def _together(texts: Iterator[str]) -> Iterator[list[str]]:

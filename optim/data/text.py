@@ -1,10 +1,14 @@
-"""Text from files: of a folder, a glob, or Python's standard library."""
+"""The files of a place on this computer, and text from them; or from Python's standard library.
 
-import fnmatch
-import glob
+An existing path is literal, brackets and all, and so is what of a glob exists. Below a folder hidden files and those of
+systems and editors are left out, and a file or folder that is linked is read once, under the first of its names, unless it
+leads back above the folder. What is left out is counted and named.
+"""
+
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ...peer.base.disk import user_path
@@ -21,6 +25,60 @@ FEW = 1000
 """Bytes of a text for each zero in it, at least; what is no text has more of them."""
 PROBE_BYTES = 4096
 """Of a file, by which UTF-16 without a mark is told from what is no text."""
+SYSTEM_NAMES = ("__MACOSX", "Thumbs.db", "desktop.ini", "lost+found", "$RECYCLE.BIN", "System Volume Information")
+"""What systems put beside the files of users."""
+ANY_DEPTH = "**"
+
+
+def listing(kind: str, place: str, skips: Skips, *, without: Container[str] = ()) -> list[Path]:
+    """Return the files of a path or a glob, in the order of their names; folders `without` are not entered.
+
+    `skips` takes those that are left out. Raises `UsageError` where nothing is there.
+    """
+    path = user_path(place)
+    root = next(each for each in (path, *path.parents) if os.path.exists(each))
+    pattern = path.relative_to(root).parts or (ANY_DEPTH,)
+    real_root = Path(os.path.realpath(root))
+    seen = {str(each) for each in (real_root, *real_root.parents)}
+
+    def below(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+        try:
+            inside = sorted(folder.iterdir())
+        except OSError as error:
+            skips.add(str(folder), 0, f"cannot be read: {error.strerror}")
+            return
+        for each in inside:
+            names, real, is_folder = (*parts, each.name), os.path.realpath(each), os.path.isdir(each)
+            if each.name in without or not (_enters if is_folder else _matches)(names, pattern):
+                continue
+            if each.name.startswith((".", "~$")) or each.name.endswith("~") or each.name in SYSTEM_NAMES:
+                skips.leave(str(each), "is hidden, or a system's or an editor's")
+            elif real in seen:
+                skips.leave(str(each), "is a link to what is read, or to a folder around it")
+            elif is_folder or os.path.isfile(each):
+                seen.add(real)
+                yield from below(each, names) if is_folder else (each,)
+            else:
+                skips.add(str(each), 0, "is a link to nothing, or no file")
+
+    found = [path] if os.path.isfile(path) else list(below(root, ()))
+    if not found and root != path:
+        raise UsageError(f"{kind}:{place}: there is no such file or folder", remedy="check the path")
+    return found
+
+
+def _enters(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True for a folder below which a file may match."""
+    return ANY_DEPTH in pattern[: len(names)] or (len(names) < len(pattern) and all(map(fnmatchcase, names, pattern)))
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    if ANY_DEPTH in pattern[:1]:
+        return any(_matches(names[start:], pattern[1:]) for start in range(len(names) + 1))
+    if not names or not pattern:
+        return not names and not pattern
+    return fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
+
 
 
 def texts(place: str, skips: Skips | None = None) -> Iterator[bytes]:
@@ -35,7 +93,7 @@ def named_texts(place: str, skips: Skips) -> Iterator[tuple[Path, bytes]]:
     cannot be read.
     """
     if place != STDLIB:
-        yield from _read(_text_files(place), skips)
+        yield from _read(listing("text", place, skips), skips)
         return
     left = MAX_STDLIB_BYTES
     for file, text in _read(_stdlib_files(), Skips()):
@@ -45,40 +103,10 @@ def named_texts(place: str, skips: Skips) -> Iterator[tuple[Path, bytes]]:
             return
 
 
-def _text_files(place: str) -> list[Path]:
-    """The files of a path or glob, in the order of their names; hidden ones below a folder are left out."""
-    path = user_path(place)
-    if path.is_dir():
-        return _below(path, "*", skip=())
-    return files_of(place, "text")
-
-
-def files_of(place: str, kind: str) -> list[Path]:
-    """The files that a path or a glob names. Raises `UsageError` if there is none."""
-    path = user_path(place)
-    files = [path] if path.is_file() else sorted(Path(found) for found in glob.glob(str(path), recursive=True))
-    if not files:
-        raise UsageError(f"{kind}:{place}: there is no such file or folder", remedy="check the path")
-    return [file for file in files if file.is_file()]
-
-
 def _stdlib_files() -> list[Path]:
     # Tests are a third of it and much of their text is data; site-packages differs from computer to computer.
-    return _below(Path(sysconfig.get_path("stdlib")), "*.py", skip=("site-packages", "test", "tests", "idle_test"))
-
-
-def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
-    """The files below a folder in the order of their names; folders to skip are not entered, since they may be large."""
-
-    def is_wanted(name: str) -> bool:
-        return name not in skip and not name.startswith(".")
-
-    found: list[tuple[tuple[str, ...], Path]] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if is_wanted(name)]
-        files = [Path(place, name) for name in fnmatch.filter(names, pattern) if is_wanted(name)]
-        found += [(file.relative_to(folder).parts, file) for file in files if file.is_file()]
-    return [file for _, file in sorted(found)]
+    skipped = ("site-packages", "test", "tests", "idle_test")
+    return [file for file in listing("text", sysconfig.get_path("stdlib"), Skips(), without=skipped) if file.suffix == ".py"]
 
 
 def _read(files: Iterable[Path], skips: Skips) -> Iterator[tuple[Path, bytes]]:
@@ -94,7 +122,7 @@ def _read(files: Iterable[Path], skips: Skips) -> Iterator[tuple[Path, bytes]]:
 
 
 def _is_text(content: bytes, file: str, skips: Skips) -> bool:
-    """Return True for UTF-8; what holds text in another form is skipped, what is no text is passed over."""
+    """Return True for UTF-8; what holds text in another form is skipped, what is no text is left out."""
     if form := form_of(content[:8]):
         skips.add(file, 0, form)
         return False
@@ -102,11 +130,13 @@ def _is_text(content: bytes, file: str, skips: Skips) -> bool:
         skips.add(file, 0, f"is {encoding}, not UTF-8", encoding)
         return False
     if content.count(0) * FEW >= len(content):
+        skips.leave(file, "is no text")
         return False
     try:
         content.decode()
     except UnicodeDecodeError as error:
         if b"\0" in content:
+            skips.leave(file, "is no text")
             return False
         line = content.count(b"\n", 0, error.start) + 1
         skips.add(file, line, f"is no UTF-8: byte {content[error.start]:#04x}", "LATIN1")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...optim.data.rows import MAX_NAMED, Document, Flaw, Skips
+from ...optim.data.rows import Document, Flaw, Skips
 from ...optim.data.streams import STREAMS, Documents, open_documents
 from ...optim.data.text import named_texts
 from ...optim.data.tokenizer import BYTES, FileTokenizer, read_tokenizer
@@ -27,6 +27,7 @@ KINDS = {".jsonl": "json", ".json": "json", ".gz": "json", ".parquet": "parquet"
 SHOWN_PERIOD = 0.2
 """Between two lines of progress: to the eye it moves."""
 T = TypeVar("T")
+Read = TypeVar("Read", Document, Rendered)
 
 
 def pack_data(
@@ -57,7 +58,7 @@ def pack_data(
     if chat and (not isinstance(made_by, FileTokenizer) or kind not in STREAMS):
         remedy = "give --tokenizer, and a source of JSON or parquet"
         raise UsageError("--chat needs a tokenizer with a chat template, and rows with messages", remedy=remedy)
-    skips, unanswered, unfound = Skips(), 0, 0
+    skips, unanswered, unfound, different = Skips(), 0, 0, set[str]()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[done]}")
     console = PlainConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -74,6 +75,11 @@ def pack_data(
 
         def at(done: int, total: int) -> None:
             progress.update(task, total=total if total > 1 else None, completed=done)
+
+        def seen(texts: Iterator[Read]) -> Iterator[Read]:
+            for read in texts:
+                different.update([read.text] if len(different) < 2 else [])
+                yield read
 
         if chat and isinstance(made_by, FileTokenizer):
             template = ChatTemplate.beside(path, made_by.controls)
@@ -98,10 +104,10 @@ def pack_data(
                 yield first
                 yield from chats
 
-            index = pack_chats(rendered(), made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
+            index = pack_chats(seen(rendered()), made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
         else:
             documents = _documents(kind, place, skips, at)
-            index = pack(documents, made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
+            index = pack(seen(documents), made_by, out, skips=skips, **files, shard_tokens=shard_tokens, tell=tell)
     size = sum(shard.num_bytes for shard in index.shards)
     write_line(
         f"Packed {index.num_documents:,} documents into {len(index.shards):,} shards of {out}: {index.num_tokens:,} tokens, "
@@ -112,11 +118,14 @@ def pack_data(
     if unfound:
         write_line(f"{unfound:,} answers are context alone: the template renders them otherwise once another turn follows.")
     if skips.first is not None:
-        count = f"{MAX_NAMED} or more" if skips.count >= MAX_NAMED else skips.count
-        write_line(f"What could not be read was left out, {count} in all, such as {skips.first}")
+        write_line(f"What could not be read was left out, {skips.count:,} in all, such as {skips.first}")
+    if skips.left:
+        write_line(f"Files that were left out for what they are, {skips.num_left:,} in all: {'; '.join(skips.left)}")
     if index.held_out is None:
         more = "evaluations need a file of their own: `flockstep eval --data`"
         write_line(f"None of so few documents is held out, so that this run has no held-out loss; {more}.")
+    elif len(different) == 1 and index.num_documents > 1:
+        write_line("All texts are one, so what is held out is trained on: its loss shows memory alone.")
     if made_by.end is None and not chat:
         remedy = f'name one in a tokenizer_config.json beside it, {{"{END}": "…"}}, and pack again'
         write_line(f"No token ends a document, since none is known of this tokenizer: {remedy}.")

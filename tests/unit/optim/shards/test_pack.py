@@ -79,6 +79,28 @@ def test_no_more_than_a_million_tokens_are_held_out(tmp_path: Path, monkeypatch:
     assert 3000 <= index.held_out.num_tokens < 3000 + len(STORIES[0]) + 1
 
 
+def test_what_a_folder_leaves_out_is_named_and_so_is_what_holds_nothing_out(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    (folder / ".cache").mkdir(parents=True)
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "once upon a time "}) + "\n" for _ in range(600)))
+    for name in (".cache/a.jsonl", "b.jsonl.xz", "README.md", "a.jsonl~"):
+        (folder / name).write_bytes((folder / "a.jsonl").read_bytes())
+    (folder / "gone.jsonl").symlink_to("nothing")
+    said: list[str] = []
+    pack_data(f"json:{folder}", tmp_path / "p", said.append)
+    assert said[0].startswith("Packed 600 documents")
+    assert said[1] == (
+        f"What could not be read was left out, 2 in all, such as {folder}/gone.jsonl: is a link to nothing, or no file"
+    )
+    assert said[2].startswith("Files that were left out for what they are, 3 in all: ")
+    assert all(name in said[2] for name in (".cache: is hidden", "README.md: is not named as json", "a.jsonl~: is hidden"))
+    assert said[3].startswith("All texts are one, so what is held out is trained on")
+    (folder / "a.jsonl").write_text(json.dumps({"text": "once"}) + "\n")
+    said.clear()
+    pack_data(f"json:{folder}/a.json*", tmp_path / "q", said.append)
+    assert any("few documents is held out" in line for line in said)
+
+
 def test_a_row_that_the_tokenizer_does_not_take_is_named_and_costs_that_row(tmp_path: Path) -> None:
     words = {"type": "WordLevel", "vocab": {"the": 0, "cat": 1, "</s>": 2}, "unk_token": "[UNK]"}
     file = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [], "model": words}
