@@ -56,6 +56,9 @@ class CheckPhase:
         self._first: wire.Outputs | None = None
         """The first ones: who is named silent in later ones was named just now, and nobody is late to answer for it."""
         self.is_late = False
+        self._may_name = self._is_forced = False
+        """This proposer may name the outputs once more, since it has looked or a check has failed; be it without outputs
+        that are to come in the place of others."""
         self._setup = setup
         self._facts = facts
         self._table = table
@@ -95,9 +98,13 @@ class CheckPhase:
 
     def close(self, active: Collection[PeerId]) -> None:
         """Wait for nobody any more, at the deadline."""
-        self.is_late = True
+        self.is_late = self._may_name = True
         if self._first is not None and self.named is not None and self._first.outputs == self.named.outputs:
             self.mute |= {self._table.members[index] for index in self.unseconded(active, self._first.silent)}
+
+    def look(self) -> None:
+        """Let the proposer name once more: for each change alone it would use up its namings."""
+        self._may_name = True
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow."""
@@ -151,7 +158,7 @@ class CheckPhase:
         if not false and not doubtful:
             self._passed.add(named.outputs)
             return self._blame(named.outputs)
-        self._false[named.outputs] = frozenset(false)
+        self._false[named.outputs], self._may_name = frozenset(false), True
         actions: list[Action] = []
         for part in false:
             self._reduce_phase.do_without(part)
@@ -197,6 +204,7 @@ class CheckPhase:
     def begin_turn(self) -> None:
         """Begin a turn: of each contributor that I lack bytes of I send once more what I have sketched."""
         self._turn += 1
+        self._may_name = self._is_forced = True
 
     def unanswered(self) -> set[int]:
         """Return who leaves a part of a contribution without a sketch by others.
@@ -346,18 +354,18 @@ class CheckPhase:
                 return []
             silent = self._without(active)
             return [self._outputs(0, {part: it for part, it in best.items() if it is not None}, silent)]
-        chosen = {part: named.outputs[part] for part in table.owners}
-        for part in sorted(table.owners):
-            is_false = part in self._false.get(named.outputs, ())
-            is_gone = part in reduced.withheld and part not in reduced.outputs
-            other = reduced.best(part, self._tried.setdefault(part, {chosen[part]})) if is_false or is_gone else None
-            if other is not None:
-                self._tried[part].add(other)
-                chosen[part] = other
+        false, before = self._false.get(named.outputs, ()), {part: named.outputs[part] for part in table.owners}
+        gone = {part for part in reduced.withheld if part not in reduced.outputs}
+        others = {part: reduced.best(part, self._tried.setdefault(part, {before[part]})) for part in {*false} | gone}
+        chosen = before | {part: other for part, other in others.items() if other is not None}
         late = self.missing() if self.is_late else ()
         silent = {*named.silent, *self._without(active), *late, *self._doubtful}
-        if (chosen, silent) == ({part: named.outputs[part] for part in table.owners}, {*named.silent}):
+        is_same, waits = silent == {*named.silent}, None in others.values() and not self._is_forced
+        if not self._may_name or (is_same and (waits or chosen == before)):
             return []
+        for part in table.owners:
+            self._tried.setdefault(part, set()).add(chosen[part])
+        self._may_name = self._is_forced = False
         if named.number + 1 >= wire.MAX_OUTPUTS:
             self.failure = f"{wire.MAX_OUTPUTS} times naming the outputs were not enough"
             return []
@@ -371,7 +379,8 @@ class CheckPhase:
         here = self._exchanges[named.outputs].missing if named is not None else frozenset(self._judge_phase.order)
         banned = {index for index in self._judge_phase.order if self._setup.is_banned(members[index])}
         late = {it for it in here if not self._setup.awaits_sketch(members[it])}
-        late = late if 3 * len(late) <= len(self._judge_phase.order) else set()  # Else it is no single member's fault.
+        known = self._table.seating.known & {*self._judge_phase.order}
+        late = late if 3 * len(late & known) <= len(known) else set()  # Else it is no single member's fault.
         return banned | late | {it for it in here if members[it] not in active}
 
     def _outputs(self, number: int, chosen: dict[int, bytes], silent: Collection[int]) -> Action:
@@ -471,8 +480,8 @@ class CheckPhase:
         self, active: Collection[PeerId], exchange: SketchExchange, named: wire.Outputs
     ) -> tuple[bytes, ...] | None:
         """Return the sketches after the outputs, in order; None if one that counts has not come."""
-        judge, members, parts = self._judge_phase, self._table.members, self._table.num_parts
-        if self.missing() or any(self._setup.is_banned(members[index]) for index in {*judge.order} - {*named.silent}):
+        judge, parts = self._judge_phase, self._table.num_parts
+        if self.missing():
             return None
         seconds: dict[int, dict[int, bytes]] = {}
         for part, index in self._required():

@@ -39,7 +39,7 @@ class CollectPhase:
         self._asked: set[tuple[int, int]] = set()
         self._changes = 0
         self._has_closed = False
-        """True if I have said at the deadline what I hold."""
+        """True if I have said at the last deadline what I hold."""
         self._expected: frozenset[int] = frozenset()
         self._seen: dict[str, tuple[object, ...]] = {}
 
@@ -84,8 +84,9 @@ class CollectPhase:
         return self.stage.is_late
 
     def close(self) -> None:
-        """Close the phase at its deadline, without what has not arrived."""
-        self.stage.is_late = True
+        """Close the phase at its deadline, without what has not arrived; at a later one, what was taken over since."""
+        self.stage.close()
+        self._has_closed = False
         self._changes += 1
 
     def has(self, part: int, contributor: int) -> bool:
@@ -142,22 +143,25 @@ class CollectPhase:
         """Return all actions that the messages allow."""
         table, is_cut, hurries = self._table, self.stage.standing is not None, self.stage.is_hurrying
         num_commits, num_words = len(table.commits()), self._facts.num_ever(wire.Have)
-        if self._changed("duties", num_words, num_commits, len(active), is_cut):
+        if self._changed("duties", num_words, num_commits, len(active), is_cut, self.stage.num_looks):
             self._extend(active)
         actions = (
             self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
         )
         has_ended = is_cut and self.stage.has_spoken
-        if has_ended or not self._changed("report", num_commits, len(active), self._changes, is_cut, hurries):
+        if has_ended or not self._changed(
+            "report", num_commits, len(active), self._changes, is_cut, hurries, self.stage.num_looks
+        ):
             return actions
         return [*actions, *self._report(active)]
 
     def _extend(self, active: Collection[PeerId]) -> None:
         """Take over what others can no longer hold, or deny to hold."""
         table = self._table
+        denied = self.stage.denied(table.deputized - self.duties, table.commits())
         for part in table.deputized - self.duties:
             living = table.living(part, active)
-            if living[:1] == [table.me] or self.stage.is_denied(part, table.commits()):
+            if living[:1] == [table.me] or part in denied:
                 self.duties.add(part)
             elif table.me in living[1 : 1 + table.seating.witnesses] and living[0] in table.training:
                 self._pairs.add((part, living[0]))

@@ -56,13 +56,13 @@ class ContributorRound(RosterRound):
         """Nobody: I am sent no words, and propose nothing."""
         return frozenset()
 
-    @property
-    def has_most(self) -> bool:
-        """True if two thirds of what my next word is about are here, and some of the others let me wait in vain lately."""
-        stage, phase = self._stage, self._sketch_phase
-        if not self._unawaited or not self.is_timed or stage is None or stage.is_hurrying:
-            return False
-        return self.is_mostly_here(Phase.COLLECT) if phase is None else phase.is_mostly_here
+    def _coming(self) -> tuple[Collection[int], Collection[int]]:
+        """Return whose contributions to this member's part, or sketches of these, have come, and of whom."""
+        if not self.is_timed:
+            return (), ()
+        if self._sketch_phase is not None:
+            return self._sketch_phase.coming
+        return self.collect_phase.contributors(self.table.me), self.table.training
 
     @property
     def providers(self) -> tuple[PeerId, ...]:
@@ -83,7 +83,7 @@ class ContributorRound(RosterRound):
         if self._sketch_phase is None:
             self.collect_phase.close()
         else:
-            self._sketch_phase.stage.is_late = True
+            self._sketch_phase.close()
         return True
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:

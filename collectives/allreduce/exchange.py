@@ -63,7 +63,6 @@ class RosterRound:
         """The outputs that the value has."""
         self._reducing: set[int] = set()
         self._closed: set[Phase] = set()
-        self._unawaited = frozenset(index for index in table.training if not setup.awaits(table.members[index]))
         self._asked: set[tuple[object, int]] = set()
         """At which moments I have asked for whose messages."""
         self._questions: set[tuple[Phase, int, PeerId]] = set()
@@ -157,10 +156,9 @@ class RosterRound:
 
     @property
     def wordless(self) -> frozenset[PeerId]:
-        """The owners whose word, on contributions or on sketches, neither a cut names nor I have."""
+        """The owners that lost their part to a deputy by their word, on contributions or on sketches, or without one."""
         stages = [self.collect_phase.stage, *([self._judge_phase.stage] if self._judge_phase is not None else [])]
-        absent = [part for stage in stages if stage.standing is not None for part in self.table.owners - stage.spoken]
-        return frozenset(self.table.members[part] for part in absent)
+        return frozenset(self.table.members[part] for stage in stages for part in stage.passed_over())
 
     @property
     def masked(self) -> tuple[tuple[PeerId, PeerId], ...]:
@@ -216,22 +214,49 @@ class RosterRound:
         mine = self.collect_phase.contributors(table.me) if table.me in table.owners else frozenset()
         return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine)
 
-    @property
-    def has_most(self) -> bool:
-        """True if two thirds of what my next word is about are here, and some of the others let me wait in vain lately.
+    def has_most(self, here: Collection[PeerId]) -> bool:
+        """Return True if two thirds of what the present step waits for have come. The others have as long again."""
+        came, of = self._coming()
+        return self._is_most(came, of, here)
 
-        These have as long again.
+    def _coming(self) -> tuple[Collection[int], Collection[int]]:
+        """Return whose contributions, words, outputs or sketches have come in the present step, and of whom."""
+        table, stage = self.table, self._stage
+        if stage is not None and stage.has_spoken:
+            return stage.words.keys(), table.owners
+        if stage is self.collect_phase.stage:
+            return self.collect_phase.contributors(table.me), table.training if table.me in table.owners else ()
+        judge = self._judge_phase
+        if self._outputs is None or judge is None:
+            return judge.coming if judge is not None else ((), ())
+        reduced, checked = self._outputs
+        if not reduced.is_whole:
+            return reduced.outputs.keys(), table.owners
+        return {*judge.order} - checked.missing() if checked.named is not None else (), judge.order
+
+    def _is_most(self, came: Collection[int], of: Collection[int], here: Collection[PeerId]) -> bool:
+        """Return True if two thirds of these have come: of those that vote or are of many rounds, since keys are free.
+
+        Where nobody is, of those that are here and did not let others wait in vain lately.
         """
-        if not self._unawaited or self._stage is None or self._stage.has_spoken or self._stage.is_hurrying:
-            return False
-        if self._stage is self.collect_phase.stage:
-            return self.table.me not in self.table.owners or self.is_mostly_here(Phase.COLLECT)
-        return self._judge_phase is not None and self._judge_phase.is_mostly_here
+        members, seating = self.table.members, self.table.seating
+        present = {index for index in of if members[index] in here}
+        known = present & (seating.voters | seating.known)
+        needed = known or {index for index in present if self._setup.awaits_ready(members[index])} or present
+        return 3 * len(needed & {*came}) >= 2 * len(needed)
 
     def hurry(self) -> None:
-        """Wait for those alone that let nobody wait in vain lately."""
+        """Wait no longer for those that let others wait in vain lately, and take what is new."""
         if self._stage is not None:
             self._stage.is_hurrying = True
+        self.look()
+
+    def look(self) -> None:
+        """Take what members without a vote have done since the last look, all of it at once."""
+        if self._stage is not None:
+            self._stage.look()
+        if self._outputs is not None:
+            self._outputs[1].look()
 
     @property
     def providers(self) -> tuple[PeerId, ...]:
@@ -294,19 +319,18 @@ class RosterRound:
     def close(self, active: Collection[PeerId]) -> bool:
         """Stop waiting for what has not come in this phase. Return True the first time: that can still change the result."""
         phase = self.phase
-        if phase in self._closed or phase is Phase.CONFIRM:
-            return False
-        self._closed.add(phase)
+        is_first = phase not in self._closed and phase is not Phase.CONFIRM
+        self._closed |= {phase} if is_first else set()
         if phase is Phase.COLLECT:
             self.collect_phase.close()
         elif self._judge_phase is not None and phase is Phase.JUDGE:
-            self._judge_phase.stage.is_late = True
-        elif self._outputs is not None:
+            self._judge_phase.close()
+        elif self._outputs is not None and is_first:
             reduced, checked = self._outputs
             reduced.close()
             if phase is Phase.CHECK:
                 checked.close(active)
-        return True
+        return is_first
 
     def has_named(self, signed: wire.Signed, message: wire.RoundMessage) -> bool:
         """Return True if the proposer has named this statement, or what it is a sketch after: others may count on it."""

@@ -20,7 +20,7 @@ from .collect import CollectPhase
 from .facts import MessageLog
 from .roster import RosterView
 from .stage import Stage
-from .words import Standing, is_fit
+from .words import Standing
 
 
 class SketchExchange:
@@ -111,26 +111,29 @@ class SketchPhase:
         self._among = frozenset(first.standing.names)
         self.stage = first if setup.rule.blind else Stage(facts, table, self._among, setup.nonce, first.hash)
         self._has_closed = False
-        """True if I have said at the deadline whose sketches are true: after it I wait until others are compared."""
+        """True if I have said at the last deadline whose sketches are true: after it I wait until others are compared."""
 
     def speak(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow, up to the second cut."""
         actions = self.sketches.advance(self._collect_phase.pairs(self._among))
         if self.stage.standing is None:
-            for part in self._table.deputized - self._collect_phase.duties:
-                if self.stage.is_denied(part, self._among):
-                    self._collect_phase.stand_in(part)
+            for part in self.stage.denied(self._table.deputized - self._collect_phase.duties, self._among):
+                self._collect_phase.stand_in(part)
             actions += self._report(active)
             actions += [*self.stage.propose(active), *self.stage.take()]
             if self.stage.standing is not None and not self.stage.has_spoken:
                 actions += self._report(active)  # Else I am taken for silent: the proposer may not have waited for me.
         return actions
 
+    def close(self) -> None:
+        """Stop waiting for sketches, at a deadline."""
+        self.stage.close()
+        self._has_closed = False
+
     @property
-    def is_mostly_here(self) -> bool:
-        """True if two thirds of the sketches are here, of members that are known."""
-        found = self._collect_phase.stage.standing
-        return found is not None and is_fit(self._table.seating, found.names, self._among - self.sketches.missing)
+    def coming(self) -> tuple[Collection[int], Collection[int]]:
+        """Whose sketches are here, and of whom."""
+        return self._among - self.sketches.missing, self._among
 
     def _report(self, active: Collection[PeerId]) -> list[Action]:
         """Say whose sketches are of the bytes that I hold, once all are here that I can expect."""

@@ -40,7 +40,10 @@ class Stage:
         self._nonce = nonce
         self._before = before
         self._sent: wire.Have | None = None
-        self._num_sent = 0
+        self._num_sent, self._words_left = 0, 1
+        """Words that this member has said, and may say until the next look: each change alone would use them up."""
+        self.num_looks = 0
+        self._num_taken = 0
         self._has_proposed = False
         self._seen: tuple[int, int] = -1, -1
         self._read = -1
@@ -100,10 +103,27 @@ class Stage:
         names = {index: name for each in held.values() for index, name in each.items()}
         packed = b"".join(names[index] for index in sorted(names))
         have = wire.Have(self._table.slot, self._table.hash, self._before, parts, packed, self._nonce)
-        if have == self._sent or 2 * self._num_sent >= MAX_WORDS:  # Others keep no more: there are two exchanges.
+        is_full = 2 * self._num_sent >= MAX_WORDS  # Others keep no more: there are two exchanges.
+        if have == self._sent or is_full or not self._words_left:
             return []
-        self._sent, self._num_sent = have, self._num_sent + 1
+        self._sent, self._num_sent, self._words_left = have, self._num_sent + 1, self._words_left - 1
         return [Send(self._table.voters, have)]
+
+    def look(self, words: int = 1) -> None:
+        """Look at what owners without a vote say, and allow so many words more."""
+        self.num_looks, self._words_left = self.num_looks + 1, max(self._words_left, words)
+
+    def close(self) -> None:
+        """Stop waiting for contributors: a word says what is here, another one what was on its way."""
+        self.is_late = True
+        self.look(words=2)
+
+    def denied(self, parts: Collection[int], among: Collection[int]) -> set[int]:
+        """Return those of these parts whose owner's word is not fit to count: of owners without a vote at a look alone."""
+        is_look, self._num_taken, voters = self.num_looks > self._num_taken, self.num_looks, len(self._table.voters)
+        found = {part for part in parts if (is_look or part < voters) and self._is_denied(part, among)}
+        self._words_left = max(self._words_left, any(part < voters for part in found))
+        return found
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
         """Return by part which of its holders' words have not come: the first that is not lost, and the next ones for it."""
@@ -125,13 +145,25 @@ class Stage:
             part for part, found in held.items() if not any(is_fit(seating, names, each) for each in found.values())
         }
 
-    def is_denied(self, part: int, among: Collection[int]) -> bool:
+    def _is_denied(self, part: int, among: Collection[int]) -> bool:
         """Return True if the word of a part's owner on these members is not fit to count in it."""
         words = self.words
         stated = words.get(part, {}).get(part)
         if stated is None or self.standing is not None or len(stated) >= len(among):
             return False
         return not self._is_fit(part, words, among)
+
+    def passed_over(self) -> set[int]:
+        """Return the owners that lost their part in the cut: without a word, or without a vote and by a word that is not fit.
+
+        From a voter a lying proposer may have hidden words.
+        """
+        if self.standing is None:
+            return set()
+        words, voters, holders = self.words, len(self._table.voters), self.standing.holders
+        unfit = {part for part, it in holders.items() if it != part >= voters and part in words.get(part, ())}
+        absent = self._table.owners - self.spoken
+        return absent | {part for part in unfit if not self._is_fit(part, words, self._among)}
 
     def _is_fit(self, part: int, words: Mapping[int, Claims], among: Collection[int]) -> bool:
         """Return True if the word of a part's owner is fit to count in it."""

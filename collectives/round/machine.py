@@ -57,6 +57,8 @@ class Round:
         self.outcome: Outcome | None = None
         self._phase = Phase.GATHER
         self._active = set(setup.active)
+        self._left: set[PeerId] = set()
+        """Members without a vote that have left since the last look at them: they count as here until the next one."""
         self._has_news = False
         """True if something has come since the last `tick`."""
         self._gone_on: set[PeerId] = set()
@@ -88,7 +90,7 @@ class Round:
         self._asked: set[PeerId] = set()
         """Whose Readys I have asked others for in my slot."""
         self._idle: set[PeerId] = set()
-        """Members that were here and not Ready when I took the roster."""
+        """Members without a vote that were not Ready when this peer took the roster, or left while all waited for them."""
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
         self._due = self._ends = self._patience
@@ -97,8 +99,12 @@ class Round:
         """When my present step began."""
         self._asks_at: float | None = None
         """When I ask others for what I lack in it; None before I know, infinity once there is nobody left to ask."""
-        self._hurries_at = math.inf
-        """When I wait no longer for those that let others wait in vain lately; infinity before most others are here."""
+        self._has_most, self._looks_at = False, math.inf
+        """True once most of the step is here; when the first look at members without a vote is, infinity before and after."""
+        self._may_look = False
+        """True from that time until a member that has left was looked at: the next look is at the deadline."""
+        self._steps: dict[object, float] = {}
+        """When each step began first."""
         self._is_overdue = self._has_asked = False
         """Its deadline is over; I have asked two others, early or since then."""
         self.lengths: dict[Phase, float] = {}
@@ -129,7 +135,7 @@ class Round:
             return -math.inf
         if self._is_fetching:
             return self._due
-        return min(self._due, self._asks_at or math.inf, self._hurries_at, self.vote.deadline)
+        return min(self._due, self._asks_at or math.inf, self._looks_at, self.vote.deadline)
 
     @property
     def has_roster(self) -> bool:
@@ -215,9 +221,10 @@ class Round:
 
     def add_member(self, peer: PeerId, now: float) -> list[Action]:
         """Add a member that has arrived: it is brought up to date once, and in GATHER waited for."""
-        if self.outcome is not None or peer in self._active or peer in self._met:
+        if self.outcome is not None or peer in self._active - self._left or peer in self._met:
             return []
         self._met.add(peer)
+        self._left.discard(peer)
         if self._phase is Phase.GATHER:
             self._active.add(peer)
         mine = self.vote.ready.get(self.vote.me)
@@ -234,7 +241,9 @@ class Round:
         if self.outcome is not None or peer not in self._active:
             return []
         self._has_news = True
-        return self._without(peer, reason, now)
+        if self._full_at is not None and self._exchange is None and peer in self._unready():
+            self._idle.add(peer)
+        return self._leave(peer, reason, now)
 
     def tick(self, now: float) -> list[Action]:
         """React to what has come, and to the passing of time; call it at `deadline`."""
@@ -253,29 +262,30 @@ class Round:
             return actions + self._gather_late(now)
         if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.proposer} proposed again", now)
+        actions += self._look(now)
+        if self.outcome is not None:
+            return actions
         if isinstance(self._exchange, ContributorRound):
             if self._exchange.close(self._active):
                 self._has_news, self._due = True, self._ends
                 return actions + self._exchange.ask(self._active)
             return actions + self._give_up("the voters have not ended the attempt", now)
-        self._is_overdue, self._has_asked = True, False
+        self._is_overdue, self._has_asked, self._has_news = True, False, True
         phase, asked = self.phase, self._ask(self._exchange, now)
         self._has_overrun |= phase is Phase.CONFIRM
         if self._exchange.close(self._active) or asked:
             # What is late is left out; the proposer and the others need time for what follows from that.
             makes = self.setup.timing.transfer if phase in (Phase.REDUCE, Phase.CHECK) else 0.0
             self._due = now + self._control(2) + makes
-            self._has_news = True
             return [*actions, *self._exchange.show_words(), *asked]
         if silent := self._exchange.silent(self._active):
-            self._has_news = True
             return actions + self._go_on_without(silent, now)
         if now < self._patience and self._exchange.awaits_holders(self._active):
             # Others have longer deadlines than I: they close later, and are not silent yet.
             self._due = now + self._control() + self.setup.timing.transfer
             return actions
         if self._exchange.take_best():
-            self._has_news, self._due = True, now + self._control()
+            self._due = now + self._control()
             return actions
         living = self._active & set(self._exchange.members)
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
@@ -323,7 +333,7 @@ class Round:
         table, later = self._table, message.slot.ballot > self.slot.ballot
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
-                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now)
+                return self._leave(signed.sender, f"it is in attempt {message.slot.attempt}", now)
             is_vote = isinstance(message, wire.Propose | wire.Prevote | wire.Precommit) and message.slot == self.slot
             if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
                 self._facts.add(signed, message)
@@ -539,7 +549,7 @@ class Round:
         here = {peer: ready for peer, (_, ready) in vote.ready.items() if ready.slot == self.slot}
         readies = here if basis is None or not is_voter else readies_of(roster.members, basis.readys)
         table = RosterView(signed, roster, vote.me, vote.electorate, self._facts, readies, is_blind=is_blind)
-        self._idle = self._unready() - {*roster.members} - self.vote.electorate.votes.keys()
+        self._idle = (self._idle | self._unready()) - {*roster.members} - self.vote.electorate.votes.keys()
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
@@ -629,24 +639,30 @@ class Round:
         """Treat members that sent Void as lost: they take no part in this attempt any more."""
         actions: list[Action] = []
         for peer, void in self._facts.of(wire.Void, self.slot).items():
-            if peer in self._active and self.outcome is None and peer != self.vote.me:
+            if peer in self._active - self._left and self.outcome is None and peer != self.vote.me:
                 actions.append(Note("round.given_up", peer, self.phase, void.reason))
-                actions += self._without(peer, f"it gave up: {void.reason}", now)
+                actions += self._leave(peer, f"it gave up: {void.reason}", now)
         return actions
 
     def _exchange_on(self, now: float) -> list[Action]:
         exchange = self._exchange
         if exchange is None or self.outcome is not None:
             return []
-        if now >= self._hurries_at:
+        before, actions = exchange.step, list[Action]()
+        if now >= self._looks_at:
             exchange.hurry()
-            self._hurries_at = math.inf
-        before = exchange.step
-        actions = exchange.advance(self._active)
+            # In CONFIRM this proposer alone has what it needs: it names for the others, now and after each exchange.
+            self._looks_at = now + self._control() if exchange.phase is Phase.CONFIRM else math.inf
+            self._may_look = True
+        if self._may_look and self._left:
+            actions += self._look(now)
+            if self.outcome is not None:
+                return actions
+        actions += exchange.advance(self._active)
         phase = exchange.phase
         self._measure(exchange, now)
         if exchange.step != before:
-            self._stepped, self._asks_at, self._hurries_at = now, None, math.inf
+            self._stepped, self._asks_at = now, None
             self._is_overdue = self._has_asked = False
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             waits = self.setup.timing.transfer if before[0] is not phase else 0.0
@@ -654,8 +670,12 @@ class Round:
             steps = self._control(CONTROL_STEPS) if phase is Phase.CONFIRM else self.setup.timing.control
             self._due = max(left, now) + steps
         self._due = self._due if exchange.is_timed else self._ends
-        if self._hurries_at == math.inf and exchange.has_most:
-            self._hurries_at = 2 * now - self._stepped
+        if exchange.step not in self._steps:  # Outputs that are named anew lead back to a step that had its looks.
+            self._steps[exchange.step] = now
+            self._has_most, self._looks_at, self._may_look = False, math.inf, False
+        if not self._has_most and exchange.has_most(self._active - self._left):
+            self._has_most, self._looks_at = True, 2 * now - self._steps[exchange.step]
+            self._has_news |= self._looks_at <= now
         if self._asks_at is None and exchange.lacks_few(self._active):
             self._asks_at = 2 * now - self._stepped  # The others have as long again as most took.
         if exchange.silent(self._active):
@@ -702,26 +722,43 @@ class Round:
         for peer in silent:
             if self.outcome is None:
                 actions.append(Note("round.silent", peer, self.phase, "it sent no Have in time"))
-                actions += self._without(peer, "it sent no Have in time", now)
+                actions += self._without([peer], "it sent no Have in time", now)
         return actions
 
-    def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
-        """Go on without a member, or give the attempt up if it cannot succeed any more."""
-        self._active.discard(peer)
+    def _leave(self, peer: PeerId, reason: str, now: float) -> list[Action]:
+        """Go on without a member that has left: at once without a voter, without the others from the next look on."""
+        if self._table is None or self._table.places.get(peer, 0) < len(self._table.voters):
+            return self._without([peer], reason, now)
+        self._left.add(peer)
+        return []
+
+    def _look(self, now: float) -> list[Action]:
+        """Go on without all members that have left since the last look; there are two in a step.
+
+        One after the other each would move the deadline, and use up words and namings of the outputs.
+        """
+        left, self._left, self._may_look = sorted(self._left & self._active), set(), False
+        return self._without(left, "it left", now) if left else []
+
+    def _without(self, lost: Sequence[PeerId], reason: str, now: float) -> list[Action]:
+        """Go on without these members, or give the attempt up if it cannot succeed any more."""
+        self._active.difference_update(lost)
         exchange = self._exchange
         if exchange is None:
             return []  # In GATHER `_advance` does what follows.
-        table = exchange.table
-        if peer not in table.places or self.vote.proposal is not None or self._is_fetching:
+        table, why = exchange.table, f"{', '.join(lost)} was lost ({reason})"
+        places = {table.places[peer] for peer in lost if peer in table.places}
+        if not places or self.vote.proposal is not None or self._is_fetching:
             return []
-        if peer == table.members[0]:
-            return self._give_up(f"{peer}, the proposer, was lost ({reason})", now)
+        if 0 in places:
+            return self._give_up(f"{lost[0]}, the proposer, was lost ({reason})", now)
         if not table.electorate.is_quorum(self._active & set(table.members)):
-            return self._give_up(f"{peer} was lost ({reason}), and the voters that are left are no quorum", now)
+            return self._give_up(f"{why}, and the voters that are left are no quorum", now)
         if orphans := exchange.orphans(self._active):
-            return self._give_up(f"{peer} was lost ({reason}), the last who answered for part {orphans[0]}", now)
+            return self._give_up(f"{why}, the last who answered for part {orphans[0]}", now)
+        exchange.look()
         holders = {index for part in table.owners for index in table.seating.three(part)}
-        if table.places[peer] in holders:  # Others hold what it held: of keys that hold nothing there are many.
+        if places & holders:  # Others hold what they held: of keys that hold nothing there are many.
             self._due = max(self._due, now + self._control() + self.setup.timing.transfer)
         return []
 
@@ -761,7 +798,7 @@ class Round:
         outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
         if (exchange := self._exchange) is not None:
             outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
-            here = self._active  # Who was lost is no liar.
+            here = self._active | {*exchange.members} - {*exchange.table.voters}  # A voter that was lost is no liar.
             # Whoever gave it up, its proposer mostly: I have waited to the deadline, too.
             is_late = kind is OutcomeKind.VOID and self._is_overdue and exchange.phase in (Phase.REDUCE, Phase.CHECK)
             withheld = exchange.withheld if is_late else ()
@@ -769,18 +806,17 @@ class Round:
             outcome = replace(outcome, withheld=tuple(peer for peer in withheld if peer in here))
         if exchange is not None and certificate is not None:
             is_mine = exchange.cut == value_of(certificate).cut
-            late = tuple(peer for peer in exchange.late if peer in self._active)
+            late = tuple(peer for peer in exchange.late if peer in here)
             counted = exchange.counted if is_mine else {}
             if is_mine:
                 table = exchange.table
                 trained = {table.members[index] for index in table.training}
-                idle = (self._idle | trained - {*outcome.cut}) & self._active
-                outcome = replace(outcome, idle=tuple(sorted(idle)))
+                outcome = replace(outcome, idle=tuple(sorted(self._idle | trained - {*outcome.cut})))
             owners, known = exchange.owners, exchange.known
             slow = self._slow(owners, owners & known or owners, wire.Result)
             cut = {*outcome.cut}
             mute = {*exchange.unsketched, *self._slow(cut, cut & known or cut, wire.Sketch)}
-            wordless = exchange.wordless & self._active - {self.vote.me}
+            wordless = exchange.wordless & here - {self.vote.me}
             silent = {*outcome.silent, *(wordless if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
             outcome = replace(outcome, silent=tuple(sorted(silent)))

@@ -777,8 +777,14 @@ def test_who_stands_in_for_many_says_no_more_words_than_others_keep_of_it() -> N
     rounds.start()
     rounds.deliver_all()
     stage = rounds.machines[ORDER[2]].exchange.collect_phase.stage
-    words = [stage.say({2: dict.fromkeys(range(count % 4), bytes(wire.NAME_BYTES))}) for count in range(2 * MAX_WORDS)]
-    assert sum(map(len, words)) == MAX_WORDS // 2
+
+    def say(count: int, looks: int) -> int:
+        for _ in range(looks):
+            stage.look()
+        return len(stage.say({2: dict.fromkeys(range(count % 4), bytes(wire.NAME_BYTES))}))
+
+    assert [say(count, looks=0) for count in range(3)] == [1, 0, 0]  # One that what others do has not used up.
+    assert sum(say(count, looks=1) for count in range(2 * MAX_WORDS)) == MAX_WORDS // 2 - 1
 
 
 # JUDGE, REDUCE and CHECK: weights and outputs.
