@@ -18,6 +18,31 @@ RESTART_PERIOD = 30
 STOP_SECONDS = 20
 """Seconds to leave in order; more than a peer takes on a busy computer."""
 
+CONFINED = """\
+UMask=0077
+CapabilityBoundingSet=
+NoNewPrivileges=yes
+PrivateUsers=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+"""
+"""What keeps a process of flockstep, should it be taken over, from the rest of the computer (systemd.exec(5)). The unit of a
+bootstrap in docs/deploy.md has these lines, too. Left out, since a peer needs it: its home, devices (GPUs), the processes of
+others (`--when-idle`), and memory that is written and run (the kernels that torch compiles)."""
+MEMORY_MOST, TASKS_MOST = "80%", 2048
+"""Of the computer's memory, and threads: several pools of torch on many cores, never so many that others cannot start."""
+
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Letters that would begin another line of a unit, that XML has not, or that are no text."""
 
@@ -83,7 +108,10 @@ Restart=on-failure
 RestartSec={RESTART_PERIOD}
 RestartPreventExitStatus=2
 SuccessExitStatus=130
-
+MemoryMax={MEMORY_MOST}
+TasksMax={TASKS_MOST}
+ProtectSystem=full
+{CONFINED}
 [Install]
 WantedBy=default.target
 """

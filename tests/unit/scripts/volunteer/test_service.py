@@ -13,7 +13,8 @@ import pytest
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.volunteer.service import install, peer_command, remove, service_of, show_log, show_status
-from flockstep.scripts.volunteer.units import Job, launchd_service, systemd_service, windows_service
+from flockstep.scripts.volunteer.units import CONFINED, Job, launchd_service, systemd_service, windows_service
+from support.sources import ROOT
 from typer.testing import CliRunner
 
 LINK = "flockstep://" + "a" * 52 + "?via=/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -59,6 +60,35 @@ def test_a_service_runs_no_file_of_the_folder_that_it_starts_in(tmp_path: Path) 
     program = command[: command.index("join")]
     done = subprocess.run([*program, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "not mine" not in done.stdout
+
+
+def bootstrap_unit() -> str:
+    """The unit of a bootstrap in docs/deploy.md."""
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    return page[page.index("[Unit]\nDescription=flockstep bootstrap") :].partition("```")[0]
+
+
+def settings_of(unit: str) -> list[tuple[str, str]]:
+    return [(name, value) for name, is_set, value in (line.partition("=") for line in unit.splitlines()) if is_set]
+
+
+def test_a_bootstrap_is_confined_as_a_volunteer_is_and_both_are_limited(tmp_path: Path) -> None:
+    units = [bootstrap_unit(), systemd_service(JOB, tmp_path).data.decode()]
+    for unit in units:
+        assert CONFINED in unit
+        assert {"MemoryMax", "TasksMax", "ProtectSystem"} <= dict(settings_of(unit)).keys()
+        assert [line for line in unit.splitlines() if line and "=" not in line] == ["[Unit]", "[Service]", "[Install]"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+def test_the_exposure_of_both_units_is_what_the_documents_say(tmp_path: Path) -> None:
+    units = {"bootstrap": (bootstrap_unit(), 2.5), "peer": (systemd_service(JOB, tmp_path).data.decode(), 4.0)}
+    for name, (unit, most) in units.items():
+        path = tmp_path / f"{name}.service"
+        path.write_text(unit)
+        analyze = ["systemd-analyze", "security", "--no-pager", "--offline=true", path]
+        done = subprocess.run(analyze, capture_output=True, text=True, check=False)
+        assert float(done.stdout.rpartition("service: ")[2].split()[0]) <= most
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
