@@ -119,7 +119,8 @@ class Inner:
     betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2)] = (0.9, 0.95)
     """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
     ramp: Annotated[int, Between(1, 8), Added()] = 1
-    """The most batches of one optimizer step, which are 1, 2, 4 and 8 in the quarters of a run."""
+    """The most batches of one optimizer step, which are 1, 2, 4 and 8 in the quarters of a run. A `run.toml` without it
+    gets `LONG_RAMP` where the run has `LONG_ROUNDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ class Outer:
     """Rounds (of each fragment) over which the momentum rises from 0. A `run.toml` without it gets `MOMENTUM_WARMUP`."""
 
 
+LONG_RAMP, LONG_ROUNDS = 8, 100
+"""The default of a new run of so many rounds and more: in 30 rounds it gains nothing (docs/log.md)."""
 DEFAULT_FRAGMENTS = 5
 """The default divides H into as many phases, at most: with more of them the votes on a round outlast its bytes."""
 STREAMED_STEPS = 100
@@ -279,7 +282,10 @@ class Manifest:
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
                 evaluation = _evaluation(tables["eval"])
-            defaults = {"momentum": inner_momentum(manifest.data.sequence_length * manifest.data.batch_size)}
+            defaults: dict[str, float] = {
+                "momentum": inner_momentum(manifest.data.sequence_length * manifest.data.batch_size),
+                "ramp": LONG_RAMP if outer.rounds >= LONG_ROUNDS else 1,
+            }
             if manifest.inner.optimizer != "muon":
                 defaults["adamw_lr"] = LONE_ADAMW_LR
             inner = from_table(Inner, defaults | tables.get("inner", {}), "inner")

@@ -159,9 +159,11 @@ def test_adamw_alone_has_half_the_rate_that_it_has_beside_muon() -> None:
 
 def test_defaults_are_written_into_the_manifest() -> None:
     manifest = parse(SMALL)
-    assert manifest.inner == Inner("muon", 0.02, 6e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.87)
+    assert manifest.inner == Inner("muon", 0.02, 6e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.87, ramp=8)
     assert manifest.outer == Outer(100, 0.9, 0.8, "blocking", momentum_warmup=10)
     assert parse(SMALL + "[outer]\nrounds = 9\nlr = 1\n").outer == Outer(9, 1.0, 0.8, momentum_warmup=10)
+    ramps = [(99, ""), (100, ""), (9, "[inner]\nramp = 4"), (100, "[inner]\nramp = 1")]
+    assert [parse(f"{SMALL}[outer]\nrounds = {rounds}\n{ramp}").inner.ramp for rounds, ramp in ramps] == [1, 8, 4, 1]
     assert parse(SMALL + '[model]\nsize = "1m"\nwide = true\nname = "mlp"\n').model.options == {
         "size": "1m",
         "wide": True,
