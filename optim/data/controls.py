@@ -10,13 +10,20 @@ A model without a token for what it does not know gets one beyond its vocabulary
 while the package would drop those characters (BPE), or fail on the text and on all that are encoded with it (others).
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
 NAME, HIDDEN, UNKNOWN = "\ufdd0{}\ufdd1", "\ufdd4{}\ufdd5", "\ufdd0\ufdd1"
 """A control token by its id, the same for one that a text only quotes, and what stands for all that a model does not know."""
+PROBE = "".join(map(chr, range(32, 0x250))) + " The swarm makes the outer step, not lockstep.\n"
+"""A text with all letters of Latin, which a tokenizer reads when it is opened, with the texts of its own patterns."""
+MAX_GROWTH = 64
+"""Tokens of a character, and characters of a token: NFKD makes 18 of one, and an unknown one is 4 bytes."""
+MAX_PATTERN = 256
 NAMED = re.compile(NAME.format(r"(\d+)"))
 _QUOTED = re.compile(HIDDEN.format(r"(\d+)"))
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -81,6 +88,71 @@ class Controls:
     def read(self, text: str) -> str:
         """Return a text with the control tokens in the place of their names."""
         return NAMED.sub(lambda name: self._texts.get(name[1], ""), text)
+
+
+def open_tokenizer(data: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+    """Open a tokenizer's file in a child (`peer.process.confined`), behind a line with the name of its end token, if any.
+
+    A request is a line that names what to do, and its argument as JSON. Raises `ValueError` for a file that makes too many
+    tokens of a text, or too long a text of its tokens.
+    """
+    import tokenizers
+
+    end, _, file = data.partition(b"\n")
+    tokenizer = tokenizers.Tokenizer.from_buffer(file)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if end:  # It may be a word of the file's model alone.
+        tokenizer.add_special_tokens([tokenizers.AddedToken(end.decode(), normalized=False)])
+
+    def encoded(encode: Callable[..., Any], texts: list[str]) -> list[Any]:
+        try:
+            return list(encode(texts, add_special_tokens=False))
+        except BaseException as error:
+            if not is_of_package(error):
+                raise
+            return [None] if len(texts) == 1 else [one for text in texts for one in encoded(encode, [text])]
+
+    def handle(request: bytes) -> bytes:
+        what, _, about = request.partition(b"\n")
+        argument = json.loads(about)
+        if what == b"decode":
+            try:
+                return str(tokenizer.decode(argument)).encode(errors="replace")
+            except BaseException as error:
+                raise ValueError(f"cannot read its own tokens: {error}") from error
+        if what == b"flaw":
+            one = tokenizer.encode(argument, add_special_tokens=False)
+            return json.dumps([one.ids, one.offsets]).encode()
+        found = encoded(tokenizer.encode_batch if what == b"encode at" else tokenizer.encode_batch_fast, argument)
+        numbers = array("I", [0xFFFFFFFF if one is None else len(one.ids) for one in found])
+        for one in filter(None, found):
+            numbers.extend(one.ids)
+            if what == b"encode at":
+                numbers.extend(at for at, _ in one.offsets)
+        return numbers.tobytes()
+
+    about, longest = json.loads(file), 0
+    probe = PROBE + "".join(_texts_in([about.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
+    for one in filter(None, encoded(tokenizer.encode_batch, [probe])):
+        longest = len(one.ids)
+        with contextlib.suppress(Exception):  # Which a decoder that fails on some tokens raises again where it is asked.
+            longest = max(longest, len(handle(b"decode\n" + json.dumps(one.ids).encode())))
+    if longest > MAX_GROWTH * len(probe):
+        raise ValueError(f"makes {longest:,} tokens or characters of a text of {len(probe)}")
+    return b"", handle
+
+
+def _texts_in(part: Any) -> list[str]:
+    """Return the texts in a part of a file, as far as each is one of a pattern."""
+    if isinstance(part, dict | list):
+        return [text for each in (part.values() if isinstance(part, dict) else part) for text in _texts_in(each)]
+    return [part[:MAX_PATTERN]] if isinstance(part, str) else []
+
+
+def is_of_package(error: BaseException) -> bool:
+    """Return True for an error of a text or a file: the package panics on some with bare exceptions."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def without_noncharacters(text: str) -> str:

@@ -1,17 +1,18 @@
 """From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest pins by hash.
 
-The only user of the `tokenizers` package (extra `hf`). A file is read once, compared with the hash of the manifest, and
-only then parsed. Every document ends in a token that stands nowhere inside of one, whatever its text is: no text makes a
-control token (`controls`).
+A file is read once, compared with the hash of the manifest, and only then parsed, by a child with limits: all texts and
+tokens pass through it, since a file of 1 kB can make gigabytes of a letter (`peer.process.confined`). Every document ends in
+a token that stands nowhere inside of one, whatever its text is: no text makes a control token (`controls`).
 """
 
+import json
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,9 @@ from ...peer.base.digest import digest
 from ...peer.base.disk import user_path
 from ...peer.base.errors import UsageError
 from ...peer.base.install import how_to_install
+from ...peer.process.confined import Confined
 from ..consent import HUB_DATASET
-from .controls import Controls, without_noncharacters
+from .controls import MAX_GROWTH, Controls, open_tokenizer, without_noncharacters
 from .hub import newest_commit, read_hub
 
 HASH_PREFIX = "blake3:"
@@ -39,7 +41,10 @@ REMEDY = "name another tokenizer.json"
 MAX_SHOWN = 80
 """Characters of a text that are shown."""
 
-_T = TypeVar("_T")
+FAILED = 0xFFFFFFFF
+"""In the place of the number of a text's tokens: the package fails on it."""
+
+Ids: TypeAlias = npt.NDArray[np.uint32]
 
 
 class Tokenizer(ABC):
@@ -111,42 +116,35 @@ class FileTokenizer(Tokenizer):
             raise UsageError(
                 f"the run's tokenizer {path.name} needs the package tokenizers", remedy=how_to_install("hf")
             )
-        import tokenizers
-
         self.name = path.name
         self.digest = digest(data)
-        failure, remedy = f"{path} is no tokenizer", _remedy(path)
-        self.controls: Controls = self._of_package(failure, Controls, data, (end, *ENDS), remedy=remedy)
-        self._tokenizer: Any = self._of_package(failure, tokenizers.Tokenizer.from_buffer, self.controls.file, remedy=remedy)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        try:
+            self.controls = Controls(data, (end, *ENDS))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{path} is no tokenizer: {error}", remedy=_remedy(path)) from error
         self.vocab_size, self.num_in_texts = self.controls.vocab_size, self.controls.num_in_texts
         self.end, self.end_text = self.controls.end_id, self.controls.end
-        if self.end_text:  # It may be a word of the file's model alone.
-            name = self.controls.names[self.end_text]
-            self._tokenizer.add_special_tokens([tokenizers.AddedToken(name, normalized=False)])
         self._end = [] if self.end is None else [self.end]
+        name = self.controls.names[self.end_text] if self.end_text else ""
+        opened = name.encode() + b"\n" + self.controls.file
+        self._parser = Confined(open_tokenizer, opened, f"the tokenizer {path}", most=0)
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""
-        encoded = self._encoded(self._tokenizer.encode_batch_fast, [without_noncharacters(text) for text in documents])
-        return [np.array([] if one is None else ids + self._end, np.uint32) for ids, one in encoded]
+        found = self._encoded("encode", [without_noncharacters(text) for text in documents])
+        return [np.append(ids, self._end).astype(np.uint32) if known else ids for ids, _, known in found]
 
     def encode_at(self, texts: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
         """The tokens of each text without an end, and the character at which each begins; control tokens by their names."""
-        encoded = self._encoded(self._tokenizer.encode_batch, texts)
-        found = [(ids, [] if one is None else [at for at, _ in one.offsets]) for ids, one in encoded]
-        return [(np.array(ids, np.uint32), np.array(begins, np.int64)) for ids, begins in found]
+        return [(ids, begins.astype(np.int64)) for ids, begins, _ in self._encoded("encode at", texts)]
 
     def flaw(self, text: str) -> str:
         """See `Tokenizer`."""
         try:
-            one = self._tokenizer.encode(text, add_special_tokens=False)
-        except BaseException as error:
-            if not _is_of_package(error):
-                raise
+            ids, offsets = json.loads(self._ask("flaw", text, 64 * MAX_GROWTH * (len(text) + 1)))
+        except UsageError as error:
             return f"is a text on which the tokenizer fails: {error}"
-        unknown = (text[slice(*place)] for token, place in zip(one.ids, one.offsets, strict=True) if token >= self.vocab_size)
+        unknown = (text[slice(*place)] for token, place in zip(ids, offsets, strict=True) if token >= self.vocab_size)
         return f"has {next(unknown, text)[:MAX_SHOWN]!r}, for which the tokenizer has no token"
 
     def prompt(self, text: str) -> list[int]:
@@ -156,30 +154,26 @@ class FileTokenizer(Tokenizer):
         return found or [self.end or 0]
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
-        """The text, special tokens left out."""
+        """The text, special tokens left out. Raises `UsageError` for tokens that it cannot read."""
         known = [token for token in tokens.tolist() if token < self.vocab_size]
-        what = f"the tokenizer {self.name} cannot read its own tokens"
-        return self.controls.read(str(self._of_package(what, self._tokenizer.decode, known)))
+        return self.controls.read(self._ask("decode", known, 4 * MAX_GROWTH * (len(known) + 1)).decode())
 
-    def _encoded(self, encode: Callable[..., Any], texts: Sequence[str]) -> list[tuple[list[int], Any]]:
-        """Return the ids of each text and its encoding; none and None where the package fails or knows a part of it alone."""
-        try:
-            encoded = encode(list(texts), add_special_tokens=False)
-        except BaseException as error:
-            if not _is_of_package(error):
-                raise
-            return [([], None)] if len(texts) == 1 else [one for text in texts for one in self._encoded(encode, [text])]
-        found = [(one.ids, one) for one in encoded]
-        return [([], None) if max(ids, default=0) >= self.vocab_size else (ids, one) for ids, one in found]
+    def _encoded(self, what: str, texts: Sequence[str]) -> Iterator[tuple[Ids, Ids, bool]]:
+        """Yield the ids of each text, where they begin, and True; nothing and False where the package knows a part of it."""
+        most = 4 * len(texts) + 8 * MAX_GROWTH * sum(len(text) + 1 for text in texts)
+        numbers = np.frombuffer(self._ask(what, list(texts), most), np.uint32)
+        counts, at = numbers[: len(texts)].tolist(), len(texts)
+        for count in counts:
+            size = 0 if count == FAILED else count
+            ids = numbers[at : at + size]
+            at += size
+            begins = numbers[at : at + size] if what == "encode at" else ids[:0]
+            at += len(begins)
+            known = count != FAILED and int(ids.max(initial=0)) < self.vocab_size
+            yield (ids, begins, True) if known else (ids[:0], ids[:0], False)
 
-    def _of_package(self, failure: str, function: Callable[..., _T], *arguments: Any, remedy: str = REMEDY) -> _T:
-        """Call the package, which raises bare exceptions, and panics on files that its parser took. Raises `UsageError`."""
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            if not _is_of_package(error):
-                raise
-            raise UsageError(f"{failure}: {error}", remedy=remedy) from error
+    def _ask(self, what: str, argument: object, most: int) -> bytes:
+        return self._parser.ask(f"{what}\n{json.dumps(argument)}".encode(), most)
 
 
 def _remedy(*paths: Path) -> str:
@@ -187,10 +181,6 @@ def _remedy(*paths: Path) -> str:
         return REMEDY
     code = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
     return f"convert it: python -c {shlex.quote(code)} {shlex.quote(str(paths[0].parent))} NEW, and name NEW/{TOKENIZER}"
-
-
-def _is_of_package(error: BaseException) -> bool:
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 BYTES = ByteTokenizer()

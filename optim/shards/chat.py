@@ -1,7 +1,7 @@
 """Chats as text, by the template of their tokenizer, and where in it the answers stand.
 
 A template is a program (Jinja) of whoever has made the tokenizer. It runs when data are packed, on the packer's computer, in
-the sandbox that transformers uses for it, and never on a volunteer's.
+the sandbox that transformers uses for it, in a child with limits (`peer.process.confined`), and never on a volunteer's.
 
 Theory of operation. The whole chat is rendered once, and everything is located in that text. Where the template marks what
 its model generates (`{% generation %}`), an answer is what stands between two marks. Elsewhere it stands behind the chat
@@ -34,8 +34,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...peer.base.errors import UsageError
-from ..data.controls import NAMED, Controls, without_noncharacters
-from .tokenizer_config import SPECIAL_TOKENS, TEMPLATE, config_beside
+from ...peer.process.confined import Confined, Handler
+from ..data.controls import MAX_GROWTH, NAMED, Controls, without_noncharacters
+from .tokenizer_config import MAX_CONFIG_BYTES, SPECIAL_TOKENS, TEMPLATE, config_beside
 
 ASSISTANT, SYSTEM = "assistant", "system"
 ROLES = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT}
@@ -89,6 +90,28 @@ class _Generation(jinja2.ext.Extension):
         return [nodes.Output([nodes.TemplateData(MARK)]), *body, nodes.Output([nodes.TemplateData(MARK)])]
 
 
+def open_template(data: bytes) -> tuple[bytes, Handler]:
+    """Open a template in a child: the names that it reads, then for each request, what it is given, a refusal and a text."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": DAY.strftime}
+    environment.filters["tojson"] = _to_json
+    try:
+        template = environment.from_string(data.decode())
+        variables = jinja2.meta.find_undeclared_variables(environment.parse(data.decode()))
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ValueError(f"is no Jinja: {error}") from error
+
+    def handle(request: bytes) -> bytes:
+        try:
+            answer = "", template.render(json.loads(request))
+        except REFUSALS as error:
+            answer = str(error) or type(error).__name__, ""
+        return json.dumps(answer).encode()
+
+    return json.dumps(sorted(variables)).encode(), handle
+
+
 class ChatTemplate:
     """A Jinja template with the special tokens that it may name. Raises `UsageError` for what is no template.
 
@@ -96,18 +119,11 @@ class ChatTemplate:
     """
 
     def __init__(self, template: str, tokens: Mapping[str, str], controls: Controls | None = None) -> None:
-        extensions = ["jinja2.ext.loopcontrols", _Generation]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": DAY.strftime}
-        environment.filters["tojson"] = _to_json
         self._tokens, self._controls = dict(tokens), controls or Controls()
-        try:
-            self._template = environment.from_string(template)
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
-            """What it reads: messages, and what stands beside them, as tools."""
-        except (jinja2.TemplateError, RecursionError) as error:
-            what = f"the tokenizer's chat template is no Jinja: {error}"
-            raise UsageError(what, remedy="take another tokenizer") from error
+        what = "the tokenizer's chat template"
+        self._template = Confined(open_template, template.encode(errors="replace"), what, most=MAX_CONFIG_BYTES)
+        self.variables = frozenset[str](json.loads(self._template.opened))
+        """What it reads: messages, and what stands beside them, as tools."""
         self._thinks = REASONING in template and THOUGHT_END in self._controls.names
         self._reads = [name for name, special in self._controls.is_special.items() if not special and name in template]
         """Control tokens that it may look for in an answer."""
@@ -190,7 +206,11 @@ class ChatTemplate:
         """Return a rendering, and where in it stands what the template marks as generated."""
         quoted = self._controls.quoted(json.dumps({**given, "messages": messages}, ensure_ascii=False, default=str))
         about = {**dict.fromkeys(LISTS), **json.loads(quoted), **self._tokens, "add_generation_prompt": prompt}
-        text = self._controls.written(self._template.render(about))
+        request = json.dumps(about).encode()
+        failed, text = json.loads(self._template.ask(request, MAX_GROWTH * len(request) + MAX_CONFIG_BYTES))
+        if failed:
+            raise ValueError(failed)
+        text = self._controls.written(text)
         if "\ufdd4" in text or "\ufdd5" in text:
             raise ValueError("it cuts a control token of a text in two")
         pieces = text.split(MARK)

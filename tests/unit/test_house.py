@@ -125,7 +125,7 @@ ONLY_USERS = {
     "huggingface_hub": ("scripts/checkpoints/upload.py", "optim/data/hub.py"),
     "httpx": ("optim/data/hub.py",),
     "pyarrow": ("optim/data/pages.py",),
-    "tokenizers": ("optim/data/tokenizer.py",),
+    "tokenizers": ("optim/data/controls.py",),
     "jinja2": ("optim/shards/chat.py",),
     "starlette": ("scripts/page/server.py",),
     "uvicorn": ("scripts/page/server.py",),

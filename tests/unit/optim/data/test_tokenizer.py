@@ -1,6 +1,7 @@
 """Tokenizers: bytes, and files that are parsed only after their hash was checked."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,38 @@ def test_a_tokenizer_of_another_form_is_told_how_to_convert(tmp_path: Path, name
     assert missing.value.remedy == named.value.remedy
     assert named.value.remedy.startswith("convert it: python -c ")
     assert f" {tmp_path} NEW, and name NEW/tokenizer.json" in named.value.remedy
+def repeated(pattern: dict[str, str], content: str, times: int) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": pattern, "content": content}] * times}
+
+
+E, RARE = {"String": "e"}, {"Regex": r"\p{Han}"}
+BOMBS: dict[str, dict[str, Any]] = {
+    "a letter": {"normalizer": repeated(E, "e" * 100, 5)},
+    "a letter, in less memory": {"normalizer": repeated(E, "e" * 100, 2)},
+    "a letter that the file names": {"normalizer": repeated({"String": "\u4e00"}, "\u4e00" * 100, 2)},
+    "what tokens are read as": {
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": E, "content": "e" * 100}] * 2}
+    },
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_file_that_makes_too_much_of_a_text_is_one_line_when_it_is_opened(path: Path, bomb: str) -> None:
+    known = json.loads(path.read_text()) | {"pre_tokenizer": None, "decoder": None}
+    known["model"]["vocab"] |= {letter: 1000 + number for number, letter in enumerate("et \u4e00")}
+    with pytest.raises(UsageError, match=r"the tokenizer own\.json (makes [\d,]+ tokens|ends the process that reads it)"):
+        FileTokenizer(Path("own.json"), json.dumps(known | BOMBS[bomb]).encode())
+
+
+def test_a_text_of_which_a_file_makes_too_much_is_one_line(path: Path) -> None:
+    known = json.loads(path.read_text()) | {"pre_tokenizer": None}
+    known["model"]["vocab"]["e"] = 1000
+    normalizer = repeated(RARE, "e" * 1_000_000, 1)  # The probe has no such letter.
+    tokenizer = FileTokenizer(Path("own.json"), json.dumps(known | {"normalizer": normalizer}).encode())
+    for times, reason in (1, "makes [0-9,]+ bytes of [0-9,]+"), (2000, "ends the process that reads it .*1.0 GiB"):
+        with pytest.raises(UsageError, match=f"the tokenizer own.json {reason}"):
+            tokenizer.encode(["\u4e00" * times])
+        assert len(tokenizer.encode(["swarm"])[0])
 
 
 LETTERS = {"<": 0, "/": 1, "s": 2, ">": 3, "a": 4, " ": 5, "</s>": 6}
@@ -182,6 +215,7 @@ def test_a_text_for_which_a_file_has_no_token_has_none_and_costs_no_other(kind: 
 FLAGS = ("single_word", "lstrip", "rstrip")
 
 
+@cache
 def controlled(kind: str) -> FileTokenizer:
     """A tokenizer of every kind of model, with control tokens in its model and beyond it."""
     model = WITHOUT_UNKNOWN[kind]

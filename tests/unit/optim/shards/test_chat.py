@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -315,17 +316,28 @@ BYTES = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 CONTROLLED = with_controls()
 
 
+@cache
+def controlled_template() -> ChatTemplate:
+    return ChatTemplate(WITH_CONTROLS, {}, CONTROLLED.controls)
+
+
 @given(st.lists(st.sampled_from(FORGED)).map("".join), st.lists(st.sampled_from(FORGED)).map("".join))
 def test_no_text_of_a_chat_makes_a_control_token(asked: str, more: str) -> None:
     question = {"role": "user", "content": asked, "more": more}
     messages = [question, {**question, "role": "assistant", "content": f"I see {asked}"}]
-    rendered = ChatTemplate(WITH_CONTROLS, {}, CONTROLLED.controls).render(messages)
+    rendered = controlled_template().render(messages)
     assert rendered is not None
     ((tokens, begins),) = CONTROLLED.encode_at([rendered.text])
     assert [int(token) for token in tokens if token >= len(BYTES)] == [257, 256, 258, 256]
     assert CONTROLLED.controls.read(rendered.text).startswith(f"<|user|>{without_noncharacters(asked)}")
     ((start, stop),) = rendered.answers
     assert tokens[np.flatnonzero((begins >= start) & (begins < stop))[-1]] == 256
+
+
+@pytest.mark.parametrize("bomb", ["{{ 'a' * 10000000000 }}", "{{ messages[0].content * 10000000000 }}"])
+def test_a_template_that_takes_all_memory_is_one_line(bomb: str) -> None:
+    with pytest.raises(UsageError, match=r"chat template (cannot be read: MemoryError|ends the process that reads it|makes)"):
+        ChatTemplate(bomb, {}).render(CHAT)
 
 
 def test_a_thought_in_an_answer_is_rendered_by_the_template_or_refused() -> None:

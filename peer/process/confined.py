@@ -1,0 +1,146 @@
+"""A child process with limits on memory and processor time, in which a parser reads strangers' files.
+
+Theory of operation. A library that parses a file of some kilobytes may take any memory, or any time, and some abort their
+process. So a file that comes from elsewhere is opened by a function of ours in a child, which answers requests of bytes with
+bytes; nothing that it sends is unpickled, and each answer has the limit of its request. The child imports the module of
+that function and no more, ends with its parent's end of the pipe, and dies by its limits: that is one error, which names the
+file. Where the system has no such limits (Windows; macOS has none on memory), the limit of answers and the death of a child
+alone hold.
+"""
+
+import contextlib
+import importlib
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from signal import Signals
+from subprocess import DEVNULL, PIPE, Popen
+from typing import IO, TypeAlias
+
+from ..base.errors import UsageError
+
+MEMORY, MEMORY_PER_BYTE, MOST_MEMORY = 1 << 30, 512, 12 << 30
+"""Bytes of addresses that a child may take: besides a base, so many for each byte of its largest request, and never more.
+
+A tokenizer takes 240 for a byte of a text, and more where it says at which character each token begins.
+"""
+CPU_SECONDS, CPU_SECONDS_PER_MIB = 30, 30
+"""Processor time of one request: the slowest models take 2 s for 1 MiB."""
+MAX_REASON_BYTES = 2_000
+_HEAD = struct.Struct(">BQ")
+"""Whether the function has raised, and the length of what follows."""
+
+Handler: TypeAlias = Callable[[bytes], bytes]
+
+
+class Confined:
+    """A file opened in a child by `opener`, a function of a module: what it returns answers `ask`, after a first answer.
+
+    `what` names the file in errors, which a `ValueError` of the function goes on with. Raises `UsageError` where the function
+    raises, or the child dies.
+    """
+
+    def __init__(self, opener: Callable[[bytes], tuple[bytes, Handler]], data: bytes, what: str, *, most: int) -> None:
+        self._command = [sys.executable, "-P", "-m", __name__, opener.__module__, opener.__name__]
+        self._first, self._what = (data, most), what
+        self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._process = Popen(
+            self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,  # Of a library that panics.
+            env={"MALLOC_ARENA_MAX": "4", **os.environ},
+        )
+        weakref.finalize(self, _end, self._process)
+        self.opened = self._asked(*self._first)
+        """The first answer."""
+
+    def ask(self, request: bytes, most: int) -> bytes:
+        """Return the answer, of at most so many bytes; a request that ends the child fails alone. Raises `UsageError`."""
+        with self._lock:
+            if self._process.poll() is not None:
+                self._start()
+            return self._asked(request, most)
+
+    def _asked(self, request: bytes, most: int) -> bytes:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with contextlib.suppress(OSError, struct.error):
+            _write(stdin, 0, request)
+            failed, size = _HEAD.unpack(stdout.read(_HEAD.size))
+            if size > (MAX_REASON_BYTES if failed else most):
+                _end(self._process)
+                raise self._refused(f"makes {size:,} bytes of {len(request):,}")
+            if len(answer := stdout.read(size)) == size:
+                if failed:
+                    raise self._refused(answer.decode(errors="replace"))
+                return answer
+        code = self._process.wait()
+        how = Signals(-code).name if code < 0 else f"exit code {code}"
+        memory, seconds = limits(len(request))
+        allowed = f"which may take {memory / (1 << 30):.1f} GiB of memory and {seconds} s of a processor"
+        raise self._refused(f"ends the process that reads it ({how}), {allowed}")
+
+    def _refused(self, reason: str) -> UsageError:
+        return UsageError(f"{self._what} {reason}", remedy="take another one")
+
+
+def _end(process: "Popen[bytes]") -> None:
+    process.kill()
+    with process:  # Closes its pipes.
+        process.wait()
+
+
+def _write(file: IO[bytes], failed: int, content: bytes) -> None:
+    file.write(_HEAD.pack(failed, len(content)))
+    file.write(content)
+    file.flush()
+
+
+def limits(size: int) -> tuple[int, int]:
+    """Return the bytes of memory and the seconds of a processor for a request of this size."""
+    return min(MEMORY + MEMORY_PER_BYTE * size, MOST_MEMORY), CPU_SECONDS + CPU_SECONDS_PER_MIB * (size >> 20)
+
+
+def _limit(size: int, largest: int) -> None:
+    """Allow the time of a request beyond what is used, and the memory of the largest one: not all of that is given back."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Where the system has none.
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(used.ru_utime + used.ru_stime) + limits(size)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (limits(largest)[0], resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _serve(opener: Callable[[bytes], tuple[bytes, Handler]]) -> None:
+    """Answer requests until the pipe ends: the first by `opener`, the others by what it returns."""
+    stdin, stdout, handler, largest = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), None, 0
+    os.dup2(2, 1)  # What a library prints is no answer.
+    while len(head := stdin.read(_HEAD.size)) == _HEAD.size:
+        request = stdin.read(_HEAD.unpack(head)[1])
+        largest = max(largest, len(request))
+        _limit(len(request), largest)
+        try:
+            if handler is None:
+                answer, handler = opener(request)
+            else:
+                answer = handler(request)
+        except BaseException as error:  # noqa: BLE001 # Libraries in Rust panic with bare exceptions.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = reason if type(error) is ValueError else f"cannot be read: {reason}"
+            _write(stdout, 1, reason.encode(errors="replace")[:MAX_REASON_BYTES])
+        else:
+            _write(stdout, 0, answer)
+
+
+if __name__ == "__main__":
+    _serve(getattr(importlib.import_module(sys.argv[1]), sys.argv[2]))
