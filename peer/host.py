@@ -68,7 +68,7 @@ STATED_DIAL_PERIOD = 60.0
 DIALS_TO_ONE = 64
 """Dials to one IP address (IPv6: to one /64) in a period, at addresses that members state: a full roster behind one NAT. All
 runs together must not be a flood for a bystander."""
-LOOPBACK_EXEMPT = Origins(("127.0.0.0/8", "::1/128"))
+NONE_EXEMPT = Origins(())
 DIALS_IN_ALL = 1024
 """Dials to all of them: a full roster, of 16 addresses each."""
 MAX_STREAMS_PER_CONNECTION = 128
@@ -396,7 +396,7 @@ class Libp2pHost:
         if reason := why_not_dial(address, theirs, here):
             return reason
         now = trio.current_time()
-        if not self._dials_to_one.take(LOOPBACK_EXEMPT.of(address.split("/")[2]), now):
+        if not self._dials_to_one.take(NONE_EXEMPT.of(address.split("/")[2]), now):
             return f"more than {DIALS_TO_ONE} dials to one address (IPv6: one /64) within {STATED_DIAL_PERIOD:g} s"
         if not self._dials_in_all.take(UNKNOWN, now):
             return f"more than {DIALS_IN_ALL} dials within {STATED_DIAL_PERIOD:g} s"

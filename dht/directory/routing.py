@@ -18,7 +18,6 @@ from hashlib import sha256
 import base58
 
 from ...peer.base.transport import Address, PeerId
-from ...peer.quota.limits import LOCAL_NETWORKS
 from ...peer.quota.origins import Origin, Origins
 
 BUCKET_SIZE = 20
@@ -47,7 +46,7 @@ class Servers:
     def __init__(self, own: PeerId) -> None:
         self._own = position(own)
         self._own_id = own
-        self._origins = Origins(LOCAL_NETWORKS)
+        self._origins = Origins(())
         self._servers: dict[PeerId, _Server] = {}
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -112,8 +111,6 @@ class Servers:
         mates = [server for server in others if server.bucket == new.bucket]
         if len(mates) >= BUCKET_SIZE:
             return False
-        if new.origin.exempt:
-            return True
         kin = [server for server in others if server.origin.network == new.origin.network]
         return len(kin) < PER_TABLE and sum(server.bucket == new.bucket for server in kin) < PER_BUCKET
 
@@ -122,7 +119,7 @@ class Candidates:
     """The servers that others name during one lookup: not too many, and few of each network."""
 
     def __init__(self, known: Iterable[PeerId]) -> None:
-        self._origins = Origins(LOCAL_NETWORKS)
+        self._origins = Origins(())
         self._known = set(known)
         self._of_network: dict[str, int] = {}
 
@@ -130,9 +127,7 @@ class Candidates:
         """Return True if the lookup may ask this server, too."""
         origin = origin_of(addresses, self._origins)
         kin = self._of_network.get(origin.network, 0)
-        if peer in self._known or not addresses or len(self._known) >= 5 * BUCKET_SIZE:
-            return False
-        if kin >= PER_TABLE and not origin.exempt:
+        if peer in self._known or not addresses or len(self._known) >= 5 * BUCKET_SIZE or kin >= PER_TABLE:
             return False
         self._known.add(peer)
         self._of_network[origin.network] = kin + 1

@@ -2,11 +2,10 @@
 
 Theory of operation. A socket goes through the gate before a byte is read, as at any other listener, and has the time of an
 unfinished handshake for TLS and the HTTP request, too. A reverse proxy of this computer (Caddy, nginx) connects from
-loopback, which is exempt from the gate's limits: so its request is read first, and the socket counts for the client that the
-proxy names in X-Forwarded-For. Nobody else's header is believed.
+loopback: so its request is read first, of `MAX_UNREAD` at a time, and the socket counts for the client that the proxy names
+in X-Forwarded-For. Nobody else's header is believed. All clients of a proxy that names none count as one address.
 """
 
-import ipaddress
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +19,15 @@ from ..libp2p.gate import Gate
 from ..libp2p.listen import ACCEPT_QUEUE, SelectiveListener
 from ..libp2p.tcp import ConnectionHandler, TrafficMeter
 from ..log.telemetry import Telemetry
+from ..quota.origins import UNKNOWN
+from ..quota.places import Places
 from .certificate import TlsCertificate
 from .websocket import WebStream
 
 GREETING_TIMEOUT = 10.0
 """Seconds for TLS and the HTTP request, as for the rest of a handshake."""
+MAX_UNREAD = 64
+"""Requests of the reverse proxy that have not arrived whole, as many as handshakes; beyond, the oldest gives way."""
 NO_REQUEST = "it asked for no WebSocket"
 
 
@@ -50,6 +53,7 @@ class WebServer:
         self._meter = meter
         self._telemetry = telemetry
         self._handle = handle
+        self._unread = Places[trio.CancelScope](MAX_UNREAD)
 
     async def listen(self) -> None:
         """Open the listening sockets. Raises `LocalError`."""
@@ -60,7 +64,8 @@ class WebServer:
             reason = error.strerror or str(error)
             remedy = "choose another HOST:PORT; ports below 1024 need root, or CAP_NET_BIND_SERVICE"
             raise LocalError(f"cannot listen for WebSockets on {where}: {reason}", remedy=remedy) from None
-        self.listeners = [SelectiveListener(one.socket) for one in opened]
+        spares = _is_proxy if self._place.certificate is None else lambda where: False
+        self.listeners = [SelectiveListener(one.socket, spares) for one in opened]
         self._telemetry.emit("websocket.ready", step="wss" if self._place.certificate else "ws", port=self.port)
 
     @property
@@ -87,7 +92,7 @@ class WebServer:
         stream = WebStream(below, carrier, is_client=False)
         stream.count_into(self._meter)
         try:
-            if certificate is None and ipaddress.ip_address(_ip_of(stream)).is_loopback:
+            if certificate is None and _is_proxy(_ip_of(stream)):
                 if await self._greet(stream, from_proxy=True) and not self.listeners[0].refuses(_ip_of(stream)):
                     await self._gate.admit(stream, self._handle)
             else:
@@ -103,14 +108,23 @@ class WebServer:
 
     async def _greet(self, stream: WebStream, *, from_proxy: bool = False) -> bool:
         """Shake hands over TLS and HTTP; returns whether a WebSocket came of it."""
-        with trio.move_on_after(GREETING_TIMEOUT):
+        with trio.move_on_after(GREETING_TIMEOUT) as scope:
+            if from_proxy and (oldest := self._unread.enter(scope, UNKNOWN)) is not None:
+                oldest.cancel()
             try:
                 await stream.answer(from_proxy=from_proxy)
                 return True
             except (IOException, OSError):
                 pass
+            finally:
+                self._unread.leave(scope)
         self._gate.refusals.add("handshake", NO_REQUEST, self._gate.origins.of(_ip_of(stream)))
         return False
+
+
+def _is_proxy(where: str) -> bool:
+    """Return True for an address or a network of loopback."""
+    return where.startswith(("127.", "::1", "::/"))
 
 
 def _ip_of(stream: WebStream) -> str:

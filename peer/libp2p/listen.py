@@ -49,10 +49,14 @@ ATTACH_FILTER, FILTER = 26, struct.Struct("@HP")
 
 
 class SelectiveListener(trio.abc.Listener[trio.SocketStream]):
-    """A listening socket that closes at once what `refuses` returns True for, by its IP address."""
+    """A listening socket that closes at once what `refuses` returns True for, by its IP address.
 
-    def __init__(self, listening: trio.socket.SocketType) -> None:
+    It always takes those for which `spares` does, of an address or a network.
+    """
+
+    def __init__(self, listening: trio.socket.SocketType, spares: Callable[[str], bool] = lambda where: False) -> None:
         self.socket = listening
+        self._spares = spares
         self.refuses: Callable[[str], bool] = lambda ip: False
 
     async def accept(self) -> trio.SocketStream:
@@ -64,7 +68,7 @@ class SelectiveListener(trio.abc.Listener[trio.SocketStream]):
                 if error.errno in (errno.EBADF, errno.ENOTSOCK):
                     raise trio.ClosedResourceError from None
                 raise
-            if not self.refuses(ip):
+            if self._spares(ip) or not self.refuses(ip):
                 return trio.SocketStream(accepted)
             accepted.close()
 
@@ -72,6 +76,7 @@ class SelectiveListener(trio.abc.Listener[trio.SocketStream]):
         """Let the kernel drop attempts to connect from these networks, and from no others any more; on Linux alone."""
         if sys.platform != "linux":
             return
+        networks = [network for network in networks if not self._spares(network)]
         program = filter_program(networks, 6 if self.socket.family == socket.AF_INET6 else 4)
         memory = ctypes.create_string_buffer(program)  # The kernel copies it.
         described = FILTER.pack(len(program) // INSTRUCTION.size, ctypes.addressof(memory))

@@ -23,7 +23,6 @@ from ..base.errors import LaterVersion, NetworkError, RemoteError, StreamClosed,
 from ..base.transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from ..identity import Identity
 from ..log.telemetry import Telemetry
-from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import NOWHERE, UNKNOWN, Origin, Origins
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from .backlog import Backlog
@@ -87,7 +86,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, readers)
         self._verifications = VerificationQueue(self.compute, self.charge, self.refuse)
         self._refusals = Refusals(telemetry, trio.current_time, "message.refused")
-        self._origins = Origins(LOCAL_NETWORKS)
+        self._origins = Origins(())
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_received: dict[PeerId, float] = {}

@@ -3,9 +3,9 @@
 Theory of operation. Peer ids cost nothing, IP addresses cost something, and the holder of one often has its neighbours, too
 (Sybil attack). So everything that can run out is limited in total, per IP address and per network: /24 of IPv4, /48 of
 IPv6, whose "address" is a /64, since a home has one. Both prefixes are those of py-libp2p's routing table and of most rate
-limiters. A newcomer beyond a limit gets the place of the oldest of those who have most (`places`). Loopback and private
-networks are exempt from the limits per address and per network, never from those in total: a test or an office has many
-peers on one address, and a stranger cannot come from one.
+limiters. A newcomer beyond a limit gets the place of the oldest of those who have most (`places`). Nobody is exempt for
+coming from loopback or a private network: behind a proxy, a container's bridge or a router that hides sources every stranger
+does. The operator of a bootstrap may exempt networks from its limits per address and per network, never from those in total.
 
 Every host has the limits of a gate (`GateLimits`). A limit of a bootstrap is one field of `BootstrapLimits`: its option of
 `flockstep bootstrap`, its check and its error follow from that.
@@ -20,7 +20,6 @@ from ..base.errors import UsageError
 
 BOOTSTRAP_STREAMS = 32.0
 """Questions a second that a bootstrap answers to one address: a newcomer's 128 lookups fit into the burst many times."""
-LOCAL_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "::1/128", "fc00::/7")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class GateLimits:
     """That strangers open from one address, 512 in a burst; each takes 1.5 ms of a core, and a newcomer opens a few to each
     member. A connection that exceeds this is closed."""
 
-    exempt: tuple[str, ...] = LOCAL_NETWORKS
+    exempt: tuple[str, ...] = ()
     """Networks to which no limit per address or per network applies."""
 
 
@@ -118,7 +117,7 @@ class BootstrapLimits:
 
     record_rate: Annotated[float, Limit("Records/s that one IP address may publish; four times as many in a burst")] = 10.0
 
-    exempt: tuple[str, ...] = LOCAL_NETWORKS
+    exempt: tuple[str, ...] = ()
     """Networks to which no limit per address or per network applies."""
 
     def __post_init__(self) -> None:

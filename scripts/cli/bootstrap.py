@@ -39,7 +39,7 @@ def bootstrap(
     ] = None,
     exempt: Annotated[
         list[str] | None,
-        typer.Option(help="Network without limits per address; repeatable.  [default: loopback and private]"),
+        typer.Option(help="Network without limits per address, such as 127.0.0.0/8; repeatable.  [default: none]"),
     ] = None,
     **limits: float,
 ) -> None:

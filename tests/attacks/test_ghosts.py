@@ -37,12 +37,12 @@ from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.guard import BURST_SIGNATURES, SIGNATURES_PER_SECOND
 from flockstep.peer.node.node import Node
-from flockstep.peer.quota.limits import LOCAL_NETWORKS, GateLimits
+from flockstep.peer.quota.limits import GateLimits
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52
-ORIGINS = Origins(LOCAL_NETWORKS)
+ORIGINS = Origins(())
 ME = Identity.from_seed(b"m" * 32)
 TRAINING = MemberBody(state=MemberState.TRAINING, layout=b"m" * 32)
 
@@ -414,11 +414,12 @@ def test_of_one_address_so_many_members_count_as_connections() -> None:
 
 def test_members_of_one_office_and_over_one_relay_are_not_counted_as_one_host() -> None:
     keys = [key(number) for number in range(200)]
-    for ip, relayed in (("192.168.1.5", False), ("198.51.100.7", True)):
+    for ip, relayed in (("192.168.{0}.{1}", False), ("198.51.100.7", True)):
         table = table_with()
-        for identity in keys:
+        for number, identity in enumerate(keys):
             table.merge(record(identity), 0.0, met=True)
-            assert table.meet(identity.peer_id, 0.0, ORIGINS.of(ip), relayed=relayed) == ""
+            origin = ORIGINS.of(ip.format(number % 4, number))
+            assert table.meet(identity.peer_id, 0.0, origin, relayed=relayed) == ""
         assert len(table.active(1.0)) == 201
     assert MAX_OVER_RELAY < MAX_MEMBERS
 

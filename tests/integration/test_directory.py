@@ -165,6 +165,7 @@ async def test_members_find_each_other_and_their_addresses() -> None:
         await host_a.connect(host_b.peer_id, a.addresses(host_b.peer_id))
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_clients_of_two_servers_who_know_each_other_share_a_directory() -> None:
     async with swarm() as north, swarm() as south:
         await south.server.connect(north.server.peer_id, north.server.addresses())

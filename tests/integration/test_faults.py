@@ -324,11 +324,9 @@ async def test_a_clock_ten_minutes_off() -> None:
         assert set(failed) == {"clock"}  # And the way to the run is open.
 
 
+@pytest.mark.usefixtures("open_internet")
 async def test_a_relay_that_is_full() -> None:
-    async with (
-        bootstrap(reservations=1) as open_bootstraps,
-        open_host(Identity.generate(), LOOPBACK, Telemetry()) as other,
-    ):
+    async with bootstrap(reservations=0) as open_bootstraps:
         await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
 
         async def miss(peer: str, address: str, seconds: float) -> str:
@@ -336,9 +334,6 @@ async def test_a_relay_that_is_full() -> None:
             return await open_bootstraps.host._dialler.probe(peer, f"{address.rpartition('/')[0]}/1", seconds)
 
         open_bootstraps.answer(Dialback(miss))
-        await other.bootstraps.enter(open_bootstraps.host.peer_id, open_bootstraps.host.addresses()[0])
-        while not other.bootstraps.reserved:
-            await trio.lowlevel.checkpoint()
         words = "no relay has a place for this peer: the relay is full"
         failed = await both_say(
             link_to(open_bootstraps.via), "reachability", words, "forward the listen port", until="relay.none"

@@ -21,7 +21,7 @@ from flockstep.peer.base.transport import Address, PeerId, Stream
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.memory.network import MemoryNetwork
-from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.quota.refusals import Refusals
 from libp2p.kad_dht.common import PROTOCOL_ID
@@ -92,7 +92,7 @@ class TownHost:
         self.connected, self.open_stream = self._transport.connected, self._transport.open_stream
         self.bootstraps = self
         self.limits = BootstrapLimits()
-        self.origins = Origins(LOCAL_NETWORKS)
+        self.origins = Origins(())
         self.gate = self
         self.bootstrap_server = self
         self.refusals = Refusals(Telemetry(clock=trio.current_time), trio.current_time, "bootstrap.refused")

@@ -156,7 +156,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "peer/strangers": ("quota",),
     "peer/yamux": ("strangers",),
     "peer/libp2p": ("quota", "strangers", "yamux"),
-    "peer/https": ("libp2p", "strangers"),
+    "peer/https": ("libp2p", "quota", "strangers"),
     "peer/nat": ("wire", "quota", "libp2p"),
     "peer/bootstrap": ("quota", "libp2p", "nat"),
     "dht/run": (),

@@ -22,10 +22,9 @@ from flockstep.peer.node.guard import (
     Guard,
     Standing,
 )
-from flockstep.peer.quota.limits import LOCAL_NETWORKS
 from flockstep.peer.quota.origins import NOWHERE, Origins
 
-ORIGINS = Origins(LOCAL_NETWORKS)
+ORIGINS = Origins(("192.168.0.0/16",))
 HERE, NEIGHBOUR, ELSEWHERE = map(ORIGINS.of, ("192.0.2.1", "192.0.2.2", "203.0.113.1"))
 VOTER, MEMBER, STRANGER = Standing
 WHOLE = Cost(messages=BURST)

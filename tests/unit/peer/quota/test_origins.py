@@ -3,11 +3,11 @@
 import pytest
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.log.telemetry import Event, Telemetry
-from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates
 from flockstep.peer.quota.refusals import REFUSAL_PERIOD, Refusals
 
-ORIGINS = Origins(LOCAL_NETWORKS)
+ORIGINS = Origins(("127.0.0.0/8", "192.168.0.0/16", "::1/128"))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,12 @@ ORIGINS = Origins(LOCAL_NETWORKS)
 def test_an_address_has_a_network(ip: str, address: str, network: str, exempt: bool) -> None:
     origin = ORIGINS.of(ip)
     assert (origin.address, origin.network, origin.exempt) == (address, network, exempt)
+
+
+@pytest.mark.parametrize("limits", [BootstrapLimits(), BootstrapLimits().gate, GateLimits()])
+@pytest.mark.parametrize("ip", ["127.0.0.1", "10.0.0.1", "172.17.0.1", "192.168.3.4", "169.254.1.1", "::1", "fd00::1"])
+def test_nobody_is_exempt_for_being_local(limits: BootstrapLimits | GateLimits, ip: str) -> None:
+    assert not Origins(limits.exempt).of(ip).exempt
 
 
 def test_what_is_no_address_counts_together() -> None:
