@@ -162,7 +162,7 @@ class Stage:
             return set()
         words, voters, holders = self.words, len(self._table.voters), self.standing.holders
         unfit = {part for part, it in holders.items() if it != part >= voters and part in words.get(part, ())}
-        absent = self._table.owners - self.spoken
+        absent = {*self._table.owners} - self.spoken
         return absent | {part for part in unfit if not self._is_fit(part, words, self._among)}
 
     def _is_fit(self, part: int, words: Mapping[int, Claims], among: Collection[int]) -> bool:
