@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
+from .trust import weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ def credits_in(value: wire.Value) -> dict[PeerId, int]:
     """Return the tokens that count in a round, of each peer whose contribution is in its outputs."""
     peers = [value.members[index] for index in value.contributors]
     return dict(zip(peers, value.credit, strict=False))
+
+
+def shares_in(value: wire.Value, *, earned: bool) -> dict[PeerId, float]:
+    """Return each contributor's share of the tokens that count in a round, by trust and under the cap of an open run.
+
+    Keys are free: by tokens alone as many new ones as there are contributors would have more than half.
+    """
+    credit, seats = credits_in(value), dict(zip(value.members, value.seats, strict=True))
+    if not credit:
+        return {}
+    shares = weigh(list(credit.values()), [1.0] * len(credit), [seats[peer] for peer in credit], earned=earned)
+    return dict(zip(credit, shares, strict=True))
 
 
 class Credits:

@@ -20,9 +20,9 @@ class Neighbours:
         table: MemberTable,
         me: PeerId,
         telemetry: Telemetry,
-        credit: Callable[[], Mapping[PeerId, int]] = lambda: NO_CREDIT,
+        credit: Callable[[], Mapping[PeerId, float]] = lambda: NO_CREDIT,
     ) -> None:
-        """`credit` returns the tokens that the newest certificate counts for each contributor."""
+        """`credit` returns the share of each contributor in the tokens that the newest certificate counts."""
         self._credit = credit
         self._table = table
         self._me = me

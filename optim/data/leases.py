@@ -28,9 +28,11 @@ what certificates bound, in one of two ways:
                `EPOCHS_AHEAD` with each view, a newcomer's by `MAX_JUMP`. A later epoch of fewer members is a statement that
                the units before it are finished, as they keep nothing of older epochs.
 
-So a liar orders the units of an epoch, but each epoch holds `PART` of the work of the honest: with one liar among ten
-members, whose tokens a round caps, no unit is trained more than 1 / (0.8 · 0.86) = 1.5 times as often as the mean. Up to a
-fifth of an epoch can be left out. Values taken over from others always fit the schema of the share.
+Certified tokens count by trust here, with the cap of an open run, as they do in an update: beside four contributors of
+tenure all others have a fifth of them together. So a liar orders the units of an epoch, but each epoch holds `PART` of the
+work of the honest: with one liar among ten members, whose tokens a round caps, no unit is trained more than
+1 / (0.8 · 0.86) = 1.5 times as often as the mean. Up to a fifth of an epoch can be left out. Values taken over from others
+always fit the schema of the share.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -102,8 +104,8 @@ class Share:
 
 NO_SHARE = Share()
 """Of a member that has not yet stated what its data is."""
-NO_CREDIT: Mapping[PeerId, int] = MappingProxyType({})
-"""Tokens of each contributor before the first certificate."""
+NO_CREDIT: Mapping[PeerId, float] = MappingProxyType({})
+"""The certified tokens of each contributor before the first certificate."""
 
 
 @lru_cache(maxsize=MAX_MEMBERS)  # The same bytes are read several times a second, until their member states others.
@@ -167,12 +169,12 @@ def look(
     me: PeerId,
     mine: Share,
     ranking: Ranking,
-    credit: Mapping[PeerId, int] = NO_CREDIT,
+    credit: Mapping[PeerId, float] = NO_CREDIT,
 ) -> View:
     """What the others' shares mean for me. Each comes with whether its peer still counts as a member.
 
     A member that has not said what its data is counts as one with mine: it is about to begin. Nothing else that it states
-    is believed. `credit` holds the tokens that the newest certificate counts for each contributor.
+    is believed. `credit` holds what the newest certificate counts for each contributor, in any unit.
     """
     same = [
         (peer, share if share.source else NO_SHARE, counts)
@@ -219,12 +221,12 @@ def look(
     )
 
 
-def _weights(me: PeerId, others: Collection[PeerId], credit: Mapping[PeerId, int]) -> dict[PeerId, float]:
+def _weights(me: PeerId, others: Collection[PeerId], credit: Mapping[PeerId, float]) -> dict[PeerId, float]:
     """Certified tokens of this peer and of the others; without any of its own it counts like the mean of them.
 
     All count alike while none has certified tokens, as before the first certificate.
     """
-    certified = {peer: float(credit.get(peer, 0)) for peer in (*others, me)}
+    certified = {peer: float(credit.get(peer, 0.0)) for peer in (*others, me)}
     counted = [tokens for tokens in certified.values() if tokens]
     if not counted:
         return dict.fromkeys(certified, 1.0)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import trio
 
-from ...collectives.accountability.credit import credits_in
+from ...collectives.accountability.credit import shares_in
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition
@@ -236,10 +236,10 @@ class Participant:
         """End the round whose cut I have acknowledged, then send everybody a goodbye."""
         await self.member.leave(command.reason)
 
-    def _credit(self) -> Mapping[PeerId, int]:
-        """The tokens of each contributor that the certificate of my state counts."""
-        certificate = self._position.certificate
-        return NO_CREDIT if certificate is None else credits_in(value_of(certificate))
+    def _credit(self) -> Mapping[PeerId, float]:
+        """The share of each contributor in the tokens that the certificate of my state counts."""
+        certificate, earned = self._position.certificate, self.member.archive.conduct.charter.earned
+        return NO_CREDIT if certificate is None else shares_in(value_of(certificate), earned=earned)
 
     @property
     def _position(self) -> ChainPosition:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pytest
+from flockstep.collectives.accountability.credit import shares_in
+from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, TrustRecord
+from flockstep.collectives.chain.certificate import value_of
 from flockstep.dht.members.body import MAX_SHARE_BYTES
 from flockstep.optim.data.leases import (
     CLAIMED,
@@ -27,7 +30,9 @@ from flockstep.optim.data.leases import (
 )
 from flockstep.optim.data.units import MAX_UNITS
 from flockstep.peer.base.errors import LocalError, MalformedMessage
+from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import Between, Size, encode
+from support.certificates import certify
 from support.lease_swarm import NEWS, SOURCE, UNIT_ITEMS, SimSwarm, found, unit_of_seconds
 
 
@@ -321,6 +326,24 @@ def test_one_view_moves_my_epoch_by_a_few_and_a_newcomers_not_without_bounds(
         mine.trained((begun.epoch, begun.unit), 1)
         assert open_share(encode(mine.share())) == mine.share()
         mine.finish((begun.epoch, begun.unit), 0.0)
+
+
+def test_contributors_without_tenure_neither_move_an_epoch_nor_do_its_work_however_many_they_are() -> None:
+    """Keys are free, and contribute from their first round on."""
+    roster = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 25)]
+    me, *others = (identity.peer_id for identity in roster)
+    honest = {me, *others[:5]}
+
+    def trust_of(peer: str) -> TrustRecord:
+        return TrustRecord(1.0, YOUNG_ROUNDS if peer in honest else 1)
+
+    value = value_of(certify(None, 24, roster=roster, trust_of=trust_of, credit=(1,) * 24))
+    mine, far = Leases(me, SOURCE, Ranking(7, 20)), Share(SOURCE, MAX_EPOCH, ALL_DONE)
+    shares = [(peer, mine.share() if peer in honest else far, True) for peer in others]
+    view = look(shares, me, mine.share(), mine.ranking, shares_in(value, earned=True))
+    assert (view.epoch, view.peers) == (0, 24)
+    assert view.work == pytest.approx(len(honest) / 0.8)
+    assert look(shares, me, mine.share(), mine.ranking, shares_in(value, earned=False)).epoch > 0
 
 
 def test_who_does_not_count_or_has_not_said_what_its_data_is_moves_no_epoch() -> None:
