@@ -13,7 +13,8 @@ Theory of operation. A socket is counted from its accept to its end, so that fil
   last certificate or has tenure. Whoever only calls itself a member is a stranger, since keys are free;
 - a quarter of the places, `KEPT` at most, is for the needed: a needed peer whose connection would give way moves there, and
   only other needed peers take that place from it;
-- voters, and at a bootstrap the other bootstraps, always stay (`stays`): one that would give way needs no place any more.
+- voters, and at a bootstrap the other bootstraps, always stay (`stays`): the only connection of one
+  needs no place any more once it would give way.
 
 Relayed connections take no socket here. They have places of their own, in which each relay is a network and each peer behind
 it an address; the needed among them move as above. What a connection inside of another may send it takes from what the outer
@@ -178,11 +179,15 @@ class Gate:
     def _place(self, guest: _Guest) -> None:
         """Give a connection a place: the one that gives way moves to the needed if it is, and otherwise ends."""
         oldest = guest.places.enter(guest, guest.origin, guest.peer)
-        if oldest is not None and self._is_needed(oldest.peer) and not self._stays(oldest.peer):
+        if oldest is not None and self._is_needed(oldest.peer) and not self._needs_no_place(oldest):
             oldest = self._kept.enter(oldest, oldest.origin, oldest.peer)
-        if oldest is not None and not self._stays(oldest.peer):
+        if oldest is not None and not self._needs_no_place(oldest):
             self.refusals.add("connection", GAVE_WAY, oldest.origin, oldest.peer)
             oldest.scope.cancel()
+
+    def _needs_no_place(self, guest: _Guest) -> bool:
+        """Return True for the only connection of a peer that stays: of several the oldest give way as anybody's do."""
+        return self._stays(guest.peer) and sum(one.peer == guest.peer for one in self._guests) == 1
 
     def origin_of(self, connection: Any) -> Origin:
         """Return the origin whose limits the streams of a connection count for."""
@@ -244,7 +249,7 @@ class Gate:
         """Let those compete for a place again that have none and need not stay any more: who votes changes."""
         tiers = self._handshakes, self._sockets, self._circuits, self._kept
         for guest in [one for one in self._guests if not any(one in places for places in tiers)]:
-            if not guest.scope.cancel_called and not self._stays(guest.peer):
+            if not guest.scope.cancel_called and not self._needs_no_place(guest):
                 self._place(guest)
 
     def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:

@@ -54,10 +54,10 @@ class Member:
             member.host.handle(ECHO, hold)
             yield member
 
-    async def visitor(self, ip: str, *, busy: bool = True) -> Libp2pHost:
+    async def visitor(self, ip: str, *, busy: bool = True, identity: Identity | None = None) -> Libp2pHost:
         """A connected peer from an address, with an open stream unless it is idle. Raises `ConnectFailed`."""
         config = PeerConfig(home=Path("unused"), host=ip, port=0)
-        host = await self.stack.enter_async_context(open_host(Identity.generate(), config, Telemetry()))
+        host = await self.stack.enter_async_context(open_host(identity or Identity.generate(), config, Telemetry()))
         address, peer = self.host.addresses()[0], self.host.peer_id
         if failure := await host._dialler.from_listen_port(peer, address):  # So that it comes from its own address.
             raise ConnectFailed(peer, [], remedy=failure)
@@ -196,6 +196,19 @@ async def test_the_needed_share_their_places_but_voters_stay() -> None:
         newcomers = [await member.visitor(f"127.0.{number}.1") for number in range(2, 5)]
         await is_gone(first)
         assert all(host.connected() for host in (second, voter, *newcomers))
+
+
+async def test_of_a_voters_connections_all_but_one_give_way() -> None:
+    """Else one voter could take all files of every member."""
+    async with Member.of(GateLimits(connections=1)) as member:
+        voter = Identity.generate()
+        member.host.prefer(nobody, voter.peer_id.__eq__)
+        first = await member.visitor("127.0.1.1", identity=voter)
+        second = await member.visitor("127.0.2.1", identity=voter)
+        await is_gone(first)
+        stranger = await member.visitor("127.0.3.1")
+        assert second.connected()
+        assert stranger.connected()
 
 
 async def test_who_votes_no_more_competes_for_a_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
