@@ -14,8 +14,7 @@ test). "Upstream" is an issue of github.com/libp2p/py-libp2p, where one is known
     dial_nobody_unasked    #1451     test_libp2p_fixes: test_nobody_is_dialled_unasked
     limit_greetings        -         test_strangers: test_nobody_comes_in_with_a_key_that_is_not_ed25519,
                                      test_a_line_of_negotiation_is_refused_by_its_length,
-                                     test_a_stream_may_propose_so_many_protocols,
-                                     in tests/unit/peer/wire: test_ends
+                                     test_a_stream_may_propose_so_many_protocols
     limit_identify         -         test_strangers:
                                      test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gone
 

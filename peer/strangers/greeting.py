@@ -8,6 +8,7 @@ Theory of operation. Both come from peers that have proven nothing yet, and py-l
   socket. Here it has `MAX_LINE_BYTES`;
 - proposals of unknown protocols are answered for half a minute: 60 kB/s take a whole core. Here `MAX_LINES` of them are;
 - a socket that has ended within a message is read a hundred times more. Here its end is the end of the message.
+  `tests/unit/peer/wire/test_ends.py` tells when that is no longer needed.
 """
 
 from typing import Any
