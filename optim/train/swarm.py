@@ -57,6 +57,7 @@ from ..step.flat import FlatLayout, frozen_fingerprint, is_sharded
 from ..step.inner import InnerOptimizers, check_optimizers, schedule_of
 from .evaluating import HeldOutResult
 from .fit import outlasts, pace_of, rate_of, remedy
+from .lines import end_in_a_line, say_event
 from .ranks import Ranks
 
 _T = TypeVar("_T")
@@ -105,7 +106,8 @@ class Swarm:
     run, whose manifest is then `signed`, and `join` takes part in it. `follow_run` says whether the run's
     learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
     to optimizers that were built for the run, and the caller's own keep their learning rates.
-    `on_event` is called with every event (see `peer.log.telemetry`). `stop`, once set, ends every wait. `metrics` is the
+    `on_event` is called with every event (see `peer.log.telemetry`); without it a few lines go to stderr, and an error of
+    flockstep or Ctrl-C ends the program without a traceback (`lines`). `stop`, once set, ends every wait. `metrics` is the
     HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing, and `step` raises
@@ -150,12 +152,13 @@ class Swarm:
         return str(FlatLayout.of(model).pin())
 
     def __enter__(self) -> Self:
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = end_in_a_line
         self._ranks = Ranks()
         self._client: PeerClient | None = None
         if self._ranks.first:
             self.telemetry = Telemetry(log_path(self.config.home))
-            if self._on_event is not None:
-                self.telemetry.subscribe(self._on_event)
+            self.telemetry.subscribe(self._on_event or say_event)
             self._show_metrics()
             self._client = PeerClient(self._link, self.config, self.telemetry, self._stop)
         else:
@@ -417,10 +420,8 @@ class Swarm:
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
     def _say(self, event: str, reason: str) -> None:
-        """Emit an event of the join, which a person should read also where a program shows none."""
+        """Emit an event of the join, which a person should read also where a program shows none (`lines.SAID`)."""
         self.telemetry.emit(event, step="join", reason=reason)
-        if self.speaks and self._on_event is None:
-            sys.stderr.write(f"flockstep: {reason}\n")
 
     def _report_own_optimizer(self) -> None:
         inner = self.manifest.inner

@@ -4,7 +4,6 @@ The loop calls `enter` before its first step, `after_step` after each step of it
 that raised never came to its end; the next `enter` leaves for it.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,15 +14,7 @@ from torch.utils.data import RandomSampler
 from ...optim.train.swarm import Swarm, tokens_in
 from ...peer.base.config import PeerConfig
 from ...peer.base.digest import keyed
-from ...peer.base.plain import plain_text
 from ...peer.log.telemetry import Event
-from ..watch.story import count_of
-
-SAID = (
-    *("layout.unpinned", "model.not_kept", "inner.own_optimizer", "data.order"),
-    *("round.awaited", "round.void", "round.missed", "round.abstained"),
-)
-"""The events whose reason the person in front of the screen reads, where no `on_event` is given."""
 
 
 class Guest:
@@ -32,7 +23,7 @@ class Guest:
     def __init__(self, link: str, config: PeerConfig | None, on_event: Callable[[Event], None] | None) -> None:
         self._link = link
         self._config = config
-        self._on_event = on_event or say_event
+        self._on_event = on_event
         self._is_in = False
         self.swarm: Swarm | None = None
         """The membership while training runs, and the last one afterwards."""
@@ -105,18 +96,3 @@ def _reseed(sampler: object, seed: int) -> bool:
         sampler.generator = torch.Generator().manual_seed(torch.initial_seed() % 2**62 + seed)
         return True
     return False
-
-
-def say_event(event: Event) -> None:
-    """Write an event's line to stderr, if a person should read it."""
-    name, line = event.get("event"), ""
-    if name == "run.joined":
-        line = f"joined the run at round {event.get('round')}; peers that train in it now: {event.get('peers')}"
-    elif name == "round.done":
-        line = f"round {event.get('round')}: averaged the work of {count_of(event.get('cut'), 'peer')}"
-    elif name == "run.finished":
-        line = "the run is finished"
-    elif name in SAID:
-        line = str(event.get("reason"))
-    if line:
-        sys.stderr.write(plain_text(f"flockstep: {line}") + "\n")
