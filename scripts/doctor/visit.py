@@ -178,5 +178,5 @@ def check_fit(sheet: Sheet, manifest: Manifest, size: ModelSize, fitted: Mapping
     sheet.passed(
         "fits",
         f"{model}, {fitted['samples']} of {batch} samples at once in {fitted['precision']}: {rate:,.0f} tokens/s, "
-        f"so the run's rounds take {hours:,.1f} h here",
+        f"so the run's rounds take {hours:,.1f} h here, beside the programs that run now",
     )

@@ -39,7 +39,7 @@ def serve_page(
     root = unseen("looking for the run", link)
     # A log of its own: the watcher has the one of the home folder.
     with (
-        closing(Telemetry(log_path(config.home / "page"))) as telemetry,
+        closing(Telemetry(log_path(config.home / "page") if config.home.exists() else None)) as telemetry,
         PageServer(place, telemetry, root=root) as server,
     ):
         say(f"The page of the run is {server.url} until Ctrl-C.")

@@ -77,12 +77,15 @@ class Agreement:
         if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
             return "agreed to before"
         if begun >= signed.manifest.num_rounds:
-            how = f"then `flockstep export {home_of(self.config)} my-model` makes files of it"
-            remedy = f"`flockstep keep LINK` takes its model from a member, {how}"
-            raise LocalError(f"this run is over: all of its {begun:,} rounds are done", remedy=remedy)
+            raise LocalError(
+                f"this run is over: all of its {begun:,} rounds are done",
+                remedy="`flockstep keep LINK` takes its model from a member, then `flockstep export` makes files of it",
+            )
         if not self.yes and self.read is None:
-            what = f"there is no terminal to ask on whether to {self.purpose} this run"
-            raise UsageError(what, remedy="`flockstep run info LINK` shows it, and --yes agrees")
+            raise UsageError(
+                f"there is no terminal to ask on whether to {self.purpose} this run",
+                remedy="`flockstep run info LINK` shows it, and --yes agrees",
+            )
         lines = list(describe_run(signed, self.config, self.purpose, begun))
         for line in lines:
             self.say(line)
@@ -164,11 +167,6 @@ def agree_to_data(
     say(f"Agreed: this computer trains on {source} from now on.")
 
 
-def home_of(config: PeerConfig) -> str:
-    """Return the home folder as a word of a shell's command line."""
-    return shlex.quote(str(config.home))
-
-
 def describe_run(
     signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN, begun: int = 0
 ) -> Iterator[str]:
@@ -183,7 +181,7 @@ def describe_run(
     size = size_of_gpt(manifest.model.options) if is_known else None
     needs = needs_of(manifest, size) if size is not None else None
     unknown = "known once the state is here" if keeps else "known once the model is here"
-    home = home_of(config)
+    home = shlex.quote(str(config.home))
     yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
     yield from _row("run", signed.run_id)
     by = ", ".join(plain_text(text) for text in (manifest.by, manifest.contact) if text)
@@ -222,8 +220,7 @@ def describe_run(
         yield from _row("network", f"up to {gigabytes(a_round)} a round, {a_day}; --max-up limits it")
     yield from _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
     if config.port and config.host != LOOPBACK:
-        where = f"TCP port {config.port} of this computer, to your local network"
-        yield from _row("open", f"{where}; --host {LOOPBACK} closes it")
+        yield from _row("open", f"TCP port {config.port}, to your local network; --host {LOOPBACK} closes it")
     to_pause = "" if keeps else f"`flockstep pause --home {home}` for a while, "
     yield from _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
 

@@ -145,7 +145,7 @@ def find_runs(via: Sequence[Address], config: PeerConfig) -> FoundRuns:
         assert isinstance(directory, AsksOneServer)
         return await find_listed(directory, link, node.telemetry)
 
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return visit(link, config, telemetry, ask)
 
 
@@ -250,7 +250,7 @@ async def _ask_all(
 
 def manifest_of(link: JoinLink, config: PeerConfig) -> SignedManifest:
     """Return the manifest of a run. Raises `FlockstepError`."""
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return fetch_manifest(link, config, telemetry)
 
 

@@ -312,7 +312,7 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
         return load_manifest(Path(target))
     from ...dht.rendezvous import fetch_manifest
 
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return fetch_manifest(JoinLink.parse(target), config, telemetry)
 
 

@@ -44,7 +44,7 @@ def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"],
         own = None if charter.kind == "open" else OwnLedger.of(folder, charter, telemetry)
         return await errand(RunWatcher(node, directory, signed, link, decides=who_decides(signed.manifest), own=own))
 
-    with closing(Telemetry(log_path(config.home))) as telemetry:
+    with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return visit(link, config, telemetry, watch)
 
 

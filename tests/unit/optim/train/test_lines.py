@@ -6,6 +6,7 @@ import sys
 import pytest
 from flockstep.optim.train.lines import end_in_a_line, say_event
 from flockstep.peer.base.errors import UsageError
+from flockstep.peer.log.telemetry import Event
 
 PROGRAM = """
 import torch
@@ -34,12 +35,13 @@ def test_only_what_flockstep_or_its_user_ends_has_no_traceback(capsys: pytest.Ca
 
 
 def test_a_program_that_waits_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    for event in (
+    events: list[Event] = [
         {"event": "run.joined", "round": 7, "peers": 2},
         {"event": "round.awaited", "reason": "waits for its owner"},
         {"event": "step", "loss": 1.0},
         {"event": "round.done", "round": 8, "cut": ["a", "b"]},
-    ):
+    ]
+    for event in events:
         say_event(event)
     assert capsys.readouterr().err.splitlines() == [
         "flockstep: joined the run at round 7; peers that train in it now: 2",

@@ -92,6 +92,6 @@ def test_the_doctor_says_in_one_line_what_fits() -> None:
     check_fit(sheet, TINY, ModelSize(25_000_000, 100_000_000), {})
     hours = hours_of(TINY, TINY.num_rounds, 1234.5)
     assert "gpt of 25.0 M parameters, 4 of 8 samples at once in fp16: 1,234 tokens/s" in lines[0]
-    assert f"take {hours:,.1f} h here" in lines[0]
+    assert f"take {hours:,.1f} h here, beside the programs that run now" in lines[0]
     assert "– fits" in lines[1]
     assert sheet.healthy
