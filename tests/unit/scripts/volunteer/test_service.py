@@ -86,7 +86,7 @@ def test_the_exposure_of_both_units_is_what_the_documents_say(tmp_path: Path) ->
     for name, (unit, most) in units.items():
         path = tmp_path / f"{name}.service"
         path.write_text(unit)
-        analyze = ["systemd-analyze", "security", "--no-pager", "--offline=true", path]
+        analyze = ["systemd-analyze", "security", "--no-pager", "--offline=true", str(path)]
         done = subprocess.run(analyze, capture_output=True, text=True, check=False)
         assert float(done.stdout.rpartition("service: ")[2].split()[0]) <= most
 
