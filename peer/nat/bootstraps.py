@@ -109,7 +109,7 @@ class Bootstraps:
         """Whether I reached each from the port that I listen on. One that had connected here first is not among them."""
         self._sightings: dict[PeerId, Sighting] = {}
         self._awaited: set[PeerId] = set()
-        """Bootstraps that were dialled and have not said yet where they see this peer, so that the first is not alone."""
+        """Bootstraps that are dialled, also again, and have not said yet where they see this peer: the first is not alone."""
         self._dial_back_at: dict[PeerId, float] = {}
         self._reserved: dict[PeerId, float] = {}
         """When to renew the reservation at each relay that granted me one."""
@@ -317,12 +317,15 @@ class Bootstraps:
             except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
                 reason = str(sole_error(group)) or f"no answer within {BOOTSTRAP_ANSWER_TIMEOUT:g} s"
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
-            for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals, self.over_https):
+            if self._sightings.pop(peer, None) is None:
+                self._await_no_more(peer)
+            else:  # Until a dial fails: else those that are not lost, or are back first, decide alone.
+                self._awaited.add(peer)
+            for known in (self._reserved, self.clock_offsets, self.refusals, self.over_https):
                 known.pop(peer, None)
             is_lost = True
             if trio.current_time() >= began + STEADY_SECONDS:
                 failures = 0
-            self._await_no_more(peer)
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])
             failures += 1

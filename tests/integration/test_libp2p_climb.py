@@ -250,6 +250,13 @@ async def test_one_lying_bootstrap_of_three_gives_up_no_relay_and_names_no_addre
         assert host.bootstraps.reserved > {one.peer_id for one in honest}
         assert len([one for one in host.addresses() if one.endswith("/p2p-circuit")]) == 3
         assert not [one for one in (*host.addresses(), *host.bootstraps.seen_at, *host.reachability.aims) if one == lie]
+        back: list[bool] = []  # The liar alone is left for the moment that it takes to connect again.
+        host.bootstraps.on_return(lambda: back.append(True))
+        for one in honest:
+            await one.disconnect(host.peer_id)
+        while len(back) < len(honest):
+            await trio.lowlevel.checkpoint()
+            assert host.reachability.needs_relay
 
 
 @pytest.mark.parametrize("seen", ["/ip4/8.8.8.8/tcp/1/ws", "/dns/a.example/tcp/1"])
