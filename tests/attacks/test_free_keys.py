@@ -184,7 +184,7 @@ def run(deeds: dict[str, Deed], *, keep: bool, seed: int = 0) -> FreeKeys:
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["voters train", "voters keep"])
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.explore) for seed in range(3, 40))])
+@pytest.mark.parametrize("seed", [19, 50, *(pytest.param(seed, marks=pytest.mark.explore) for seed in range(19))])
 def test_ten_keys_end_no_attempt_whatever_they_do_and_when(seed: int, keep: bool) -> None:
     run(dict(deeds_of(seed, STEPS, DEEDS)), keep=keep, seed=seed)
 
@@ -232,7 +232,7 @@ def test_eight_keys_that_give_up_one_after_the_other_use_up_no_naming_and_are_re
                 begin(liar, place, nursery)
             for round_ in (1, 2):
                 began = trio.current_time()
-                await until_done([*honest, keeper], round_, *liars)
+                await until_done([*honest, keeper], round_, *liars, within=4.0)
                 ends.append(trio.current_time() - began)
                 for liar in liars:
                     catch_up(liar, keeper)
