@@ -7,11 +7,12 @@ buckets, one of the circuits from one address and one of all circuits, until eit
 `CIRCUIT_IDLE_SECONDS`.
 
 Reservations and circuits are `Places`, circuits in all and of each of their two peers, by where the caller comes from: so
-nobody who holds many of them, at one target or at all, keeps a newcomer out. Whose reservation gave way is not told, and
-reserves anew at half of the time; whose circuit did finds it closed, and dials again. A refusal is answered by a status, and
-is an event:
+nobody who holds many of them, at one target or at all, keeps a newcomer out. Circuits a second to one target are limited in
+the same parts, here and not at the target, which knows no addresses: each costs it a handshake. Whose reservation gave way is
+not told, and reserves anew at half of the time; whose circuit did finds it closed, and dials again. A refusal is answered by
+a status, and is an event:
 
-    RESOURCE_LIMIT_EXCEEDED   this relay has no places
+    RESOURCE_LIMIT_EXCEEDED   this relay has no places, or too many circuits a second to one peer
     PERMISSION_DENIED         the request came through another relay
     NO_RESERVATION            the peer has none here
     CONNECTION_FAILED         the peer does not answer
@@ -25,7 +26,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -47,6 +48,7 @@ from ..quota.limits import BootstrapLimits
 from ..quota.origins import UNKNOWN, Origin, Origins
 from ..quota.places import GAVE_WAY, Places
 from ..quota.refusals import Refusals
+from ..quota.shares import Shares
 
 RESERVATION_SECONDS = 240.0
 """Renewed at half of it, which takes 1 % of a core for all places: so long is a peer without its place that gave way."""
@@ -56,6 +58,10 @@ CIRCUIT_IDLE_SECONDS = 120.0
 
 RELAY_ANSWER_TIMEOUT = 10.0
 """The timeout in seconds for a whole request, and for a peer to accept a circuit."""
+
+CALLS_PER_SECOND, CALLS_BURST_SECONDS, ALL_CALLS = 2.0, 32.0, 4
+"""Circuits to one peer that are asked for from one address, as a member accepts connections, 64 in a burst; and from all, in
+those of one address: 8 a second, and 256 in a burst."""
 
 PIECE = 1 << 17
 """Bytes forwarded at a time: two frames."""
@@ -89,12 +95,14 @@ class Throttle:
 
 @dataclass(slots=True)
 class _Place:
-    """A reservation: whose, the origin that it counts for, and its expiry on trio's clock."""
+    """A reservation: whose, the origin that it counts for, its expiry on trio's clock, and the rate of its calls."""
 
     holder: ID
     """The library's form: each question looks at all places, and 512 ids in base58 take 3 ms."""
     origin: Origin
     expires: float
+    calls: Shares = field(default_factory=lambda: Shares(CALLS_PER_SECOND, CALLS_BURST_SECONDS, all_share=ALL_CALLS))
+    """Begun anew by each renewal, so that it remembers the origins of some minutes and no more."""
 
 
 class RelayServer:
@@ -175,11 +183,12 @@ class RelayServer:
 
     async def _connect(self, stream: Any, peer: PeerId, target: PeerId, origin: Origin) -> None:
         self._drop_expired()
-        if target not in self._places:
+        if (place := self._places.get(target)) is None:
             await self._refuse(stream, Status.NO_RESERVATION, peer, origin)
             return
-        if not self._limits.circuits:
-            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
+        if (whose := place.calls.exceeded(origin, trio.current_time())) or not self._limits.circuits:
+            reason = whose and f"too many circuits a second to one peer from {whose}"
+            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin, reason)
             return
         with self._circuit(peer, target, origin) as scope:
             other = await self._stop(peer, target)

@@ -53,7 +53,7 @@ the timeout of a dial."""
 CONNECT_BURST_SECONDS = 32.0
 """Of the limit of connections a second: 64, a full roster behind one NAT that starts at once."""
 ALL_CONNECTS = 16
-"""Connections a second of all networks, in those of one address: 32, a sixth of a core."""
+"""Connections a second of all networks, or of one relay, in those of one address: 32, a sixth of a core."""
 
 KEPT = 64
 """Places for needed peers alone: a full roster."""
@@ -98,6 +98,7 @@ class Gate:
         self.refusals = refusals
         rate = limits.connects_per_second
         self._connects = Shares(rate, CONNECT_BURST_SECONDS, all_share=ALL_CONNECTS)
+        self._calls = Rates(ALL_CONNECTS * rate, CONNECT_BURST_SECONDS)
         self._frames = Shares(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
         self._frames_of_trusted = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
         self._swarm = swarm
@@ -149,14 +150,15 @@ class Gate:
     def admit_circuit(self, relay: PeerId, peer: PeerId) -> Iterator[Callable[[PeerId], None]]:
         """Hold the place of a relayed connection to its end, or until it gives way; yields what takes its proven peer.
 
-        One too many a second gives way at once: its handshake costs what that of a socket does.
+        One too many a second of a relay gives way at once: its handshake costs what that of a socket does. A relay passes
+        on fewer, in equal parts of the origins that it alone knows: here only one that lies exceeds the limit.
         """
         with self._guest(_Guest(origin := over_relay(relay, peer), self._circuits)) as guest:
-            if whose := self._connects.exceeded(origin, trio.current_time()):
-                self.refusals.add("connection", f"too many circuits a second from {whose}", origin)
-                guest.scope.cancel()
-            else:
+            if self._calls.take(Origin(relay, origin.network, exempt=False), trio.current_time()):
                 self._place(guest)
+            else:
+                self.refusals.add("connection", "too many circuits a second from one relay", origin)
+                guest.scope.cancel()
             yield partial(setattr, guest, "peer")
 
     @contextmanager

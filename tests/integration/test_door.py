@@ -228,6 +228,29 @@ async def test_nobody_holds_all_circuits_of_a_member_or_of_a_relay() -> None:
         assert 2 <= net.server.relay.num_circuits <= 4
 
 
+async def test_circuits_a_second_to_one_peer_are_shared_by_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer itself sees keys, which are free: whoever made 96 of them kept everybody else from it."""
+    monkeypatch.setattr(relay_server, "CALLS_PER_SECOND", 0.0001)
+    monkeypatch.setattr(relay_server, "CALLS_BURST_SECONDS", 20_000.0)
+    async with (
+        lab() as net,
+        net.host("127.0.1.1", reserved=True) as target,
+        net.host("127.0.2.1", reserved=True) as another,
+        AsyncExitStack() as stack,
+    ):
+        crowd = [await stack.enter_async_context(net.host(f"127.0.3.{n}")) for n in (1, 1, 1, 2)]
+        others = [await stack.enter_async_context(net.host(f"127.0.{n}.1")) for n in (4, 5)]
+        forbid_punching(target, another, *crowd, *others)
+        for host in crowd[:2]:
+            await host.connect(target.peer_id, [net.through()])
+        with pytest.raises(ConnectFailed, match="full"):
+            await crowd[2].connect(target.peer_id, [net.through()])
+        for host in (crowd[3], *others):
+            await host.connect(target.peer_id, [net.through()])
+        await crowd[2].connect(another.peer_id, [net.through()])
+        assert net.reasons() == ["too many circuits a second to one peer from one address"]
+
+
 async def test_a_circuit_ends_so_long_after_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lab() as net, net.host("127.0.1.1", reserved=True) as target, net.host("127.0.2.1") as caller:
         forbid_punching(target, caller)
