@@ -156,7 +156,7 @@ class Libp2pHost:
         """The server role of a bootstrap; None on other hosts."""
         if self.bootstrap_server is None:
             refusals = Refusals(telemetry, trio.current_time, "connection.refused")
-            self._gate = Gate(gate, refusals, self._swarm, self._is_needed, self._is_needed, self._stays)
+            self._gate = Gate(gate, refusals, self._swarm, self._is_needed, self._stays)
         else:
             self._gate = self.bootstrap_server.gate
         self._needs: Callable[[PeerId], bool] = lambda peer: False

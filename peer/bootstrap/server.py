@@ -18,15 +18,11 @@ class BootstrapServer:
     def __init__(self, host: Any, limits: BootstrapLimits, telemetry: Telemetry) -> None:
         self.limits = limits
         self.friends: set[PeerId] = set()
-        """The other bootstraps, whose connections may be idle."""
+        """The other bootstraps: their connections may be idle and stay, and their frames do not count for their networks.
+        A reservation anybody may have for the asking."""
         self.refusals = Refusals(telemetry, trio.current_time, "bootstrap.refused")
         self.relay = RelayServer(host, limits, self.refusals)
-        friend = self._is_friend
-        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed, friend, friend)
-
-    def _is_friend(self, peer: PeerId) -> bool:
-        """Return True if frames of a peer are not limited by its network: anybody may have a reservation for the asking."""
-        return peer in self.friends
+        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed, self.friends.__contains__)
 
     def _is_needed(self, peer: PeerId) -> bool:
-        return self._is_friend(peer) or self.relay.serves(peer)
+        return peer in self.friends or self.relay.serves(peer)

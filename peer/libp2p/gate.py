@@ -19,8 +19,8 @@ Theory of operation. A socket is counted from its accept to its end, so that fil
 Relayed connections take no socket here. They have places of their own, in which each relay is a network and each peer behind
 it an address; the needed among them move as above. What a connection inside of another may send it takes from what the outer
 one has: messages and bytes count for the relay's address, streams and frames for the relay as if it were a network, in which
-each peer has an equal part (`quota.shares`). So circuits in one socket multiply nothing; only needed peers have budgets of
-their own.
+each peer has an equal part (`quota.shares`). So circuits in one socket multiply nothing; only those that stay have budgets
+of their own, since seats and tenure can be had by keys that are free.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -81,8 +81,8 @@ class _Guest:
 class Gate:
     """One host's gate.
 
-    `is_needed` returns True for peers whose connections may be idle, and give way to other needed ones alone; `is_trusted`
-    for those of them whose frames do not count for their network; `stays` for those whose connections never give way.
+    `is_needed` returns True for peers whose connections may be idle, and give way to other needed ones alone; `stays` for
+    those of them whose connections never give way, and whose frames do not count for their network.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class Gate:
         refusals: Refusals,
         swarm: Any,
         is_needed: Callable[[PeerId], bool],
-        is_trusted: Callable[[PeerId], bool],
         stays: Callable[[PeerId], bool],
     ) -> None:
         self.origins = Origins(limits.exempt)
@@ -100,10 +99,9 @@ class Gate:
         self._connects = Shares(rate, CONNECT_BURST_SECONDS, all_share=ALL_CONNECTS)
         self._calls = Rates(ALL_CONNECTS * rate, CONNECT_BURST_SECONDS)
         self._frames = Shares(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
-        self._frames_of_trusted = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
+        self._frames_of_voters = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
         self._swarm = swarm
         self._is_needed = is_needed
-        self._is_trusted = is_trusted
         self._stays = stays
         kept = min(KEPT, limits.connections // 4)
         self._handshakes = Places[_Guest](limits.handshakes)
@@ -200,7 +198,7 @@ class Gate:
         return self.origins.of(remote[0]) if remote else UNKNOWN
 
     def circuit_budget(self, relay: PeerId) -> Spend:
-        """Return the frame budget that all circuits of a relay share, but for those of needed peers."""
+        """Return the frame budget that all circuits of a relay share, but for those of peers that stay."""
         return lambda peer, frames: self._spend_frames(over_relay(relay, peer), peer, frames)
 
     async def watch(self) -> None:
@@ -255,8 +253,8 @@ class Gate:
                 self._place(guest)
 
     def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:
-        """Take frames from the budget of an origin, or from a needed peer's own, which its neighbours do not use up."""
-        budget = self._frames_of_trusted if self._is_trusted(peer) else self._frames
+        """Take frames from the budget of an origin, or from the own one of a peer that stays, which no neighbour uses up."""
+        budget = self._frames_of_voters if self._stays(peer) else self._frames
         return budget.spend(self._payer(origin, peer), trio.current_time(), frames)
 
     async def _close(self, connection: Any, reason: str) -> None:

@@ -269,7 +269,7 @@ async def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypat
 
 
 @pytest.mark.parametrize("num_circuits", [1, 3])
-async def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_their_own(
+async def test_circuits_of_one_relay_share_one_frame_budget_but_voters_have_their_own(
     monkeypatch: pytest.MonkeyPatch, num_circuits: int
 ) -> None:
     spent: Counter[str] = Counter()
@@ -289,7 +289,7 @@ async def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_hav
         monkeypatch.setattr(Rates, "spend", spend_alone)
         monkeypatch.setattr(Shares, "spend", spend_shared)
         await target._relays.reserve(relay.peer_id)
-        target.prefer(others[0].peer_id.__eq__, nobody)
+        target.prefer(others[1].peer_id.__eq__, others[0].peer_id.__eq__)  # A seat is no vote.
         for host in others:
             await host.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
             await flood(host, target.peer_id, 10 * TURN)
