@@ -30,7 +30,7 @@ from ..peer.base.errors import (
 )
 from ..peer.base.transport import Address, Host, PeerId, Rung
 from ..peer.base.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
-from ..peer.host import open_host
+from ..peer.host import NONE_EXEMPT, open_host
 from ..peer.https.serve import WebPlace
 from ..peer.identity import Identity
 from ..peer.log.telemetry import Telemetry
@@ -56,6 +56,8 @@ SEARCH_ANSWER_SECONDS = 5.0
 """The timeout of one member's answer in seconds; all are asked at once."""
 ENTER_PERIOD = 30.0
 """Seconds between retries of a bootstrap that did not answer: the members of a run may be known to any of them."""
+MOST_NAMED_BY_MEMBERS = 3
+"""Bootstraps that a peer enters where its link names none, each of another network: one that lies is none of most."""
 OTHERS_SECONDS = 2.0
 """Seconds for the other bootstraps once one is reached: each may know more than the first, but none may delay a peer long."""
 
@@ -127,16 +129,19 @@ async def open_bootstraps(
 
 
 async def _enter_through_members(host: Host, directory: Directory, run_id: str, telemetry: Telemetry) -> None:
-    """Use the members' relays as my bootstraps if the link names none."""
+    """Use some of the members' relays as my bootstraps if the link names none."""
     tried: set[PeerId] = set()
+    networks: set[str] = set()
     while True:
         try:
             for peer in await directory.find(run_id):
                 for address in directory.addresses(peer):
                     base, relay = relay_of(address) if rung_of(address) is Rung.RELAYED else ("", "")
-                    if base and relay not in tried:
+                    network = NONE_EXEMPT.of(base.split("/")[2]).network if base else ""
+                    if relay not in tried and network not in {"", *networks} and len(networks) < MOST_NAMED_BY_MEMBERS:
                         tried.add(relay)
                         await host.bootstraps.enter(relay, base, stated=True)
+                        networks.add(network)
         except NetworkError as error:
             telemetry.emit("bootstrap.unreachable", step="through members", reason=str(error))
         await trio.sleep(ENTER_PERIOD)

@@ -135,8 +135,8 @@ class Bootstraps:
         return places_of_most(tuple(self._sightings.values()))
 
     def holds(self, peer: PeerId) -> bool:
-        """Return True for a bootstrap that I entered."""
-        return peer in self._addresses
+        """Return True for a bootstrap of my link: one that members have named is a stranger that relays."""
+        return peer in self._addresses and peer not in self._stated
 
     async def enter(self, peer: PeerId, *addresses: Address, stated: bool = False) -> None:
         """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt.

@@ -1,16 +1,21 @@
 """Where a host dials because a member says so, and how often. Over loopback sockets."""
 
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import trio
+from flockstep.dht import rendezvous
 from flockstep.peer import host as host_file
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import ConnectFailed
-from flockstep.peer.base.transport import Address
+from flockstep.peer.base.transport import Address, PeerId
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.nat.relay import circuit_address
+from flockstep.peer.quota.limits import BootstrapLimits
 from support.loopback import LOOPBACK
 
 SOMEBODY = Identity.from_seed(bytes(32)).peer_id
@@ -65,3 +70,43 @@ async def test_hosts_that_listen_on_loopback_dial_each_other_there() -> None:
     ):
         await one.connect(other.peer_id, other.addresses())
         assert other.peer_id in one.connected()
+
+
+class Listing:
+    """A directory that lists one member, behind relays."""
+
+    def __init__(self, addresses: list[Address]) -> None:
+        self._addresses = addresses
+        self._num_asked = 0
+        self.is_asked_again = trio.Event()
+
+    async def find(self, run_id: str) -> list[PeerId]:
+        self._num_asked += 1
+        if self._num_asked > 2:
+            self.is_asked_again.set()
+        return [SOMEBODY]
+
+    def addresses(self, peer: PeerId) -> list[Address]:
+        return self._addresses
+
+
+async def test_of_bootstraps_that_members_name_few_are_entered_and_none_has_the_rights_of_a_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever named many of its own was the majority that says how a peer is reached, and paid for no streams."""
+    monkeypatch.setattr(rendezvous, "ENTER_PERIOD", 0.0)
+    async with AsyncExitStack() as stack:
+        relays = []
+        for ip in ("127.0.1.1", "127.0.1.2", "127.0.2.1", "127.0.3.1", "127.0.4.1"):
+            config = PeerConfig(home=Path("unused"), host=ip, port=0)
+            relay = open_host(Identity.generate(), config, Telemetry(), bootstrap=BootstrapLimits())
+            relays.append(await stack.enter_async_context(relay))
+        host = await stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, Telemetry()))
+        listing = Listing([circuit_address(relay.addresses()[0], relay.peer_id) for relay in relays])
+        async with trio.open_nursery() as nursery:
+            arguments = host, listing, "run", Telemetry()
+            nursery.start_soon(rendezvous._enter_through_members, *arguments)
+            await listing.is_asked_again.wait()
+            nursery.cancel_scope.cancel()
+        assert [relay.peer_id in host.connected() for relay in relays] == [True, False, True, True, False]
+        assert not any(host.bootstraps.holds(relay.peer_id) for relay in relays)
