@@ -6,11 +6,16 @@ everybody else. Nobody keeps it.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
-from .trust import weigh
+from .trust import MAX_TOKENS_OF_MEDIAN, weigh
+
+MAX_SPEED_OF_MEDIAN = 4.0
+"""So many times the median one contributor's stated speed counts at most. With one liar among ten contributors the others
+are left with 9/13 of the speeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,24 @@ def shares_in(value: wire.Value, *, earned: bool) -> dict[PeerId, float]:
 
     Keys are free: by tokens alone as many new ones as there are contributors would have more than half.
     """
-    credit, seats = credits_in(value), dict(zip(value.members, value.seats, strict=True))
-    if not credit:
+    return _shares(value, credits_in(value), earned=earned, most=MAX_TOKENS_OF_MEDIAN)
+
+
+def speeds_in(value: wire.Value, stated: Mapping[PeerId, float], *, earned: bool) -> dict[PeerId, float]:
+    """Return the share of each contributor with credit in their `stated` tokens a second, by trust and under the same cap.
+
+    One counts up to `MAX_SPEED_OF_MEDIAN` × the median.
+    """
+    speeds = {peer: stated.get(peer, 0.0) if tokens else 0.0 for peer, tokens in credits_in(value).items()}
+    return _shares(value, speeds, earned=earned, most=MAX_SPEED_OF_MEDIAN)
+
+
+def _shares(value: wire.Value, counts: Mapping[PeerId, float], *, earned: bool, most: float) -> dict[PeerId, float]:
+    if not counts:
         return {}
-    shares = weigh(list(credit.values()), [1.0] * len(credit), [seats[peer] for peer in credit], earned=earned)
-    return dict(zip(credit, shares, strict=True))
+    places = dict(zip(value.members, value.seats, strict=True))
+    seats = [places[peer] for peer in counts]
+    return dict(zip(counts, weigh(list(counts.values()), [1.0] * len(seats), seats, earned=earned, most=most), strict=True))
 
 
 class Credits:

@@ -38,6 +38,9 @@ MANY_OLD = 4
 """So many of tenure outweigh the young: of three or fewer a single liar would be a third or more."""
 LEAST_SHARE = 1e-9
 """Smaller shares count as 0: a ramp or a trust may be any number, and a cap must not lift next to nothing to a share."""
+MAX_TOKENS_OF_MEDIAN = 1.5
+"""No contribution counts more tokens than one and a half times the median, however many it claims. The median is
+by trust, under the cap of an open run."""
 TRUST_WINDOW = 50
 """Rounds: more than twice `YOUNG_ROUNDS`; a newcomer fetches as many certificates in a second."""
 
@@ -113,15 +116,20 @@ class Trust:
 
 
 def weigh(
-    tokens: Sequence[int], ramps: Sequence[float], seats: Sequence[wire.Seat], *, earned: bool
+    tokens: Sequence[float],
+    ramps: Sequence[float],
+    seats: Sequence[wire.Seat],
+    *,
+    earned: bool,
+    most: float = MAX_TOKENS_OF_MEDIAN,
 ) -> tuple[float, ...]:
-    """Compute the weights of a cut, summing to 1: capped tokens × ramp × trust, with the cap of an open run.
+    """Compute the weights of a cut, summing to 1: tokens under `most` × median, × ramp × trust, with the cap of an open run.
 
     All are zero if no contribution has tokens.
     """
     standing = _standing(seats, earned=earned)
     factors = [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]
-    shares = list(token_weights(tokens, factors, standing))
+    shares = list(token_weights(tokens, factors, standing, most))
     if not earned or not any(shares):
         return tuple(shares)
     return tuple(_earned([share if share >= LEAST_SHARE else 0.0 for share in shares], seats))
@@ -170,11 +178,6 @@ def misstated(seat: wire.Seat, record: TrustRecord) -> bool:
     return TrustRecord(seat.trust, seat.rounds) != record
 
 
-MAX_TOKENS_OF_MEDIAN = 1.5
-"""No contribution counts more tokens than one and a half times the median, however many it claims. The median is
-by trust, under the cap of an open run."""
-
-
 MAX_ROUND_TOKENS = 1 << 42
 """The most that one round adds to the run's total: 64 peers at a million tokens a second for 19 hours. The total has room
 for a million such rounds."""
@@ -212,15 +215,18 @@ def _median(tokens: Sequence[int], seats: Sequence[wire.Seat], *, earned: bool) 
 
 
 def token_weights(
-    tokens: Sequence[int], ramps: Sequence[float] | None = None, standing: Sequence[float] | None = None
+    tokens: Sequence[float],
+    ramps: Sequence[float] | None = None,
+    standing: Sequence[float] | None = None,
+    most: float = MAX_TOKENS_OF_MEDIAN,
 ) -> tuple[float, ...]:
-    """Compute the weights of a cut, summing to 1: tokens capped at 1.5 × their median, times the ramps of newcomers.
+    """Compute the weights of a cut, summing to 1: tokens capped at `most` × their median, times the ramps of newcomers.
 
     `standing` weighs each contributor in the median; without it, or if all of it is zero, all count alike. Otherwise new
     keys that claim any number of tokens would move the cap for somebody else. All are zero if no contribution has tokens.
     """
     counts = np.asarray(standing if standing is not None and any(standing) else [1.0] * len(tokens), np.float64)
-    cap = MAX_TOKENS_OF_MEDIAN * float(middle(np.asarray(tokens, np.float64), counts)[0])
+    cap = most * float(middle(np.asarray(tokens, np.float64), counts)[0])
     capped = [ramp * min(float(count), cap) for count, ramp in zip(tokens, ramps or repeat(1.0, len(tokens)), strict=True)]
     total = _total(capped)
     return tuple(share / total for share in capped) if total else tuple(capped)

@@ -20,9 +20,11 @@ class Neighbours:
         table: MemberTable,
         me: PeerId,
         telemetry: Telemetry,
-        credit: Callable[[], Mapping[PeerId, float]] = lambda: NO_CREDIT,
+        credit: Callable[[Mapping[PeerId, float]], tuple[Mapping[PeerId, float], Mapping[PeerId, float]]] = (
+            lambda speeds: (NO_CREDIT, NO_CREDIT)
+        ),
     ) -> None:
-        """`credit` returns the share of each contributor in the tokens that the newest certificate counts."""
+        """`credit` returns each contributor's share in the tokens that the newest certificate counts, and in these speeds."""
         self._credit = credit
         self._table = table
         self._me = me
@@ -45,7 +47,8 @@ class Neighbours:
         """A `View` for my trainer; None before it has a part in any data."""
         if not self._share.source:
             return None
-        return look(self._others(), self._me, self._share, self._ranking, self._credit())
+        speeds = {row.peer: row.body.tokens_per_s for row in self._table}
+        return look(self._others(), self._me, self._share, self._ranking, *self._credit(speeds))
 
     def _others(self) -> Iterator[tuple[PeerId, Share, bool]]:
         """The shares of the others that count or did; a malformed one is ignored, with an event until it is another one."""

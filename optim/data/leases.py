@@ -21,18 +21,21 @@ Statements of other members (finished, leased, half finished) order the units of
 exclude none, since one liar could otherwise leave a single unit to train, epoch after epoch. An epoch therefore ends by
 what certificates bound, in one of two ways:
 
-    own part   this peer has trained `PART` of its part of an epoch, which is its share of the certified tokens. Until then
-               it leases the units for which it ranks highest, and at the end trains units that others only claim to have
-               finished or leased, from their first item (`CLAIMED`), last those that it saw leased.
+    own part   this peer has trained `PART` of its part of an epoch, which is its share of the speeds that the certified
+               contributors state. Until then it leases the units for which it ranks highest, and at the end trains units
+               that others only claim to have finished or leased, from their first item (`CLAIMED`), last those that it
+               saw leased.
     followed   members with half of the others' certified tokens are in a later epoch. The epoch moves by at most
                `EPOCHS_AHEAD` with each view, a newcomer's by `MAX_JUMP`. A later epoch of fewer members is a statement that
-               the units before it are finished, as they keep nothing of older epochs.
+               the units before it are finished, as they keep nothing of older epochs. Before the first certificate
+               nobody is followed: keys are free.
 
-Certified tokens count by trust here, with the cap of an open run, as they do in an update: beside four contributors of
-tenure all others have a fifth of them together. So a liar orders the units of an epoch, but each epoch holds `PART` of the
-work of the honest: with one liar among ten members, whose tokens a round caps, no unit is trained more than
-1 / (0.8 · 0.86) = 1.5 times as often as the mean. Up to a fifth of an epoch can be left out. Values taken over from others
-always fit the schema of the share.
+Certified tokens and speeds count by trust here, with the cap of an open run, as they do in an update: beside four
+contributors of tenure all others have a fifth of them together. So a liar orders the units of an epoch, but each epoch
+holds `PART` of the work of the honest: with one liar among ten members, whose speed counts four times the median, no unit
+is trained more than 1 / (0.8 · 9/13) = 1.81 times as often as the mean. The price of a lower cap is work that is done twice
+beside an honest peer that is as much faster: slow peers believe that they owe more of an epoch than they do. Up to a fifth
+of an epoch can be left out. Values taken over from others always fit the schema of the share.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -105,7 +108,7 @@ class Share:
 NO_SHARE = Share()
 """Of a member that has not yet stated what its data is."""
 NO_CREDIT: Mapping[PeerId, float] = MappingProxyType({})
-"""The certified tokens of each contributor before the first certificate."""
+"""The certified tokens of each contributor, and the stated speeds, before the first certificate."""
 
 
 @lru_cache(maxsize=MAX_MEMBERS)  # The same bytes are read several times a second, until their member states others.
@@ -132,7 +135,7 @@ class View:
     resume: tuple[tuple[int, int, int], ...] = ()
     """(epoch, unit, done): what members that are gone have left half finished."""
     work: float = 1.0
-    """The certified tokens of all of them, as a multiple of this peer's."""
+    """The speeds of all of them, as a multiple of this peer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +173,13 @@ def look(
     mine: Share,
     ranking: Ranking,
     credit: Mapping[PeerId, float] = NO_CREDIT,
+    speeds: Mapping[PeerId, float] = NO_CREDIT,
 ) -> View:
     """What the others' shares mean for me. Each comes with whether its peer still counts as a member.
 
     A member that has not said what its data is counts as one with mine: it is about to begin. Nothing else that it states
-    is believed. `credit` holds what the newest certificate counts for each contributor, in any unit.
+    is believed. `credit` holds what the newest certificate counts for each contributor, and `speeds` what counts of the
+    speed that it states, each in any unit.
     """
     same = [
         (peer, share if share.source else NO_SHARE, counts)
@@ -184,9 +189,8 @@ def look(
     here = frozenset(peer for peer, _, counts in same if counts)
     is_new = not (mine.epoch or any(mine.finished))
     epochs = {peer: share.epoch for peer, share, counts in same if counts and share.source}
-    weights = _weights(me, epochs, credit)
-    total = sum(weights.values())
-    reached = _reached(epochs, weights, (total - weights[me]) / 2)
+    reached = _reached(epochs, credit)
+    weights = _weights(me, epochs, speeds)
     epoch = max(mine.epoch, min(reached, mine.epoch + (MAX_JUMP if is_new else EPOCHS_AHEAD)))
     window = range(epoch, epoch + EPOCHS_AHEAD)
     finished, taken = dict.fromkeys(window, 0), dict.fromkeys(window, 0)
@@ -217,27 +221,27 @@ def look(
         ranked=tuple(ranking.ranked(at, me, here) for at in window),
         rivals=tuple(sorted(rivals)),
         resume=tuple(kept),
-        work=total / weights[me],
+        work=sum(weights.values()) / weights[me],
     )
 
 
-def _weights(me: PeerId, others: Collection[PeerId], credit: Mapping[PeerId, float]) -> dict[PeerId, float]:
-    """Certified tokens of this peer and of the others; without any of its own it counts like the mean of them.
+def _weights(me: PeerId, others: Collection[PeerId], speeds: Mapping[PeerId, float]) -> dict[PeerId, float]:
+    """Speeds of this peer and of the others; without any of its own it counts like the mean of them.
 
-    All count alike while none has certified tokens, as before the first certificate.
+    All count alike while none has any, as before the first certificate.
     """
-    certified = {peer: float(credit.get(peer, 0.0)) for peer in (*others, me)}
-    counted = [tokens for tokens in certified.values() if tokens]
+    known = {peer: float(speeds.get(peer, 0.0)) for peer in (*others, me)}
+    counted = [speed for speed in known.values() if speed]
     if not counted:
-        return dict.fromkeys(certified, 1.0)
-    return certified | {me: certified[me] or sum(counted) / len(counted)}
+        return dict.fromkeys(known, 1.0)
+    return known | {me: known[me] or sum(counted) / len(counted)}
 
 
-def _reached(epochs: Mapping[PeerId, int], weights: Mapping[PeerId, float], least: float) -> int:
-    """The greatest epoch that members with this weight, and not with none, are in or beyond; 0 if there is none."""
-    weight = 0.0
+def _reached(epochs: Mapping[PeerId, int], credit: Mapping[PeerId, float]) -> int:
+    """The greatest epoch that members with half of these members' credit are in or beyond; 0 if none of them has any."""
+    weight, least = 0.0, sum(credit.get(peer, 0.0) for peer in epochs) / 2
     for peer in sorted(epochs, key=epochs.__getitem__, reverse=True):
-        weight += weights[peer]
+        weight += credit.get(peer, 0.0)
         if weight >= least and weight:
             return epochs[peer]
     return 0

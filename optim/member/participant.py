@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import trio
 
-from ...collectives.accountability.credit import shares_in
+from ...collectives.accountability.credit import shares_in, speeds_in
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition
@@ -236,10 +236,12 @@ class Participant:
         """End the round whose cut I have acknowledged, then send everybody a goodbye."""
         await self.member.leave(command.reason)
 
-    def _credit(self) -> Mapping[PeerId, float]:
-        """The share of each contributor in the tokens that the certificate of my state counts."""
-        certificate, earned = self._position.certificate, self.member.archive.conduct.charter.earned
-        return NO_CREDIT if certificate is None else shares_in(value_of(certificate), earned=earned)
+    def _credit(self, speeds: Mapping[PeerId, float]) -> tuple[Mapping[PeerId, float], Mapping[PeerId, float]]:
+        """Each contributor's share in the tokens that the certificate of my state counts, and in the speeds stated."""
+        if (certificate := self._position.certificate) is None:
+            return NO_CREDIT, NO_CREDIT
+        value, earned = value_of(certificate), self.member.archive.conduct.charter.earned
+        return shares_in(value, earned=earned), speeds_in(value, speeds, earned=earned)
 
     @property
     def _position(self) -> ChainPosition:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median_low
 
+from flockstep.collectives.accountability.credit import MAX_SPEED_OF_MEDIAN
 from flockstep.collectives.accountability.trust import MAX_TOKENS_OF_MEDIAN
 from flockstep.optim.data.leases import Lease, Leases, Ranking, Share, look, open_share
 from flockstep.peer.wire.schema import encode
@@ -50,6 +51,8 @@ class SimSwarm:
         self.longest_idle = 0.0
         self.credit: dict[str, int] = {}
         """Items that the newest certificate counts for each peer."""
+        self.speeds: dict[str, int] = {}
+        """What counts of the speed that each states: items between two certificates."""
         self.since: Counter[str] = Counter()
         """Items that each peer has trained since that certificate."""
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -59,8 +62,9 @@ class SimSwarm:
     def certify(self) -> None:
         """A round ends: it counts what each peer has trained since the last one, under the cap of a round."""
         if self.since:
-            cap = int(MAX_TOKENS_OF_MEDIAN * median_low(self.since.values()))
-            self.credit = {name: min(items, cap) for name, items in self.since.items()}
+            median = median_low(self.since.values())
+            self.credit = {name: min(items, int(MAX_TOKENS_OF_MEDIAN * median)) for name, items in self.since.items()}
+            self.speeds = {name: min(items, int(MAX_SPEED_OF_MEDIAN * median)) for name, items in self.since.items()}
             self.since.clear()
         self.after(ROUND, self.certify)
 
@@ -115,7 +119,7 @@ class SimSwarm:
         before = peer.leases.share()
         if peer.news:
             others = [(name, *known) for name, known in peer.heard.items()]
-            peer.leases.look(look(others, peer.name, before, self.ranking, self.credit), self.now)
+            peer.leases.look(look(others, peer.name, before, self.ranking, self.credit, self.speeds), self.now)
             peer.news = False
         if peer.unit is not None and not peer.leases.holds((peer.unit.epoch, peer.unit.unit)):
             peer.unit = None

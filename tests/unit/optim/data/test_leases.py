@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pytest
-from flockstep.collectives.accountability.credit import shares_in
+from flockstep.collectives.accountability.credit import shares_in, speeds_in
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, TrustRecord
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.dht.members.body import MAX_SHARE_BYTES
@@ -59,6 +59,16 @@ def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
     assert swarm.reasons["unsettled"] == 0
     assert swarm.oldest > 0
     assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
+
+
+@pytest.mark.parametrize(("fast", "slow", "times"), [(1, 4, 8), (2, 8, 5)])
+def test_nothing_is_trained_twice_beside_a_few_peers_that_are_several_times_as_fast(fast: int, slow: int, times: int) -> None:
+    swarm = SimSwarm(211, num_units=64)
+    seconds = iter([2.0 / times] * fast + [2.0] * slow)
+    found(swarm, fast + slow, lambda: next(seconds), met=True)
+    swarm.run(600)
+    assert swarm.twice == []
+    assert swarm.oldest > 10
 
 
 @seeds(7)
@@ -181,7 +191,7 @@ def test_data_of_another_kind_is_nobodys_business() -> None:
 
 
 class LyingSwarm(SimSwarm):
-    """Nine honest peers with units of one speed, and a tenth member with their certified tokens that states what it likes."""
+    """Nine honest peers with units of one speed, and a tenth member at its caps that states what it likes."""
 
     HONEST = 9
 
@@ -195,7 +205,7 @@ class LyingSwarm(SimSwarm):
         self.lie()
 
     def certify(self) -> None:
-        self.since["liar"] = max(self.since.values(), default=0)
+        self.since["liar"] = 10**9
         super().certify()
 
     def lie(self) -> None:
@@ -283,7 +293,7 @@ def test_members_with_half_of_the_others_certified_tokens_take_a_peer_along() ->
     assert epoch(("a", 3), ("b", 0), ("c", 0), a=1, b=1, c=1) == 1
     assert epoch(("a", 3), ("b", 0), a=2, b=1) == 3
     assert epoch(("a", 3), me=1) == 1  # A key without certified tokens takes nobody along.
-    assert epoch(("a", 3)) == 3  # Before the first certificate all count alike.
+    assert epoch(("a", 3), ("b", 3), ("c", 3)) == 1  # Before the first certificate keys are free.
 
 
 def test_a_liar_stops_nobody() -> None:
@@ -340,7 +350,8 @@ def test_contributors_without_tenure_neither_move_an_epoch_nor_do_its_work_howev
     value = value_of(certify(None, 24, roster=roster, trust_of=trust_of, credit=(1,) * 24))
     mine, far = Leases(me, SOURCE, Ranking(7, 20)), Share(SOURCE, MAX_EPOCH, ALL_DONE)
     shares = [(peer, mine.share() if peer in honest else far, True) for peer in others]
-    view = look(shares, me, mine.share(), mine.ranking, shares_in(value, earned=True))
+    speeds = speeds_in(value, {peer: 100.0 if peer in honest else 1e9 for peer in [me, *others]}, earned=True)
+    view = look(shares, me, mine.share(), mine.ranking, shares_in(value, earned=True), speeds)
     assert (view.epoch, view.peers) == (0, 24)
     assert view.work == pytest.approx(len(honest) / 0.8)
     assert look(shares, me, mine.share(), mine.ranking, shares_in(value, earned=False)).epoch > 0
