@@ -127,6 +127,7 @@ def test_no_rank_opens_data_that_its_user_has_not_agreed_to(publish: Callable[..
     link, home = publish(RUN, "owner"), tmp_path / "refused"
     folder = home / "runs" / JoinLink.parse(link).run_id
     folder.mkdir(parents=True)
+    (folder / "agreed").touch()
     (folder / SOURCES_FILE).write_text(json.dumps(["text:other"]))  # What was agreed to; the run has another source.
     first, second = ranks_of(link, home)
     _, said = second.process.communicate(timeout=120)
