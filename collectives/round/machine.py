@@ -348,7 +348,7 @@ class Round:
         if self.vote.behind and not isinstance(self._exchange, ContributorRound):
             return self._end(OutcomeKind.BEHIND, "voters with more than a third of the votes are in a later round")
         if self.vote.is_decided or self.vote.behind:  # Its proposal, or the certificate, is still on its way.
-            self._due = min(self._due, now + self.setup.timing.control)
+            self._due, self._looks_at = min(self._due, now + self.setup.timing.control), math.inf
             return []
         if self.vote.slot != self.slot and self._phase is not Phase.GATHER:
             reason = f"voters with a third of the votes or more are in attempt {self.vote.slot.attempt}"
