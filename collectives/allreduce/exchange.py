@@ -328,6 +328,7 @@ class RosterRound:
         elif self._outputs is not None and is_first:
             reduced, checked = self._outputs
             reduced.close()
+            checked.look()
             if phase is Phase.CHECK:
                 checked.close(active)
         return is_first
