@@ -61,7 +61,7 @@ def sentences(count: int, length: int = 32) -> TensorDataset:
 def main() -> None:
     torch.set_num_threads(1)
     model = adapted(base())
-    inner = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01)
+    inner = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.005)
     config = PeerConfig(home=Path(tempfile.mkdtemp()), port=0)
     with nullcontext(sys.argv[1]) if len(sys.argv) > 1 else local_run(RUN, Swarm.layout_of(model)) as link:
         print(f"join with: python {sys.argv[0]} '{link}'", flush=True)
