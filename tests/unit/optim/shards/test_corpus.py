@@ -142,31 +142,39 @@ def test_a_hundred_gigabytes_go_through_bounded_caches_and_every_token_once_an_e
 
 
 class PacedLine(Server):
-    """A server behind a line of so many bytes a second, of virtual time."""
+    """A server behind a line of so many bytes a second, of virtual time, of which all who fetch have equal parts."""
 
     def __init__(self, corpus: Corpus, rate: int) -> None:
         super().__init__(corpus)
-        self._rate, self._left, self._blocked = rate, 0, 0
+        self._rate = rate
+        self._left = Counter[threading.Thread]()
+        self._waiting = set[threading.Thread]()
         self._changed = threading.Condition()
         self._others = set(threading.enumerate())
 
     def pieces(self, content: bytes) -> Iterator[bytes]:
+        me = threading.current_thread()
         for at in range(0, len(content), PIECE_BYTES):
             with self._changed:
-                self._blocked += 1
+                self._waiting.add(me)
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._left >= PIECE_BYTES)
-                self._blocked -= 1
-                self._left -= PIECE_BYTES
+                self._changed.wait_for(lambda: self._left[me] >= PIECE_BYTES)
+                self._waiting.remove(me)
+                self._left[me] -= PIECE_BYTES
             yield content[at : at + PIECE_BYTES]
 
     def second(self) -> None:
         """Let a second pass: until the prefetcher has used what the line carries in it, or has nothing left to fetch."""
         with self._changed:
-            self._left = self._rate + self._left % PIECE_BYTES
+            self._settle()
+            for each in self._waiting:
+                self._left[each] += self._rate // len(self._waiting)
             self._changed.notify_all()
-            while self._num_fetchers() > (self._blocked if self._left < PIECE_BYTES else 0):
-                self._changed.wait(0.01)  # No fetcher says that it ends.
+            self._settle()
+
+    def _settle(self) -> None:
+        while self._num_fetchers() > sum(self._left[each] < PIECE_BYTES for each in self._waiting):
+            self._changed.wait(0.01)  # No fetcher says that it ends.
 
     def end(self) -> None:
         """Let all that is being fetched arrive, so that the prefetcher's threads end."""
