@@ -66,14 +66,17 @@ def test_a_parser_that_knows_no_such_option_refuses() -> None:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_commands_of_a_notebook_are_accepted(name: str) -> None:
     commands = list(shell_lines(name))
-    assert [parsed(words) for words in commands if "install" not in words] == [
+    fetch, locked, install, *verbs = commands
+    assert [parsed(words) for words in verbs] == [
         ["run", "info"],
         ["doctor"],
         ["join"],
         ["status"],
     ]
-    (install,) = (words for words in commands if "install" in words)
-    assert install[-1] == f"flockstep[gpu,hf] @ git+{SOURCES}"
+    assert SOURCES in fetch
+    assert "--require-hashes" in locked
+    assert (ROOT / locked[-1].removeprefix("source/")).is_file()
+    assert install[-1] == "./source"
     (join,) = (words for words in commands if "join" in words)
     assert (join[0] == "torchrun") == (name == "join_kaggle")
     assert {LINK, "--yes", "/content/flockstep"} <= set(join)
