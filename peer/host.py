@@ -172,7 +172,7 @@ class Libp2pHost:
         self._open_streams = Places[trio.CancelScope](OPEN_STREAMS, *most)
         dialler = self._dialler
         dials = Dials(*map(self._guarded, (dialler.plainly, dialler.simultaneous_open, dialler.accepting)))
-        self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
+        self._puncher = Puncher(self.host, telemetry, self._aims, dials, lambda peer: self.rung(peer) is Rung.RELAYED)
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
@@ -361,9 +361,6 @@ class Libp2pHost:
         addresses = connection.get_transport_addresses()  # None are known when the socket died while it was accepted.
         return rung_of(str(addresses[0])) if addresses else Rung.DIRECT
 
-    def _is_relayed_only(self, peer: PeerId) -> bool:
-        return self.rung(peer) is Rung.RELAYED
-
     def _punch(self, peer: PeerId) -> None:
         self._spawn(self._puncher.ask, peer)
 
@@ -441,7 +438,7 @@ class Libp2pHost:
         if self._stays(peer):
             await self._negotiate(peer, raw)
             return
-        origin = self._gate.payer(raw.swarm_conn, peer)
+        origin = self._gate.payer(self._gate.origin_of(raw.swarm_conn), peer)
         if whose := self._streams.exceeded(origin, trio.current_time()):
             self._gate.refusals.add("stream", f"too many a second from {whose}", origin, peer)
             await raw.swarm_conn.close()

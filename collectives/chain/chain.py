@@ -62,7 +62,8 @@ class Chain:
 
     def __init__(self, run: str) -> None:
         self._origin = Head(0, genesis(run), 0)
-        self._first = 1
+        self.first = 1
+        """The first round of the chain held here."""
         self._hashes = bytearray()
         self._tokens = array("Q")
         self._places = array("Q")
@@ -71,25 +72,20 @@ class Chain:
         return len(self._tokens)
 
     @property
-    def first(self) -> int:
-        """The first round of the chain held here."""
-        return self._first
-
-    @property
     def head(self) -> Head:
         """The head of the last link; `NOTHING` if there is none."""
-        return self.at(self._first + len(self) - 1) or NOTHING
+        return self.at(self.first + len(self) - 1) or NOTHING
 
     def at(self, round_: int) -> Head | None:
         """Return the head after a round; None if that round is not held."""
-        index = round_ - self._first
+        index = round_ - self.first
         if not 0 <= index < len(self):
             return None
         return Head(round_, bytes(self._hashes[index * DIGEST_BYTES :][:DIGEST_BYTES]), self._tokens[index])
 
     def place(self, round_: int) -> int:
         """Return the file offset of a held round's certificate, as passed to `attach`, `put` or `move`."""
-        return self._places[round_ - self._first]
+        return self._places[round_ - self.first]
 
     def joins(self, link: ChainLink) -> bool:
         """Return True if a link's predecessor is held: cut back to it, the chain could take the link."""
@@ -109,23 +105,23 @@ class Chain:
             self.cut(link.head.round - 1)
             self.attach(link, place)
         else:
-            self._first = link.head.round
+            self.first = link.head.round
             self._hashes, self._tokens, self._places = bytearray(link.head.hash), array("Q"), array("Q")
             self._tokens.append(link.head.tokens)
             self._places.append(place)
 
     def cut(self, round_: int) -> None:
         """Drop every link after a round."""
-        kept = min(max(0, round_ + 1 - self._first), len(self))
+        kept = min(max(0, round_ + 1 - self.first), len(self))
         if not kept:
-            self._first = 1
+            self.first = 1
         del self._hashes[kept * DIGEST_BYTES :]
         del self._tokens[kept:]
         del self._places[kept:]
 
     def move(self, round_: int, place: int) -> None:
         """Set the file offset of a held round's certificate."""
-        self._places[round_ - self._first] = place
+        self._places[round_ - self.first] = place
 
 
 def _check_next(before: Head, link: ChainLink) -> None:

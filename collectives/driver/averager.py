@@ -97,7 +97,8 @@ class Averager:
         """Attempts of this round in which my nonce may be known to others."""
         self._sent: list[Sent] = []
         """What I sent in the last attempts of this round: they may still be decided on."""
-        self._certificate: wire.Certificate | None = None
+        self.certificate: wire.Certificate | None = None
+        """The certificate of my state; None at the run's start."""
         self._late_readys = LateReadys()
         self._searches: Spacing[None] = Spacing(HINT_SECONDS)
         self._kept = kept or Outputs(node)
@@ -117,7 +118,7 @@ class Averager:
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
         before = self._slot
-        self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
+        self.round, self.certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
         self._spec = self._spec.after(self._value)
         self._choice = self._choice.among(self._spec.contribution)
@@ -130,11 +131,6 @@ class Averager:
         for signed, message in self._early.take(round_):
             if message.slot.round == round_:
                 self._give(signed, message)
-
-    @property
-    def certificate(self) -> wire.Certificate | None:
-        """The certificate of my state; None at the run's start."""
-        return self._certificate
 
     @property
     def decided(self) -> wire.Certificate | None:
@@ -206,12 +202,12 @@ class Averager:
 
     @property
     def _value(self) -> wire.Value | None:
-        return None if self._certificate is None else value_of(self._certificate)
+        return None if self.certificate is None else value_of(self.certificate)
 
     @property
     def _slot(self) -> wire.Slot:
         """The first slot of my round."""
-        run, last = self._spec.run, self._certificate
+        run, last = self._spec.run, self.certificate
         return wire.Slot(run, self.round, genesis(run) if last is None else certificate_hash(last))
 
     def _members(self) -> frozenset[PeerId]:
@@ -417,7 +413,7 @@ class Averager:
         if signed.sender in self._conduct.bans and (carrier == signed.sender or not isinstance(message, NAMED)):
             return
         self._conduct.receive(signed, message)
-        last = self._certificate
+        last = self.certificate
         if isinstance(message, wire.Ready) and last is not None and last.slot.round >= message.slot.round:
             self._answer_late(carrier, message.slot, last)
         if message.slot.round < self.round:
@@ -493,7 +489,7 @@ class Averager:
         self._conduct.examine(certificate)
         if certificate.slot.round < self.round:
             return
-        if why_not := why_not_next(certificate, self._slot.decision, self._certificate, self._spec.charter):
+        if why_not := why_not_next(certificate, self._slot.decision, self.certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
         elif (attempt := self._last_attempt) is not None:
             attempt.machine.certified(certificate)

@@ -14,7 +14,7 @@ from ...peer.base.errors import LocalError, MalformedMessage
 from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ...peer.identity import SIGNATURE_BYTES, Identity, verify
-from .picture import CertifiedRound, MemberShown, Picture, RecentRound
+from .picture import CertifiedRound, Picture, RecentRound
 
 SNAPSHOT_FORMAT = 1
 SNAPSHOT_CONTEXT = b"flockstep snapshot 1\x00"
@@ -57,7 +57,7 @@ def figures_of(picture: Picture, version: str) -> dict[str, Any]:
         "rounds": round_columns(picture.rounds),
         "peers": list(peers),
         "recent": recent,
-        "members": [_member_figures(member) for member in picture.members],
+        "members": [_plain(member) | {"root": member.root[:8]} for member in picture.members],
         "votes": None if votes is None else votes.figures,
         "evaluations": [
             {
@@ -156,10 +156,6 @@ def _recent_figures(row: RecentRound, peers: dict[PeerId, int]) -> dict[str, Any
         "term": row.term,
         "attempt": row.attempt,
     }
-
-
-def _member_figures(member: MemberShown) -> dict[str, Any]:
-    return _plain(member) | {"root": member.root[:8]}
 
 
 def _plain(item: Any) -> dict[str, Any]:

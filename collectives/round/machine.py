@@ -391,7 +391,7 @@ class Round:
             asks_at = vote.since + self.setup.timing.gather / ASKS_AFTER
             if now >= asks_at:
                 actions += self._ask_for_readys()
-            if now >= closes or self._all_ready():
+            if now >= closes or not self._unready():
                 actions += self._answer() if vote.proposer != vote.me else self._close(now)
                 if self.slot != slot:
                     return actions
@@ -417,9 +417,6 @@ class Round:
             return mine
         began = mine if self._full_at is None else min(mine, max(since, self._full_at))
         return began + self.setup.timing.gather
-
-    def _all_ready(self) -> bool:
-        return not self._unready()
 
     def _unready(self) -> set[PeerId]:
         """Return the members that I wait for until they are Ready: voters, and the others that were in the last rounds."""
@@ -526,7 +523,7 @@ class Round:
     def _no_roster_yet(self, why: str, now: float) -> list[Action]:
         """Wait for more Readys; at the run's start go on, so that who starts from another state takes mine."""
         self._no_roster = why
-        if self.slot.round == 1 and self.slot.attempt < RESTARTS and self._all_ready():
+        if self.slot.round == 1 and self.slot.attempt < RESTARTS and not self._unready():
             return self._next_attempt(why, now)
         return []
 

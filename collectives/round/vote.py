@@ -6,7 +6,7 @@ its round, over all attempts, and also while its peer trains. A lock that a Read
 stall ends a term (docs/trust.md): the first by id of those that are Ready and may vote appoints them, else the next one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -38,7 +38,8 @@ class Vote:
         self._certificate: wire.Certificate | None = None
         self._audience: Collection[PeerId] = ()
         self._ready: wire.Ready | None = None
-        self._readys: dict[PeerId, tuple[wire.Signed, wire.Ready]] = {}
+        self.ready: dict[PeerId, tuple[wire.Signed, wire.Ready]] = {}
+        """The newest Ready of each member in this round, by peer."""
         self._reached: tuple[tuple[int, int], frozenset[PeerId]] | None = None
         """Of a ballot; None once another Ready is here."""
         self._said: dict[tuple[type[Statement], PeerId], tuple[Statement, wire.Signed]] = {}
@@ -128,22 +129,17 @@ class Vote:
         return self._machine.deadline
 
     @property
-    def ready(self) -> Mapping[PeerId, tuple[wire.Signed, wire.Ready]]:
-        """The newest Ready of each member in this round, by peer."""
-        return self._readys
-
-    @property
     def reached(self) -> frozenset[PeerId]:
         """The members whose newest Ready is in my slot, or in a later one."""
         ballot = self.slot.ballot
         if self._reached is None or self._reached[0] != ballot:
-            found = frozenset(peer for peer, (_, ready) in self._readys.items() if ready.slot.ballot >= ballot)
+            found = frozenset(peer for peer, (_, ready) in self.ready.items() if ready.slot.ballot >= ballot)
             self._reached = ballot, found
         return self._reached[1]
 
     def statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return the newest Ready of a member, after the proof of the lock that it states."""
-        signed, ready = self._readys.get(peer, (None, None))
+        signed, ready = self.ready.get(peer, (None, None))
         proof = self._proof(ready.lock[0]) if ready is not None and ready.lock else None
         return [*([self._proofs[proof]] if proof is not None else []), *([signed] if signed is not None else [])]
 
@@ -169,7 +165,7 @@ class Vote:
         """
         self._ready, self._audience = ready, audience
         self.term_began = now if self.term_began is None else self.term_began
-        mine, machine = self._readys.get(self.me), self._machine
+        mine, machine = self.ready.get(self.me), self._machine
         if mine is not None and mine[1].slot == self.slot:
             again: list[Action] = [Forward(self.told, mine[0])]
         else:  # One that could not be signed, as on a full disk.
@@ -186,7 +182,7 @@ class Vote:
 
     def show(self) -> wire.VoteShown:
         """Return how the decision stands, for whoever asks."""
-        slot, mine = self.slot, self._readys.get(self.me)
+        slot, mine = self.slot, self.ready.get(self.me)
         found = self._appointments.of(slot.term), *map(encode, self._appointments.pending(slot.term))
         ready = b"" if mine is None else encode(mine[0])
         return wire.VoteShown(slot.round, slot.previous, slot.term, ready, tuple(data for data in found if data))
@@ -244,7 +240,7 @@ class Vote:
         `here` are the members that I have sessions with, `silent` those of them that should have appointed already.
         """
         may_vote = self._setup.charter.may_vote
-        readys = [(peer, it) for peer, (_, it) in self._readys.items() if peer in here]
+        readys = [(peer, it) for peer, (_, it) in self.ready.items() if peer in here]
         terms = {peer: it.slot.term for peer, it in readys if may_vote(peer, it.invite, it.voucher)}
         match self._appointments.following(self.me, self.slot, self.electorate, terms, silent):
             case wire.Appointment() as mine:
@@ -295,7 +291,7 @@ class Vote:
 
     def _may_be_appointed(self, peer: PeerId) -> bool:
         """Return True if a later term may count this peer: it votes now, or its Ready shows that it may."""
-        _, ready = self._readys.get(peer, (None, None))
+        _, ready = self.ready.get(peer, (None, None))
         may_vote = ready is not None and self._setup.charter.may_vote(peer, ready.invite, ready.voucher)
         return may_vote or peer in self._setup.electorate.votes
 
@@ -365,16 +361,16 @@ class Vote:
 
     def _drop_old_proofs(self) -> None:
         """Keep the proofs that Readys state, and as many of the latest as there are voters: each may state one yet."""
-        stated = {self._proof(ready.lock[0]) for _, ready in self._readys.values() if ready.lock}
+        stated = {self._proof(ready.lock[0]) for _, ready in self.ready.values() if ready.lock}
         latest = sorted(self._proofs, key=lambda it: it.slot.ballot)[-len(self._setup.electorate.votes) :]
         self._proofs = {it: proof for it, proof in self._proofs.items() if it in stated or it in latest}
 
     def _keep_ready(self, signed: wire.Signed, ready: wire.Ready) -> None:
-        earlier = self._readys.get(signed.sender)
+        earlier = self.ready.get(signed.sender)
         if earlier is None or earlier[1].slot.ballot < ready.slot.ballot:
-            self._readys[signed.sender], self._reached = (signed, ready), None
+            self.ready[signed.sender], self._reached = (signed, ready), None
         elif earlier[1].slot == ready.slot and earlier[1].lock and self._proof(earlier[1].lock[0]) is None:
-            self._readys[signed.sender] = signed, ready  # It stated a lock without proof here, and none to others.
+            self.ready[signed.sender] = signed, ready  # It stated a lock without proof here, and none to others.
 
     def _signed_readys(self, voters: Sequence[PeerId], slot: wire.Slot) -> list[wire.Signed]:
         known = (self._said.get((VoterReady, voter)) for voter in voters)
@@ -399,7 +395,7 @@ class Vote:
         """
         to, voters = tuple(sorted({*self._audience, *message.voters} - {self.me})), message.voters
         turn = (voters.index(self.me) - voters.index(signed.sender)) % len(voters) if self.me in voters else len(voters)
-        behind = [self._readys[voter][0] for voter in voters if voter in self._readys] if turn <= WITNESSES else []
+        behind = [self.ready[voter][0] for voter in voters if voter in self.ready] if turn <= WITNESSES else []
         return [Forward(to, it) for it in (*behind, signed)]
 
     def _keep_appointment(self, signed: wire.Signed, message: wire.Appointment) -> list[Action]:
@@ -443,7 +439,7 @@ class Vote:
 
     def _say_as_member(self) -> list[Action]:
         """Say Ready in my slot though I have no vote in it: I contribute."""
-        mine = self._readys.get(self.me)
+        mine = self.ready.get(self.me)
         if self._ready is None or (mine is not None and mine[1].slot == self.slot):
             return []
         return self._send(replace(self._ready, slot=self.slot, lock=()))

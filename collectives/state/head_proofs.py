@@ -124,7 +124,7 @@ class Proofs:
         self._proven: dict[Head, HeadProof] = {}
         self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
         self._backed_off: set[PeerId] = set()
-        self._asked_for: set[Head] = set()
+        self.asked_for: set[Head] = set()
         self._reported: set[bytes] = set()
         self._walk: ChainWalk | None = None
         """The longest one along a chain that I may follow, as long as mine is the same."""
@@ -174,28 +174,23 @@ class Proofs:
 
     def wanted(self, members: Sequence[Member], place: ChainPosition) -> list[Head]:
         """Return the unproven heads without a pending request."""
-        return [head for head in self.unproven(members, place) if head not in self._asked_for]
-
-    @property
-    def is_asking(self) -> bool:
-        """True while the certificates of a head are being fetched or validated."""
-        return bool(self._asked_for)
+        return [head for head in self.unproven(members, place) if head not in self.asked_for]
 
     def ask(self, members: Sequence[Member], place: ChainPosition) -> None:
         """Fetch and validate the certificates of unproven heads in the background. A failure is an event."""
         claims = self._claims(members)
         stated = {head_of(member) for member in claims}
         self._proven = {head: proof for head, proof in self._proven.items() if head in stated}
-        for head in self.wanted(members, place)[: AT_ONCE - len(self._asked_for)]:
+        for head in self.wanted(members, place)[: AT_ONCE - len(self.asked_for)]:
             by_peer = {member.peer: member for member in claims if head_of(member) == head}
             order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._backed_off.__contains__)
-            self._asked_for.add(head)
+            self.asked_for.add(head)
             self._node.nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]], place)
 
     async def examine(self, members: Sequence[Member], place: ChainPosition) -> None:
         """Fetch and validate the certificates of unproven heads, however long that takes. A failure is an event."""
         self.ask(members, place)
-        while self.is_asking:
+        while self.asked_for:
             await self.changed.wait()
 
     async def prove(self, claim: Member, place: ChainPosition) -> wire.Certificate:
@@ -368,7 +363,7 @@ class Proofs:
         try:
             await self._ask_in_turn(claims, place)
         finally:
-            self._asked_for.discard(head)
+            self.asked_for.discard(head)
             self.news += 1
             self.changed.set()
             self.changed = trio.Event()

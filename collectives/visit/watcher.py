@@ -114,8 +114,10 @@ class RunWatcher:
         self._visit = MembersVisited(node, directory, self._charter, self._charge)
         self._fold = ChainFold(self._charter, verify_signed, lambda certificate: evaluation_after(certificate, signed))
         self._folding = trio.Lock()
-        self._view = self._fold.view()
-        self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
+        self.chain = self._fold.view()
+        """What is verified of the run's chain."""
+        self.statements = OwnerStatements(signed.run_id, signed.manifest.owner)
+        """What the run's owner has stated, as far as the directory has it."""
         self._scores = ScoreReader(directory, signed.run_id, node.telemetry)
         self._called: dict[PeerId, str] = {}
         """What contributors have called themselves while I looked: they are thanked by name after they have left."""
@@ -138,16 +140,6 @@ class RunWatcher:
     def shows_chain(self) -> bool:
         """True if the run shows its certificates to visitors, or this computer has them."""
         return self._charter.earned or self._own is not None
-
-    @property
-    def chain(self) -> ChainView:
-        """What is verified of the run's chain."""
-        return self._view
-
-    @property
-    def statements(self) -> OwnerStatements:
-        """What the run's owner has stated, as far as the directory has it."""
-        return self._statements
 
     def members(self) -> tuple[Member, ...]:
         """Return the members whose records are valid."""
@@ -191,7 +183,7 @@ class RunWatcher:
 
     def picture(self) -> Picture:
         """Return the run as it is known now."""
-        view, members, votes, here = self._view, self.members(), self._votes, self._visit.here()
+        view, members, votes, here = self.chain, self.members(), self._votes, self._visit.here()
         if votes is not None and self._missed_at is not None:
             votes = replace(votes, away=trio.current_time() - self._missed_at)
         manifest = self._signed.manifest
@@ -221,19 +213,19 @@ class RunWatcher:
             votes=votes,
             evaluations=self._scores.shown(view.due),
             credit=credit,
-            troubles=all_troubles(view, votes, self._notes, self._statements, members, self._signed.manifest),
+            troubles=all_troubles(view, votes, self._notes, self.statements, members, self._signed.manifest),
         )
 
     def _verified(self) -> str:
         if not self.shows_chain:
             return CLOSED
-        if self._view.head == NOTHING and self._anchored and self._own is None:
+        if self.chain.head == NOTHING and self._anchored and self._own is None:
             return f"nothing: no member shows a chain of certificates with {self._anchor}"
-        if self._view.head == NOTHING:
+        if self.chain.head == NOTHING:
             return "no round is certified yet"
-        if self._view.first == 1:
+        if self.chain.first == 1:
             return "every certificate from the first round on"
-        return f"every certificate from round {self._view.first} on, after {self._anchor}"
+        return f"every certificate from round {self.chain.first} on, after {self._anchor}"
 
     async def _repeat(self, period: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -255,7 +247,7 @@ class RunWatcher:
     def _charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         self._fail(peer)
         self._node.charge(peer, step, error)
-        self._note(TroubleKind.LIAR, self._view.head.round, peer, f"{step}: {error}")
+        self._note(TroubleKind.LIAR, self.chain.head.round, peer, f"{step}: {error}")
 
     def _note(self, kind: TroubleKind, round_: int, peer: PeerId, reason: str) -> None:
         """Keep what went wrong; of one kind and peer the last."""
@@ -308,9 +300,9 @@ class RunWatcher:
             return False
         if anchor is None:
             return True
-        while self._view.first > anchor.round and not self._view.is_full and await self._fill_page([peer]):
+        while self.chain.first > anchor.round and not self.chain.is_full and await self._fill_page([peer]):
             pass
-        if self._view.is_anchored:
+        if self.chain.is_anchored:
             return True
         self._note(TroubleKind.FORK, round_, peer, f"it is not on the chain with {self._anchor}")
         await self._folded(self._fold.drop)
@@ -323,7 +315,7 @@ class RunWatcher:
     async def _follow(self) -> None:
         """Ask two members for the certificates after my head; begin where I have none."""
         here = training(self.members())
-        if self._view.head == NOTHING and (self._anchored or any(head_of(member) != NOTHING for member in here)):
+        if self.chain.head == NOTHING and (self._anchored or any(head_of(member) != NOTHING for member in here)):
             if trio.current_time() >= self._began + COMPARE_SECONDS:
                 await self._begin()
             return
@@ -339,7 +331,7 @@ class RunWatcher:
 
     def _in_order(self, members: Sequence[Member]) -> list[Member]:
         """Return members in the order of asking: voters, the last rosters, those ahead; who failed lately comes last."""
-        view, recently = self._view, trio.current_time() - SLOW_PERIOD
+        view, recently = self.chain, trio.current_time() - SLOW_PERIOD
 
         def order(member: Member) -> tuple[bool, bool, bool, bool, float]:
             peer, is_ahead = member.peer, member.body.round > view.head.round
@@ -350,18 +342,18 @@ class RunWatcher:
         return sorted(members, key=order)
 
     async def _extend(self, peer: PeerId) -> bool:
-        page, _ = await self._ask(peer, self._view.head.round + 1, wire.MAX_PAGE)
+        page, _ = await self._ask(peer, self.chain.head.round + 1, wire.MAX_PAGE)
         if not page:
             return False
-        before = self._view.head
+        before = self.chain.head
         error = await self._folded(self._fold.extend, page, self._sight(), self._elsewhere(page))
         if error is not None:
             self._node.telemetry.emit("watch.parted", peer=peer, round=page[0].slot.round, reason=str(error))
-        return self._view.head != before
+        return self.chain.head != before
 
     def _sight(self) -> Sight:
         """Return when a certificate is seen now, and the loss that the last roster states."""
-        roster = self._view.recent[0].roster if self._view.recent else ()
+        roster = self.chain.recent[0].roster if self.chain.recent else ()
         return Sight(time.time(), median_loss(self.members(), roster))
 
     def _elsewhere(self, page: Sequence[wire.Certificate]) -> frozenset[PeerId]:
@@ -373,11 +365,11 @@ class RunWatcher:
     async def _compare(self) -> None:
         """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""
         if self._own is not None:  # My peer may have left its branch for another one.
-            if not await self._node.compute(partial(self._own.holds, self._view.head)):
+            if not await self._node.compute(partial(self._own.holds, self.chain.head)):
                 await self._begin()
             return
         here = training(self.members())
-        apart = [member for member in here if self._is_apart(member)] if self._view.head != NOTHING else []
+        apart = [member for member in here if self._is_apart(member)] if self.chain.head != NOTHING else []
         for member in self._in_order(apart):
             if member.body.head not in self._tried:
                 self._tried[member.body.head] = None
@@ -390,15 +382,15 @@ class RunWatcher:
 
     def _is_apart(self, member: Member) -> bool:
         head = head_of(member)
-        return head != NOTHING and not self._view.is_on_chain(head)
+        return head != NOTHING and not self.chain.is_on_chain(head)
 
     async def _take_branch(self, member: Member) -> None:
         peer, head = member.peer, head_of(member)
         page, _ = await self._ask(peer, head.round, 1)
-        if not page or certificate_hash(page[0]) != head.hash or self._view.is_on_chain(head):
+        if not page or certificate_hash(page[0]) != head.hash or self.chain.is_on_chain(head):
             return
         try:
-            trail = await fetch_trail(self._node, peer, self._signed.run_id, self._view.joins, page[0])
+            trail = await fetch_trail(self._node, peer, self._signed.run_id, self.chain.joins, page[0])
             how = await self._folded(self._fold.take_branch, trail, self._sight(), self._elsewhere(trail))
         except RemoteError as error:
             self._charge(peer, "show its chain", error)
@@ -410,10 +402,10 @@ class RunWatcher:
 
     async def _fill(self, history: int | None = None) -> None:
         """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
-        while not self._view.is_full and self._view.rows and (history is None or len(self._view.rows) < history):
+        while not self.chain.is_full and self.chain.rows and (history is None or len(self.chain.rows) < history):
             if not await self._fill_page(self._holders()):
-                reason = f"nobody that was asked has the certificates before round {self._view.first}"
-                self._node.telemetry.emit("watch.partial", round=self._view.first, reason=reason)
+                reason = f"nobody that was asked has the certificates before round {self.chain.first}"
+                self._node.telemetry.emit("watch.partial", round=self.chain.first, reason=reason)
                 return
             self.revision += 1
 
@@ -421,10 +413,10 @@ class RunWatcher:
         """Fetch the rounds right before those that are held; fewer of them from who does not have a whole page."""
         for size in PAGE_SIZES:
             for peer in holders[:ASKED_FOR_PAGES]:
-                first = self._view.first
+                first = self.chain.first
                 begin = max(1, first - size)
                 page, losses = await self._ask(peer, begin, first - begin)
-                if self._view.first != first:  # I have begun anew meanwhile.
+                if self.chain.first != first:  # I have begun anew meanwhile.
                     return True
                 if len(page) < first - begin:
                     continue
@@ -458,7 +450,7 @@ class RunWatcher:
             def fold() -> tuple[_T, ChainView]:
                 return work(*arguments), self._fold.view()
 
-            result, self._view = await self._node.compute(fold)
+            result, self.chain = await self._node.compute(fold)
         self.revision += 1
         return result
 
@@ -466,7 +458,7 @@ class RunWatcher:
 
     async def _poll(self) -> None:
         """Ask which of the voters of the next round are here."""
-        view, here = self._view, training(self.members())
+        view, here = self.chain, training(self.members())
         order = sorted(here, key=lambda member: (member.peer not in view.electorate.votes, self._random.random()))
         peers = [member.peer for member in order[:MAX_POLLED]]
         if view.head == NOTHING and (not here or any(head_of(member) != NOTHING for member in here)):
@@ -481,12 +473,12 @@ class RunWatcher:
         self.revision += 1
 
     async def _read_scores(self) -> None:
-        await self._scores.look(self._view.due)
+        await self._scores.look(self.chain.due)
         self.revision += 1
 
     async def _read_statements(self) -> None:
         try:
-            self._statements = await read_pages(self._directory, self._statements)
+            self.statements = await read_pages(self._directory, self.statements)
         except NetworkError as error:
             self._node.telemetry.emit("directory.failed", step="find the owner's statements", reason=str(error))
         except RemoteError as error:  # Of a directory that validates nothing.

@@ -31,7 +31,7 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.codec import CELL
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.layout import UNPINNED
-from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import kept_by, open_revision, why_not_revise
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import CannotFollow, LocalError
@@ -68,7 +68,7 @@ class Keeper:
         self._node = reached.node
         self._telemetry = reached.node.telemetry
         self._signed = reached.signed
-        self._settings = manifest
+        self.settings = manifest
         """What holds in the next round: the manifest, as its owner has revised it."""
         self._resume = config.resume
         self._pace = Pace(
@@ -80,7 +80,8 @@ class Keeper:
         body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, name=config.name)
         self._contact = Contact.of(reached, body)
         self._presence = self._contact.presence
-        self._kept: Member | None = None
+        self.kept: Member | None = None
+        """The member with my state; None before I know its size."""
         self._keeping = trio.CancelScope()
         self._waiting = ""
         self._finished = -1
@@ -95,25 +96,15 @@ class Keeper:
         """By member, the certified rounds in a row that it was here and contributed nothing to."""
 
     @property
-    def kept(self) -> Member | None:
-        """The member with my state; None before I know its size."""
-        return self._kept
-
-    @property
-    def settings(self) -> Manifest:
-        """What holds in the next round, once I am settled: the manifest, as its owner has revised it."""
-        return self._settings
-
-    @property
     def newest(self) -> tuple[int, SignedManifest]:
         """The number of the owner's newest revision, and the run under it: one that is to follow, or what holds now.
 
         Where nobody can train under what holds there is no round that could name another one.
         """
         held = stated = b""
-        if self._kept is not None:
-            held, stated = _revision_of(self._kept), self._kept.archive.conduct.revision
-        newest, settings = held, self._settings
+        if self.kept is not None:
+            held, stated = _revision_of(self.kept), self.kept.archive.conduct.revision
+        newest, settings = held, self.settings
         if not why_not_revise(self._signed, stated, held):
             with suppress(CannotFollow):  # Of a later version: it does not hold yet.
                 newest, settings = stated, kept_by(self._signed, stated)
@@ -123,18 +114,18 @@ class Keeper:
     @property
     def is_over(self) -> bool:
         """True once I hold the state after the run's last round."""
-        return self._kept is not None and self.is_settled and self._kept.place.round >= self._settings.num_rounds
+        return self.kept is not None and self.is_settled and self.kept.place.round >= self.settings.num_rounds
 
     @property
     def is_settled(self) -> bool:
         """True while I hold the run's state and take part."""
-        return self._kept is not None and self._kept.is_settled
+        return self.kept is not None and self.kept.is_settled
 
     async def run(self) -> None:
         """Keep the run until cancelled. Raises `LocalError`."""
         self._contact.announce()
         self._contact.begin(BLANK.head)
-        kept = self._kept = await self._open()
+        kept = self.kept = await self._open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_votes, kept)
             await self._sync(kept)
@@ -144,7 +135,7 @@ class Keeper:
 
     async def leave(self, reason: str, patience: float = 0.0) -> None:
         """Leave in order (`Member.leave`), after at most `patience` seconds."""
-        kept = self._kept
+        kept = self.kept
         if kept is None:
             self._contact.announce(state=MemberState.LEFT)
             await self._node.leave(reason)
@@ -255,7 +246,7 @@ class Keeper:
 
     def _may_begin(self, kept: Member) -> bool:
         """Return True if a round can be attempted; one event for each reason why not, one when it can again."""
-        if kept.place.round >= self._settings.num_rounds:
+        if kept.place.round >= self.settings.num_rounds:
             return False
         if self._node.peer_id not in kept.averager.drawn():
             return False
@@ -304,8 +295,8 @@ class Keeper:
         """Take over the settings that the certificate of my state names, and report the end of the run."""
         place, settings = kept.place, kept_by(self._signed, _revision_of(kept))
         rounds = settings.num_rounds
-        if settings != self._settings:
-            self._settings = settings
+        if settings != self.settings:
+            self.settings = settings
             reason = f"it has {rounds} rounds; `flockstep run info` shows all"
             self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1, rounds=rounds)
         if place.round >= rounds and place.round != self._finished:

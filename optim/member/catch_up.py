@@ -130,7 +130,7 @@ class CatchUp:
         Anybody may take as long as it likes to prove what it states, and then state something else.
         """
         self.proofs.ask(members, self._held.place)
-        while (provider := self.provider(members)) is None and self.proofs.is_asking and trio.current_time() < until:
+        while (provider := self.provider(members)) is None and self.proofs.asked_for and trio.current_time() < until:
             with trio.move_on_at(until):
                 await self.proofs.changed.wait()
         return provider

@@ -49,7 +49,10 @@ class Evaluations:
             reason = f"I was not drawn to evaluate my state, or it is not that of round {command.round} any more"
             self._telemetry.emit("eval.unpublished", step="sign", reason=reason, round=command.round)
             return
-        samples = tuple(_cut_to(text, MAX_SAMPLE_BYTES) for text in command.samples[: len(due.prompts)])
+        samples = tuple(
+            text.encode(errors="replace")[:MAX_SAMPLE_BYTES].decode(errors="ignore")
+            for text in command.samples[: len(due.prompts)]
+        )
         try:
             body = encode(EvaluationBody(due.round, due.certificate, command.loss, command.tokens, samples))
             signed = Record.sign(
@@ -108,8 +111,3 @@ class Evaluations:
         except RemoteError as error:
             self._telemetry.emit("eval.refused", peer=peer, step="read", reason=str(error), round=due.round)
         return True
-
-
-def _cut_to(text: str, most: int) -> str:
-    """Return the beginning of a text that has at most so many bytes."""
-    return text.encode(errors="replace")[:most].decode(errors="ignore")

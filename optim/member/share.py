@@ -52,7 +52,7 @@ class Shares:
         self, client: "PeerClient", telemetry: Telemetry, folder: Path, *, seed: int, stop: threading.Event
     ) -> None:
         self._client = client
-        self._stop = stop
+        self.stop = stop
         self._telemetry = telemetry
         self._path = folder / "data.json"
         self._seed = seed
@@ -143,17 +143,12 @@ class Shares:
         if self._shared is not None:
             self.publish(self._shared, last=True)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether this peer is to leave."""
-        return self._stop.is_set()
-
     def await_data(self, reason: str, waits: int) -> bool:
         """Wait for data that cannot be read now, for the time after so many waits; return False at a stop."""
         first, longest = WAIT_SECONDS
         seconds = min(first * 2.0 ** min(waits, 10), longest)
         self._telemetry.emit("data.awaited", step="read the data", reason=reason, seconds=seconds)
-        return not self._stop.wait(seconds)
+        return not self.stop.wait(seconds)
 
     def report_begun(self, walk: "Walk", lease: Lease, why: str) -> None:
         """Emit an event for a unit that begins half finished or unsettled, or that others only claim."""
@@ -316,7 +311,7 @@ class Walk:
             else:
                 # What another peer claims to have trained of a unit proves nothing about my data.
                 empty += not lease.done
-                if self._shares.is_stopped:
+                if self._shares.stop.is_set():
                     return
                 if empty > EMPTY_EPOCHS * self.units.num_units:
                     nothing = f"{self.units.name} holds nothing to train on"

@@ -90,10 +90,6 @@ class FourBitLinear(nn.Module):
         out: Tensor = _FourBitProduct.apply(x, self._packed)  # type: ignore[no-untyped-call]  # of torch
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
-    def weight_as(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights (out_features, in_features) that the layer computes with."""
-        return _whole(self._packed, dtype)
-
 
 class _FourBitProduct(torch.autograd.Function):
     """x times the weights, which are made whole in each direction and not kept between them."""

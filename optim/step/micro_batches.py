@@ -53,15 +53,11 @@ class MicroBatches:
         self._stopped = stopped
         self._about = about
         self._adaptive = adaptive
-        self._measuring = adaptive and not size
+        self.is_measuring = adaptive and not size
+        """Whether the size of the next step is still to be found."""
         self._warm: set[int] = set()
         self._best = (0, 0.0)
         """The fastest size so far, and its tokens/s."""
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether the size of the next step is still to be found."""
-        return self._measuring
 
     def backward(self, batch: Tensor, scale: float = 1.0) -> Tensor | None:
         """Add `scale` times the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss.
@@ -74,7 +70,7 @@ class MicroBatches:
             if self._stopped():
                 return None
             began = self._now(batch.device)
-        if self._measuring:
+        if self.is_measuring:
             self._judge(batch, self._now(batch.device) - began)
         return loss
 
@@ -116,7 +112,7 @@ class MicroBatches:
             if self.size > 1:
                 self.size //= 2
                 return
-        self._measuring = False
+        self.is_measuring = False
         self.size, tokens_per_s = self._best
         used, total = memory_of(batch.device)
         self._telemetry.emit(
@@ -130,7 +126,7 @@ class MicroBatches:
         )
 
     def _now(self, device: torch.device) -> float:
-        if self._measuring and device.type == "cuda":
+        if self.is_measuring and device.type == "cuda":
             torch.cuda.synchronize(device)
         return self._clock()
 

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from ...collectives.vector.arrays import Floats
-from ...collectives.vector.codec import FlatVector
 from ...dht.run.layout import UNPINNED
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import open_revision, revised_by
@@ -508,7 +507,8 @@ class Swarm:
         if self._scales:
             self._inner_step(min(self.accumulate, len(self._scales)))
         span = self._span = fragment_after(self.round, self._layout, self.manifest)
-        self._layout.pseudo_gradient(self._theta, self.model, self._delta, span)
+        delta = None if self._client is None else self._client.vectors.delta
+        self._layout.pseudo_gradient(self._theta, self.model, delta, span)
         outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.begin_round(why, span))
         self._status = outcome.status
         if outcome.end is PhaseEnd.ABSTAINED:
@@ -616,10 +616,6 @@ class Swarm:
     @property
     def _theta(self) -> Floats | None:
         return None if self._client is None else self._client.vectors.theta
-
-    @property
-    def _delta(self) -> FlatVector | None:
-        return None if self._client is None else self._client.vectors.delta
 
 
 def _check_arithmetic() -> None:

@@ -238,11 +238,8 @@ class Gate:
         for listener in self._listeners:
             listener.keep_out(self._kept_out)
 
-    def payer(self, connection: Any, peer: PeerId) -> Origin:
-        """Return the origin that the streams of a peer count for: a needed one is an address of its own."""
-        return self._payer(self.origin_of(connection), peer)
-
-    def _payer(self, origin: Origin, peer: PeerId) -> Origin:
+    def payer(self, origin: Origin, peer: PeerId) -> Origin:
+        """Return the origin that the streams of a peer from there count for: a needed one is an address of its own."""
         return replace(origin, address=peer) if self._is_needed(peer) else origin
 
     def _let_go(self) -> None:
@@ -255,7 +252,7 @@ class Gate:
     def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:
         """Take frames from the budget of an origin, or from the own one of a peer that stays, which no neighbour uses up."""
         budget = self._frames_of_voters if self._stays(peer) else self._frames
-        return budget.spend(self._payer(origin, peer), trio.current_time(), frames)
+        return budget.spend(self.payer(origin, peer), trio.current_time(), frames)
 
     async def _close(self, connection: Any, reason: str) -> None:
         self._idle_since.pop(connection, None)

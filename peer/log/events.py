@@ -448,13 +448,10 @@ def page() -> Iterator[str]:
         yield from ("", f"## {subject}", "", "| event | meaning | fields |", "|---|---|---|")
         for kind in rows:
             accused = f" *Fault: {kind.fault}.*" if kind.fault else ""
-            yield f"| `{kind.name}` | {kind.meaning}{accused} | {'; '.join(_field(*item) for item in kind.fields.items())} |"
+            fields = (f"`{name}`" + ("" if FIELDS.get(name) == it else f": {it}") for name, it in kind.fields.items())
+            yield f"| `{kind.name}` | {kind.meaning}{accused} | {'; '.join(fields)} |"
     yield from ("", "## Common fields", "", "| field | meaning |", "|---|---|")
     yield from (f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items())
-
-
-def _field(name: str, meaning: str) -> str:
-    return f"`{name}`" if FIELDS.get(name) == meaning else f"`{name}`: {meaning}"
 
 
 if __name__ == "__main__":

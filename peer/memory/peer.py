@@ -38,7 +38,8 @@ class MemoryTransport:
         telemetry: Telemetry,
     ) -> None:
         self._network = network
-        self._peer_id = peer_id
+        self.peer_id = peer_id
+        """My peer id."""
         self._up, self._down = rates
         self._up_free = self._down_free = 0.0
         self.has_uplink, self.has_downlink = self._up is not None, self._down is not None
@@ -54,14 +55,9 @@ class MemoryTransport:
         """The bytes received so far."""
         self._dead = False
 
-    @property
-    def peer_id(self) -> PeerId:
-        """My peer id."""
-        return self._peer_id
-
     def addresses(self) -> tuple[Address, ...]:
         """Return my address; every peer has one."""
-        return (f"/memory/{self._peer_id}",)
+        return (f"/memory/{self.peer_id}",)
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
         """Serve incoming streams of `protocol`."""
@@ -105,7 +101,7 @@ class MemoryTransport:
     async def disconnect(self, peer: PeerId) -> None:
         """Break all streams to `peer`."""
         if peer in self._streams:
-            self._network.hang_up(self._peer_id, peer)
+            self._network.hang_up(self.peer_id, peer)
             self.lose(peer, f"disconnected from {peer}")
         await trio.lowlevel.checkpoint()
 
@@ -129,11 +125,11 @@ class MemoryTransport:
     def post(self, target: PeerId, action: Packet) -> None:
         """Send a packet at once, unless this peer is dead."""
         if not self._dead:
-            self._network.post(self._peer_id, target, action)
+            self._network.post(self.peer_id, target, action)
 
     def lane(self, target: PeerId) -> "Lane":
         """Return the lane to `target`, for `send`."""
-        return self._network.lane(self._peer_id, target)
+        return self._network.lane(self.peer_id, target)
 
     def send(self, lane: "Lane", action: Packet, num_bytes: int, leaves: float = 0.0) -> None:
         """Send a packet of so many bytes now, or at the time `leaves`, unless this peer is dead."""
@@ -171,9 +167,9 @@ class MemoryTransport:
             elif host != peer:
                 cause = WRONG_PEER.with_details(host).cause
             else:
-                there._streams.setdefault(self._peer_id, {})
+                there._streams.setdefault(self.peer_id, {})
                 cause = ""
-            self._network.post(host, self._peer_id, partial(receive, cause))
+            self._network.post(host, self.peer_id, partial(receive, cause))
 
         def receive(cause: str) -> None:
             if not (cause or self._dead):
@@ -193,9 +189,9 @@ class MemoryTransport:
     def _request(self, near: MemoryStream, protocol: str) -> None:
         """Ask the other end to accept the stream `near`; this runs there."""
         there = self._network.find(near.remote)
-        if there is None or not there._admit(near, self._peer_id, protocol):
+        if there is None or not there._admit(near, self.peer_id, protocol):
             refusal = f"{near.remote} does not serve {protocol}"
-            self._network.post(near.remote, self._peer_id, partial(near.break_off, refusal))
+            self._network.post(near.remote, self.peer_id, partial(near.break_off, refusal))
 
     def _admit(self, opener: MemoryStream, peer: PeerId, protocol: str) -> bool:
         handler = self._handlers.get(protocol)
@@ -203,7 +199,7 @@ class MemoryTransport:
             return False
         far = self._attach(MemoryStream(self, peer, twin=opener))
         self.post(peer, partial(opener.establish, far))
-        self._network.nursery.start_soon(self._serve, far, protocol, handler, name=f"{self._peer_id} {protocol}")
+        self._network.nursery.start_soon(self._serve, far, protocol, handler, name=f"{self.peer_id} {protocol}")
         return True
 
     def _attach(self, stream: MemoryStream) -> MemoryStream:

@@ -35,7 +35,8 @@ class MemoryStream:
 
     def __init__(self, transport: "MemoryTransport", remote: PeerId, twin: "MemoryStream | None" = None) -> None:
         self._transport = transport
-        self._remote = remote
+        self.remote = remote
+        """The peer at the other end."""
         self._lane = transport.lane(remote)
         self._twin: MemoryStream | None = None
         self._deliver: Callable[[bytes], None]
@@ -49,11 +50,6 @@ class MemoryStream:
         self._over = ""
         self._finished = False
         self._changed = trio.lowlevel.ParkingLot()
-
-    @property
-    def remote(self) -> PeerId:
-        """The peer at the other end."""
-        return self._remote
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes. Raises `StreamClosed`, also if the other end has closed, since it would not read them."""
@@ -108,7 +104,7 @@ class MemoryStream:
     async def aclose(self) -> None:
         """Close the stream gracefully."""
         if not self._over:
-            self._transport.post(self._remote, self._far.finish)
+            self._transport.post(self.remote, self._far.finish)
             self.break_off("closed at this end")
         await trio.lowlevel.checkpoint()
 
@@ -116,7 +112,7 @@ class MemoryStream:
         """Reset the stream at both ends."""
         if not self._over:
             self._transport.post(
-                self._remote, partial(self._far.break_off, f"{self._transport.peer_id} reset the stream")
+                self.remote, partial(self._far.break_off, f"{self._transport.peer_id} reset the stream")
             )
             self.break_off("reset at this end")
         await trio.lowlevel.checkpoint()
@@ -135,7 +131,7 @@ class MemoryStream:
         """Join the twin, now that the other end has accepted the stream."""
         self._join(twin)
         if self._over:
-            self._transport.post(self._remote, partial(twin.break_off, self._over))
+            self._transport.post(self.remote, partial(twin.break_off, self._over))
         self._changed.unpark_all()
 
     def deliver(self, segment: bytes) -> None:
@@ -173,7 +169,7 @@ class MemoryStream:
         self._twin, self._deliver = twin, twin.deliver
 
     def _report_read(self) -> None:
-        self._transport.post(self._remote, partial(self._far.grant, self._unreported))
+        self._transport.post(self.remote, partial(self._far.grant, self._unreported))
         self._unreported = 0
 
     @property
@@ -183,9 +179,9 @@ class MemoryStream:
 
     def _check_open(self) -> None:
         if self._over:
-            raise StreamClosed(f"the stream to {self._remote} is gone: {self._over}")
+            raise StreamClosed(f"the stream to {self.remote} is gone: {self._over}")
 
     def _check_sendable(self) -> None:
         self._check_open()
         if self._finished:
-            raise StreamClosed(f"{self._remote} has closed the stream")
+            raise StreamClosed(f"{self.remote} has closed the stream")

@@ -82,7 +82,12 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._why_not_serve: Callable[[PeerId], str] = lambda peer: ""
         limits = {"streams": MAX_CONTROL_STREAMS, "per_peer": MAX_UNREAD_ANSWERS, "in_all": MAX_UNREAD_ANSWERS_IN_ALL}
         self._answers = Backlog(**limits, is_member=self.is_member)
-        readers = Readers(self.guard.refuses, self.is_member, self.why_not_serve, self._charge_of)
+        readers = Readers(
+            self.guard.refuses,
+            self.is_member,
+            self.why_not_serve,
+            lambda stream: partial(self._take, stream.remote, self._note_origin(stream)),
+        )
         self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, readers)
         self._verifications = VerificationQueue(self.compute, self.charge, self.refuse)
         self._refusals = Refusals(telemetry, trio.current_time, "message.refused")
@@ -385,9 +390,6 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Take a cost from the budgets of a peer, and of those that it shares with others."""
         standing = Standing.VOTER if self.votes(peer) else Standing.MEMBER if self.is_member(peer) else Standing.STRANGER
         self.guard.take(peer, cost, self.now(), origin, standing)
-
-    def _charge_of(self, stream: Stream) -> Callable[[Cost], None]:
-        return partial(self._take, stream.remote, self._note_origin(stream))
 
     def _received(self, origin: Origin, peer: PeerId, num_bytes: int) -> None:
         self._note_arrival(peer)

@@ -109,12 +109,9 @@ class NetworkVisit:
             raise
         except LocalError as error:
             self._sheet.failed("listen port", Trouble(str(error), error.remedy))
-            for name in (*(f"bootstrap {number}" for number in range(1, self._num_via + 1)), *AFTER_BOOTSTRAPS):
+            via = self._link.via if self._link else ()
+            for name in (*(f"bootstrap {number}" for number, _ in enumerate(via, 1)), *AFTER_BOOTSTRAPS):
                 self._sheet.skip_rest("needs a port to listen on", of=name)
-
-    @property
-    def _num_via(self) -> int:
-        return len(self._link.via) if self._link else 0
 
     def _expect(self) -> None:
         self._sheet.expect("listen port")
