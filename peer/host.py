@@ -46,7 +46,7 @@ from .libp2p.dial import Dialler
 from .libp2p.gate import Gate
 from .libp2p.ladder import Climb
 from .libp2p.line_rate import LineRate
-from .libp2p.listen import NUM_LISTEN_PORTS, interfaces, listen, listeners_of
+from .libp2p.listen import NUM_LISTEN_PORTS, interfaces, listen
 from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
@@ -192,7 +192,8 @@ class Libp2pHost:
                     self.failure = port if isinstance(port, LocalError) else await self._listen_for_web()
                     if not isinstance(port, LocalError):
                         self.port = self._dialler.port = port
-                        self._gate.guard([*listeners_of(self.host), *(one for web in self._web for one in web.listeners)])
+                        open_ones = (*self._swarm.listeners.values(), *self._web)
+                        self._gate.guard([one for listener in open_ones for one in listener.listeners])
                     self._nursery = nursery
                     nursery.start_soon(self._gate.watch)
                     for web in self._web if self.failure is None else ():

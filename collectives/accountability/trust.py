@@ -84,11 +84,6 @@ class Trust:
         """The first round that was applied; 1 before any."""
         self._round = 0
 
-    @property
-    def is_complete(self) -> bool:
-        """True if an unknown peer must be a newcomer: no certificate that still counts is missing."""
-        return self.first == 1 or self._round - self.first >= TRUST_WINDOW
-
     def take(self, certificate: wire.Certificate) -> None:
         """Apply the next certificate of the chain, validated before."""
         value = value_of(certificate)
@@ -104,7 +99,8 @@ class Trust:
         """Return the record that a peer brings into the next round; None if I cannot know it."""
         if peer in self._known:
             return self._known[peer][1]
-        return newcomer_record(self._earned) if self.is_complete else None
+        is_complete = self.first == 1 or self._round - self.first >= TRUST_WINDOW  # No certificate that counts is missing.
+        return newcomer_record(self._earned) if is_complete else None
 
     def last_round(self, peer: PeerId) -> int:
         """Return the last round whose roster names a peer; 0 if none does that still counts."""

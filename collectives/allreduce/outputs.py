@@ -78,8 +78,9 @@ class ReducePhase:
 
     @property
     def is_mostly_here(self) -> bool:
-        """True if two thirds of the outputs of known owners are here."""
-        known = self._table.known_owners
+        """True if two thirds of the outputs are here, of owners that vote or are of many rounds: keys are free."""
+        owners, seating = self._table.owners, self._table.seating
+        known = owners & (seating.voters | seating.known) or owners
         return 3 * len(known & self.outputs.keys()) >= 2 * len(known)
 
     def not_fetched(self, part: int, source: PeerId, hash_: bytes, reason: str) -> list[Action]:

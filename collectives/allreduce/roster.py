@@ -108,11 +108,6 @@ class RosterView:
         """Return a part's deputies: the next voters in the ring, owners first."""
         return self._deputies[part]
 
-    @property
-    def known_owners(self) -> frozenset[int]:
-        """The owners that vote or are of many rounds; all, where none is: keys are free."""
-        return self.owners & (self.seating.voters | self.seating.known) or self.owners
-
     def others_with(self, part: int, without: Collection[int]) -> tuple[PeerId, ...]:
         """Return the owner and the deputies of a part, without some members."""
         return tuple(self.members[index] for index in (part, *self.deputies(part)) if index not in without)

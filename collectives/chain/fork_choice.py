@@ -121,7 +121,8 @@ def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
     mine = next((member for member in members if member.peer == me), None)
     if mine is None or is_keeper(mine):
         return list(members)
-    return [member for member in members if is_keeper(member) or _model_of(member) == _model_of(mine)]
+    model = mine.body.layout, mine.body.frozen
+    return [member for member in members if is_keeper(member) or (member.body.layout, member.body.frozen) == model]
 
 
 class Expected:
@@ -285,5 +286,3 @@ def goes_first(members: Sequence[Member], me: PeerId, place: ChainPosition) -> b
     )
 
 
-def _model_of(member: Member) -> tuple[bytes, bytes]:
-    return member.body.layout, member.body.frozen

@@ -112,7 +112,7 @@ class Attempt:
                 for signed, message in early:
                     self.receive(signed, message)
                 while self.machine.outcome is None:
-                    with trio.CancelScope(deadline=self._alarm_at) as self._alarm:
+                    with trio.CancelScope(deadline=self.node.running.at(self.machine.deadline)) as self._alarm:
                         await self._ended.wait()
                     self.act(self.machine.tick(self._now()))
             finally:
@@ -164,13 +164,8 @@ class Attempt:
         self._conduct.enter(machine.slot)
         if machine.outcome is not None:
             self._ended.set()
-        elif (alarm_at := self._alarm_at) != self._alarm.deadline:
+        elif (alarm_at := self.node.running.at(machine.deadline)) != self._alarm.deadline:
             self._alarm.deadline = alarm_at
-
-    @property
-    def _alarm_at(self) -> float:
-        """When the machine is to be woken, by the clock of the event loop."""
-        return self.node.running.at(self.machine.deadline)
 
     def _do(self, action: Action) -> None:
         match action:

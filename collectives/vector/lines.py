@@ -91,7 +91,7 @@ class StatedLines:
     @cached_property
     def _about_last(self) -> Sequence[tuple[PeerId, bytes]]:
         """The statements about the last roster: only these count."""
-        return [(peer, ready.rates) for peer, ready in self.readies.items() if self._is_about_last(ready)]
+        return [(peer, ready.rates) for peer, ready in self.readies.items() if len(ready.rates) == len(self.last)]
 
     @cached_property
     def _measured(self) -> Mapping[PeerId, int]:
@@ -143,10 +143,6 @@ class StatedLines:
         """Return the members whose part is empty."""
         return {peer for peer, (low, high) in zip(self.readies, pairwise(bounds), strict=True) if low == high}
 
-    def _is_about_last(self, ready: wire.Ready) -> bool:
-        """Return True if a statement is about the last roster: only then does it count."""
-        return len(ready.rates) == len(self.last)
-
     @cached_property
     def _rates(self) -> Sequence[int]:
         """The rates of the members in bytes/s, in the order of the roster; 0 of those that opted out."""
@@ -175,7 +171,7 @@ class StatedLines:
         the member receives its part once over each, at the mean of those that it has measured.
         """
         ready = self.readies[peer]
-        said = zip(self.last, ready.rates, strict=True) if self._is_about_last(ready) else ()
+        said = zip(self.last, ready.rates, strict=True) if len(ready.rates) == len(self.last) else ()
         seen = [rate_of(grade) for other, grade in said if grade and other != peer]
         others = len(self.readies) - 1
         return Fraction(INTAKE_GROWTH * sum(seen), len(seen) * slowest * others) if seen and slowest and others else None

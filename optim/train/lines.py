@@ -16,16 +16,14 @@ SAID = (
 
 def say_event(event: Event) -> None:
     """Write an event's line to stderr, if a person should read it."""
-    name, line = event.get("event"), ""
-    if name == "run.joined":
-        line = f"joined the run at round {event.get('round')}; peers that train in it now: {event.get('peers')}"
-    elif name == "round.done" and isinstance(cut := event.get("cut"), list):
-        line = f"round {event.get('round')}: averaged the work of {len(cut)} peer{'' if len(cut) == 1 else 's'}"
-    elif name == "run.finished":
-        line = "the run is finished"
-    elif name in SAID:
-        line = str(event.get("reason"))
-    if line:
+    round_, cut = event.get("round"), event.get("cut")
+    num = len(cut) if isinstance(cut, list) else 0
+    lines = dict.fromkeys(SAID, str(event.get("reason"))) | {
+        "run.joined": f"joined the run at round {round_}; peers that train in it now: {event.get('peers')}",
+        "round.done": f"round {round_}: averaged the work of {num} peer{'' if num == 1 else 's'}",
+        "run.finished": "the run is finished",
+    }
+    if line := lines.get(str(event["event"])):
         sys.stderr.write(plain_text(f"flockstep: {line}") + "\n")
 
 

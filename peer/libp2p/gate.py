@@ -209,7 +209,7 @@ class Gate:
             self._let_in_again()
             self._let_go()
             now = trio.current_time()
-            idle = [connection for connection in self._incoming() if self._is_idle(connection)]
+            idle = [one for one in self._incoming() if not one.get_streams() and not self._is_needed(_peer_of(one))]
             self._idle_since = {connection: self._idle_since.get(connection, now) for connection in idle}
             for connection in [one for one, since in self._idle_since.items() if now - since >= IDLE_SECONDS]:
                 await self._close(connection, "idle for too long")
@@ -264,9 +264,6 @@ class Gate:
         """The connections that others have opened."""
         connections = [connection for some in list(self._swarm.connections.values()) for connection in list(some)]
         return [connection for connection in connections if connection.direction is Direction.INBOUND]
-
-    def _is_idle(self, connection: Any) -> bool:
-        return not connection.get_streams() and not self._is_needed(_peer_of(connection))
 
 
 def over_relay(relay: PeerId, peer: PeerId) -> Origin:

@@ -89,11 +89,6 @@ class SelectiveListener(trio.abc.Listener[trio.SocketStream]):
         await trio.lowlevel.checkpoint()
 
 
-def listeners_of(host: Any) -> list[SelectiveListener]:
-    """Return the open listeners of a host of the library."""
-    return [one for listener in host.get_network().listeners.values() for one in listener.listeners]
-
-
 async def listen(
     host: Any, config: PeerConfig, telemetry: Telemetry, num_ports: int = NUM_LISTEN_PORTS
 ) -> int | LocalError:

@@ -171,7 +171,8 @@ class MeteredTCP(TCP):
 
     def __init__(self, meter: TrafficMeter) -> None:
         super().__init__()
-        self.admit: Callable[[Any, ConnectionHandler], Awaitable[None]] = _admit_all
+        self.admit: Callable[[Any, ConnectionHandler], Awaitable[None]]
+        """The gate's: set before anything listens."""
         self._meter = meter
 
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> Any:
@@ -210,10 +211,6 @@ class MeteredTCP(TCP):
             await self.admit(stream, handler_function)
 
         return super().create_listener(metered)
-
-
-async def _admit_all(stream: Any, serve: ConnectionHandler) -> None:
-    await serve(stream)
 
 
 async def resolve(address: Address) -> Multiaddr:

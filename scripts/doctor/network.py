@@ -21,7 +21,7 @@ from ...peer.address import is_web, split_p2p
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
 from ...peer.base.install import NEWER
-from ...peer.base.transport import Address, HeldBootstraps, Host, PeerId
+from ...peer.base.transport import Address, Host, PeerId
 from ...peer.base.troubles import (
     LINE_SLOW,
     NO_DIRECTORY,
@@ -323,7 +323,7 @@ class NetworkVisit:
             sheet.failed("reachability", trouble)
         elif found.rung is None:
             sheet.skipped("reachability", found.reason or "no bootstrap has replied")
-        elif self._is_https_all(bootstraps):
+        elif all(peer in bootstraps.over_https and not self._ways[peer].reached.is_set() for peer in self._reached):
             how = " and ".join(sorted({bootstraps.over_https[peer] for peer in self._reached}))
             relays = ", ".join(f"bootstrap {self._reached[peer]}" for peer in self._reached if peer in bootstraps.reserved)
             words = f"only HTTPS leaves this network, {how}" + (f"; relayed through {relays}" if relays else "")
@@ -339,10 +339,6 @@ class NetworkVisit:
             else:
                 sheet.skipped(name, "others reach this peer without it" if found.rung else "not known to be needed")
         sheet.skip_rest("see the other address of this bootstrap", of="bootstrap ")
-
-    def _is_https_all(self, bootstraps: HeldBootstraps) -> bool:
-        """Return True if every bootstrap that I reached has another address than a WebSocket's, and none of these works."""
-        return all(peer in bootstraps.over_https and not self._ways[peer].reached.is_set() for peer in self._reached)
 
 
 def ways_of(link: JoinLink) -> dict[PeerId, Ways]:

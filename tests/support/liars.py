@@ -1,10 +1,11 @@
 """Attackers in a `SimSwarm`, and queries about its honest peers."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from flockstep.peer import wire
 from flockstep.peer.log.telemetry import Event
-from flockstep.scripts.lab.attacks import protocol
 from flockstep.scripts.lab.attacks.protocol import Lie, lies
 from support.swarm import SimPeer, SimSwarm
 
@@ -13,7 +14,12 @@ __all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]
 
 def to_some(some: Sequence[SimPeer], kind: type, **changes: Any) -> Lie:
     """Return a lie: `some` receive every message of class `kind` with these fields changed."""
-    return protocol.to_some({sim.peer for sim in some}, kind, **changes)
+    peers = {sim.peer for sim in some}
+
+    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return replace(message, **changes) if isinstance(message, kind) and peer in peers else message
+
+    return lie
 
 
 def honest(swarm: SimSwarm, *liars: SimPeer) -> list[SimPeer]:

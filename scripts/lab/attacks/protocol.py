@@ -117,15 +117,6 @@ def changes(liar: Corruptible, change: Callable[[Contribution], Contribution]) -
     liar.averager.average = lie  # type: ignore[method-assign]
 
 
-def to_some(some: Collection[str], kind: type, **changes: Any) -> Lie:
-    """Return a lie: `some` receive every message of class `kind` with these fields changed."""
-
-    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-        return replace(message, **changes) if isinstance(message, kind) and peer in some else message
-
-    return lie
-
-
 def one_of(number: int) -> Callable[[str], bool]:
     """Return a predicate that is true for every `number`-th peer, in the order of first queries."""
     seen: dict[str, int] = {}
