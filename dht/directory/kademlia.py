@@ -29,9 +29,20 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from ...peer.base.background import background
 from ...peer.base.errors import LocalError, NetworkError, NoRightToVote, OtherVersion, RemoteError, StreamClosed
 from ...peer.base.transport import Address, Host, PeerId
+from ...peer.identity import peer_of
 from ...peer.log.telemetry import Telemetry
 from .interface import Validate
-from .messages import Message, MessageReader, about, about_value, add_peer_to, binary_id, peers_of, send
+from .messages import (
+    MAX_NAMED_PEERS,
+    Message,
+    MessageReader,
+    about,
+    about_value,
+    add_peer_to,
+    binary_id,
+    peers_of,
+    send,
+)
 from .routing import BUCKET_SIZE, Candidates, Servers, position, position_of_key, shared_bits
 from .server import DirectoryHost, DirectoryServer
 from .store_file import StoreFile
@@ -194,6 +205,12 @@ class KademliaDirectory:
         for peer in list(self._addresses)[:-MAX_KNOWN]:
             del self._addresses[peer]
         return tuple(chosen)
+
+    async def connected(self, run_id: str) -> set[PeerId]:
+        """Return the providers of a run to which a server is connected, by its own word. Raises `NetworkError`."""
+        answers = await self._walk(about(Message.GET_PROVIDERS, _run_key(run_id)))
+        named = chain.from_iterable(answer.providerPeers[:MAX_NAMED_PEERS] for answer in answers.values())
+        return {peer_of(entry.id) for entry in named if entry.connection == Message.CONNECTED}
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
         """Return the addresses that a found peer has published."""

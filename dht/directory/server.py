@@ -199,6 +199,7 @@ class DirectoryServer:
         elif question.type == Message.GET_PROVIDERS:
             for entry in self.store.providers(key, now):
                 provider = answer.providerPeers.add()
+                provider.connection = Message.CONNECTED if self._host.rung(entry.peer) else Message.NOT_CONNECTED
                 provider.id = binary_id(entry.peer)
                 provider.addrs.extend(entry.addresses)
 

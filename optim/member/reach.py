@@ -6,7 +6,7 @@ stated, and evaluations of the shared model.
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import trio
 
+from ...collectives.agreement.electorate import Electorate
 from ...collectives.allreduce.actions import Outcome
 from ...collectives.chain.chain import Head
 from ...collectives.chain.head import Heads, RunValues
@@ -21,6 +22,7 @@ from ...collectives.light.anchor import find_anchor
 from ...collectives.spec import charter_of, credential
 from ...collectives.state.archive import has_ledger
 from ...dht.directory.interface import Directory
+from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.keys import listing_key
 from ...dht.members.body import MemberBody, fitted
 from ...dht.members.gossip import Gossip
@@ -35,7 +37,7 @@ from ...dht.run.revision import why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError, RemoteError
-from ...peer.base.transport import Host, Rung
+from ...peer.base.transport import Host, PeerId, Rung
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
@@ -191,14 +193,31 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         if config.invite:
             remembered.keep_ticket(config.invite)
         anchor = None if link.at is None else Head(*link.at, tokens=0)
-        if anchor is None and config.resume and not has_ledger(folder):
-            anchor = await find_anchor(directory, link, telemetry)
+        if config.resume and not has_ledger(folder):
+            anchor = anchor or await find_anchor(directory, link, telemetry)
+            await report_absent(directory, remembered, signed, identity.peer_id, telemetry)
         async with Node(host, identity, config, telemetry) as node:
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
             seeds = Seeds(node, directory, signed, config.home)
             node.nursery.start_soon(seeds.run)
             yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor, seeds)
+
+
+async def report_absent(
+    directory: Directory, remembered: Remembered, signed: SignedManifest, me: PeerId, telemetry: Telemetry
+) -> None:
+    """Emit for which voters a run waits: those that are connected to no bootstrap, unless enough are or others vote.
+
+    Only bootstraps are asked: no member hears of a newcomer before its user has agreed.
+    """
+    charter = charter_of(signed)
+    founders = Electorate(dict.fromkeys(charter.founders, 1))
+    with trio.move_on_after(STATEMENTS_SECONDS), suppress(NetworkError):
+        here = await directory.connected(signed.run_id) if isinstance(directory, KademliaDirectory) else charter.founders
+        is_enough = charter.stall == "present" or founders.is_quorum({me, *here})
+        if not is_enough and not (await _stated(directory, remembered, signed, telemetry)).vouched:
+            telemetry.emit("voters.absent", step="join", reason=founders.awaits(here, charter.owner))
 
 
 async def stated_revision(

@@ -276,6 +276,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "peer step reason round"),
         _row("chain.conflict", "Two valid certificates of the same voters differ; this peer keeps its own, and accuses.",
              "peer step reason round"),
+        _row("voters.absent", "A newcomer's bootstraps are connected to too few of a run's voters for a round to end.",
+             "step reason"),
         _row("anchor.chosen", "A newcomer starts from the certificate that more than half of its bootstraps name.",
              "step reason round"),
         _row("anchor.none", "No bootstrap names a certificate; a newcomer chooses among the members' heads.", "step reason"),

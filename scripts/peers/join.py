@@ -425,6 +425,7 @@ LINES = {
     "device.unseen": "--when-idle does not see the GPU: {reason}",
     "step.skipped": "a step is skipped: {reason}",
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
+    "voters.absent": "at the moment this run {reason}; what that means: docs/stopped.md",
     "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
     "file.awaited": "{reason}: waiting for the run's data (Ctrl-C to leave)",

@@ -26,7 +26,7 @@ from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
 from libp2p.kad_dht.common import PROTOCOL_ID
 from multiaddr import Multiaddr
-from support.loopback import LOOPBACK
+from support.loopback import LOOPBACK, until
 from support.recorded import recorded
 
 RUN = "a" * 52
@@ -163,6 +163,16 @@ async def test_members_find_each_other_and_their_addresses() -> None:
         await a.find("b" * 52)
         assert a.addresses(host_b.peer_id) == host_b.addresses()
         await host_a.connect(host_b.peer_id, a.addresses(host_b.peer_id))
+
+
+async def test_a_server_tells_which_providers_are_connected_to_it() -> None:
+    async with swarm() as net, net.client() as (_, reader):
+        async with net.client() as (host, member):
+            await member.provide(RUN)
+            assert await reader.connected(RUN) == {host.peer_id}
+        await until(lambda: net.server.rung(host.peer_id) is None)
+        assert await reader.find(RUN) == (host.peer_id,)  # For an hour.
+        assert await reader.connected(RUN) == set()
 
 
 @pytest.mark.usefixtures("open_internet")

@@ -59,7 +59,7 @@ def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
     publish: Callable[..., str], tmp_path: Path
 ) -> None:
     run = RUN.format(rounds=2, peers=1).replace('"own"', '"text:{stdlib}"\nsequence_length = 32') + '[model]\nsize = "0.2m"\n'
-    link = publish(run, "owner")
+    link = publish(run.replace('"members"', '"keepers"'), "owner")
     home = tmp_path / "volunteer"
     join = ("join", link, "--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
 
@@ -80,6 +80,7 @@ def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
     code, said = on_terminal(b"\n")
     assert code == 1
     assert "flockstep: not joined" in said
+    assert "this run waits for its owner: 0 of 1 votes" in said.partition("which you join")[0]
     assert "joined; the run has" not in said
     assert not list(home.glob("runs/*/ledger"))
     code, said = on_terminal(b"\x04")  # Ctrl-D.

@@ -89,7 +89,8 @@ class TownHost:
         town.ips[peer] = ip
         self._town, self.peer_id = town, peer
         self._transport = town.network.transport(peer)
-        self.connected, self.open_stream = self._transport.connected, self._transport.open_stream
+        self.rung, self.open_stream = self._transport.rung, self._transport.open_stream
+        self.connected = self._transport.connected
         self.bootstraps = self
         self.limits = BootstrapLimits()
         self.origins = Origins(())
