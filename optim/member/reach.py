@@ -33,10 +33,10 @@ from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import why_not_revise
+from ...dht.run.revision import kept_by, why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.errors import CannotFollow, NetworkError, RemoteError
 from ...peer.base.transport import Host, PeerId, Rung
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import Telemetry
@@ -220,8 +220,15 @@ async def report_absent(
             telemetry.emit("voters.absent", step="join", reason=founders.awaits(here, charter.owner))
 
 
+async def as_revised(directory: Directory, signed: SignedManifest, telemetry: Telemetry) -> SignedManifest:
+    """Return a run with its settings as its owner has stated them last, as far as the directory and this version know."""
+    with suppress(CannotFollow):
+        return replace(signed, manifest=kept_by(signed, await stated_revision(directory, None, signed, telemetry)))
+    return signed
+
+
 async def stated_revision(
-    directory: Directory, remembered: Remembered, signed: SignedManifest, telemetry: Telemetry
+    directory: Directory, remembered: Remembered | None, signed: SignedManifest, telemetry: Telemetry
 ) -> bytes:
     """Return the newest revision of a run that its owner has stated, as far as it is known; empty if there is none."""
     revision = (await _stated(directory, remembered, signed, telemetry)).revision
@@ -229,10 +236,11 @@ async def stated_revision(
 
 
 async def _stated(
-    directory: Directory, remembered: Remembered, signed: SignedManifest, telemetry: Telemetry
+    directory: Directory, remembered: Remembered | None, signed: SignedManifest, telemetry: Telemetry
 ) -> OwnerStatements:
     """Return what a run's owner has stated, as far as my disk and the directory know it."""
-    known = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
+    none = OwnerStatements(signed.run_id, signed.manifest.owner)
+    known = none if remembered is None else remembered.statements(none)
     try:
         with trio.move_on_after(STATEMENTS_SECONDS):
             return await read_pages(directory, known)

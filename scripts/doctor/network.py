@@ -17,6 +17,7 @@ from ...dht.rendezvous import find_members, held_manifest, open_client
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.versions import VERSION, check_version, is_later
+from ...optim.member.reach import as_revised
 from ...peer.address import is_web, split_p2p
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
@@ -235,7 +236,8 @@ class NetworkVisit:
             self._run_unknown |= signed is None
             sheet.passed(f"{name}: DHT", f"answers, and {'does not know' if signed is None else 'knows'} the run")
             if signed is not None and self.signed is None:
-                self.signed = signed
+                self.signed = signed  # Of several bootstraps one shows it.
+                self.signed = signed = await as_revised(directory, signed, self._telemetry)
                 sheet.passed("run", f"{signed.manifest.name}, {signed.manifest.num_rounds} rounds")
                 sheet.passed("manifest", f"signed by its owner {signed.manifest.owner}")
                 if signed.manifest.joining:

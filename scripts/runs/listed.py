@@ -16,10 +16,11 @@ import trio
 
 from ...dht.directory.interface import AsksOneServer, Directory
 from ...dht.keys import RUNS_KEY, listing_key, run_key
-from ...dht.rendezvous import fetch_manifest, find_manifest, visit
+from ...dht.rendezvous import find_manifest, visit
 from ...dht.run.link import MAX_VIA, JoinLink, is_link
 from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
 from ...dht.run.manifest import Manifest, SignedManifest
+from ...optim.member.reach import as_revised
 from ...optim.models.needs import gigabytes, needs_of, num, size_of_gpt
 from ...peer.address import split_p2p
 from ...peer.base.config import PeerConfig
@@ -87,14 +88,16 @@ def describe_listed(run: FoundRun) -> Iterator[str]:
     manifest, listed = run.signed.manifest, run.listed
     size = f"{num(figures['parameters'])} parameters" if figures["parameters"] is not None else manifest.model_name
     certified = "followed by the bootstrap" if listed.is_followed else "claimed"
-    progress = f"round {listed.round:,} of {manifest.num_rounds:,} ({certified})"
+    is_over = listed.is_followed and listed.round >= manifest.num_rounds
+    progress = f"round {listed.round:,} of {max(listed.round, manifest.num_rounds):,}{', over' * is_over} ({certified})"
     peers = "1 peer" if listed.num_peers == 1 else f"{listed.num_peers} peers"
     yield f"{manifest.name}  {size}  {progress}  {peers} (claimed)"
     yield f"    run      {run.signed.run_id}"
     if figures["memory"] is not None:
         yield f"    needs    {gigabytes(figures['memory'])} of memory, {gigabytes(figures['disk'])} of disk"
     yield f"    open to  {WHO_MAY_JOIN[manifest.admission.kind]}"
-    yield from (f"    {line}" for line in how_to_join(manifest, run.link))
+    over = f"flockstep keep '{run.link}' takes its model"
+    yield from (f"    {line}" for line in ((over,) if is_over else how_to_join(manifest, run.link)))
 
 
 def how_to_join(manifest: Manifest, link: str) -> Iterator[str]:
@@ -142,15 +145,15 @@ def find_runs(via: Sequence[Address], config: PeerConfig) -> FoundRuns:
     link = JoinLink.parse(str(JoinLink(ANY_RUN, tuple(via)[:MAX_VIA])))
 
     async def ask(node: Node, directory: Directory) -> FoundRuns:
-        assert isinstance(directory, AsksOneServer)
         return await find_listed(directory, link, node.telemetry)
 
     with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return visit(link, config, telemetry, ask)
 
 
-async def find_listed(directory: AsksOneServer, link: JoinLink, telemetry: Telemetry) -> FoundRuns:
+async def find_listed(directory: Directory, link: JoinLink, telemetry: Telemetry) -> FoundRuns:
     """Ask the bootstraps of a link for the runs that they list, and for their manifests."""
+    assert isinstance(directory, AsksOneServer)
     answered = await _ask_all(directory, link, telemetry)
     listed: dict[str, dict[PeerId, ListedRun]] = {}
     for server, runs in answered.items():
@@ -173,7 +176,7 @@ async def find_listed(directory: AsksOneServer, link: JoinLink, telemetry: Telem
         if one is None:
             telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {reason}")
         else:
-            found.append(FoundRun(signed, one, str(JoinLink(run, link.via))))
+            found.append(FoundRun(await as_revised(directory, signed, telemetry), one, str(JoinLink(run, link.via))))
 
     with trio.move_on_after(MANIFESTS_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
@@ -249,9 +252,13 @@ async def _ask_all(
 
 
 def manifest_of(link: JoinLink, config: PeerConfig) -> SignedManifest:
-    """Return the manifest of a run. Raises `FlockstepError`."""
+    """Return the manifest of a run, as its owner has revised it. Raises `FlockstepError`."""
+
+    async def fetch(node: Node, directory: Directory) -> SignedManifest:
+        return await as_revised(directory, await find_manifest(directory, link.run_id), node.telemetry)
+
     with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
-        return fetch_manifest(link, config, telemetry)
+        return visit(link, config, telemetry, fetch)
 
 
 def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:

@@ -2,13 +2,15 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
-from flockstep.dht.keys import RUNS_KEY, run_key
+from flockstep.dht.keys import RUNS_KEY, run_key, statements_key
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.listing import ListedRun, RunList, sign_listing
 from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer.base.errors import NetworkError, UsageError
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
@@ -84,19 +86,28 @@ def test_a_bootstrap_that_lies_of_a_run_does_not_hide_it() -> None:
 class Bootstraps:
     """What each of some bootstraps answers: the runs of its list, and their manifests, if it shows them."""
 
+    round = 0
+    """The round that each of them has checked; 0: they follow no run."""
+
     def __init__(self, **lists: dict[str, bytes | Exception | None]) -> None:
+        self.stated: dict[str, bytes] = {}
         self._lists = dict(zip(SERVERS, lists.values(), strict=False))
         self.link = JoinLink(ANY_RUN, tuple(f"/ip4/192.0.2.1/tcp/4001/p2p/{server}" for server in self._lists))
 
     async def held(self, server: str, key: str) -> bytes | None:
         await trio.lowlevel.checkpoint()
         if key == RUNS_KEY:
-            runs = (ListedRun(run, sign_listing(OWNER, run, NOW).encode(), 0, False, 0) for run in self._lists[server])
+            listings = {run: sign_listing(OWNER, run, NOW).encode() for run in self._lists[server]}
+            runs = (ListedRun(run, listing, self.round, self.round > 0, 0) for run, listing in listings.items())
             return encode(RunList(tuple(runs)))
         answer = self._lists[server][key.removeprefix(run_key(""))]
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def get(self, key: str) -> bytes | None:
+        """What owners have stated."""
+        return self.stated.get(key)
 
 
 def test_one_bootstrap_that_invents_runs_keeps_nobody_from_joining_by_name() -> None:
@@ -106,7 +117,7 @@ def test_one_bootstrap_that_invents_runs_keeps_nobody_from_joining_by_name() -> 
     invented = {letter * 52: None for letter in "bcd"}
 
     def found_at(**lists: dict[str, bytes | Exception | None]) -> FoundRuns:
-        bootstraps = Bootstraps(**lists)
+        bootstraps: Any = Bootstraps(**lists)
         return trio.run(find_listed, bootstraps, bootstraps.link, Telemetry())
 
     lying = found_at(honest={**here, **invented})
@@ -119,3 +130,22 @@ def test_one_bootstrap_that_invents_runs_keeps_nobody_from_joining_by_name() -> 
     with pytest.raises(NetworkError, match="may be 'tiny'") as raised:
         only_match("tiny", alone)
     assert SERVERS[0] in str(raised.value.remedy)
+
+
+def test_a_listed_run_has_the_rounds_of_its_owners_last_revision_and_is_over_after_them() -> None:
+    run = found("tiny").signed
+    log = OwnerStatements(run.run_id, OWNER.peer_id)
+    log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings='{"outer.rounds":12}'))
+    bootstraps: Any = Bootstraps(one={run.run_id: run.publishable})
+    bootstraps.stated = {statements_key(run.run_id, OWNER.peer_id, page): value for page, value in log.pages()}
+
+    def shown(round_: int) -> list[str]:
+        bootstraps.round = round_
+        (one,) = trio.run(find_listed, bootstraps, bootstraps.link, Telemetry()).runs
+        assert (one.signed.run_id, run_figures(one)["rounds"]) == (run.run_id, 12)
+        return [*describe_listed(one)]
+
+    assert "round 11 of 12 (followed by the bootstrap)" in shown(11)[0]
+    assert shown(11)[-1].startswith("    flockstep join ")
+    assert "round 12 of 12, over (followed by the bootstrap)" in shown(12)[0]
+    assert not any("flockstep join" in line for line in shown(12))
