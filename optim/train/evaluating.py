@@ -22,8 +22,9 @@ from ..data.sources import TokenSource, heldout_batches
 from ..data.tokenizer import Tokenizer
 from ..models.registry import vocabulary_of
 
-HELDOUT_BATCH, HELDOUT_BATCHES = 4, 32
-"""128 sequences: the standard error of their mean is about 1 %. Small batches, since the memory is full of the training."""
+HELDOUT_BATCH, HELDOUT_BATCHES, TOLD_BATCHES = 4, 32, 4
+"""128 sequences: the standard error of their mean is about 1 %. Small batches, since the memory is full of the training.
+`TOLD_BATCHES` of them make a line of progress."""
 CONTINUED_TOKENS = 64
 """After each prompt: a sentence, which 300 bytes of 1,200 hold where a token is a byte."""
 
@@ -70,17 +71,25 @@ class HeldOutText:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, seconds: float = math.inf, tell: Callable[[str], object] = lambda step: None
+        self,
+        model: nn.Module,
+        seconds: float = math.inf,
+        tell: Callable[[str], object] = lambda step: None,
+        judge: Callable[[float], object] = lambda seconds: None,
     ) -> HeldOutResult:
         """Measure a model in evaluation mode, in about so many seconds: one batch at least, and then fewer samples.
 
-        Each step is told in words before it begins. Raises `LocalError` for a model that has diverged or gives no logits.
+        Progress is told in words; `judge` is given the seconds of each batch (`Threads.judge`).
+        Raises `LocalError` for a model that has diverged or gives no logits.
         """
         began, losses, tokens = time.monotonic(), list[float](), 0
         for number, batch in enumerate(self._batches, 1):
-            tell(f"measuring held-out batch {number} of {len(self._batches)}")
+            if number % TOLD_BATCHES == 1:
+                tell(f"measuring held-out batch {number} of {len(self._batches)}")
+            started = time.monotonic()
             losses.append(float(self._loss_of(model, batch.to(self._device))))
             tokens += batch.shape[0] * (batch.shape[1] - 1)
+            judge(time.monotonic() - started)
             if time.monotonic() - began > seconds / 2:
                 break
         loss = sum(losses) / len(losses)

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
 from safetensors.torch import load_file
 from torch import nn
 
@@ -22,31 +20,34 @@ from ...optim.shards.opening import open_corpus, tokenizer_of
 from ...optim.step.flat import FlatLayout
 from ...optim.train.device import choose_device
 from ...optim.train.evaluating import HeldOutResult, HeldOutText
+from ...optim.train.threads import Threads, all_threads
 from ...optim.train.trainer import check_tokenizer, has_examples, loss_on
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import UsageError
 from ...peer.base.plain import plain_text
 from ...peer.identity import Identity, identity_path
+from ...peer.log.telemetry import Telemetry
 from .newest import find_checkpoint, manifest_beside, open_newest
 
 
 def evaluate_checkpoint(
-    source: Path, prompts: Sequence[str], config: PeerConfig, write_line: Callable[[str], None], *, as_json: bool
+    source: Path,
+    prompts: Sequence[str],
+    config: PeerConfig,
+    write_line: Callable[[str], None],
+    tell: Callable[[str], None],
+    *,
+    as_json: bool,
 ) -> None:
     """Measure the newest checkpoint that `source` names (`newest.find_checkpoint`). Raises `FlockstepError`.
 
-    Without `prompts` the model continues those of its run.
+    `tell` is given the progress, a line at a time. Without `prompts` the model continues those of its run.
     """
     for size in (len(prompt.encode(errors="replace")) for prompt in prompts):
         if not 0 < size <= MAX_PROMPT_BYTES:
             raise UsageError(f"--prompt takes 1 to {MAX_PROMPT_BYTES} bytes of text, not {size}", remedy="shorten it")
     signed = manifest_beside(find_checkpoint(source))
-    with Console(stderr=True).status("reading the checkpoint") as shown:  # Only a terminal shows it.
-
-        def tell(step: str) -> None:
-            shown.update(Text(step))  # No markup: the name of a source may have brackets.
-
-        found, asked, round_ = _measure(source, signed, prompts, config, tell)
+    found, asked, round_ = _measure(source, signed, prompts, config, tell)
     samples = [{"prompt": prompt, "text": said} for prompt, said in zip(asked, found.samples, strict=False)]
     if as_json:
         about = {"round": round_, "loss": found.loss, "tokens": found.tokens, "samples": samples}
@@ -77,7 +78,8 @@ def _measure(
     model = model.to(device).eval()
     loss_of = loss_on(device, separate=has_examples(data) and separates(model))
     text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_of)
-    return text.evaluate(model, tell=tell), asked, checkpoint.place.round
+    threads = Threads(Telemetry(), most=all_threads() if device.type == "cpu" else 1)
+    return text.evaluate(model, tell=tell, judge=threads.judge), asked, checkpoint.place.round
 
 
 def fill_in(model: nn.Module, checkpoint: Checkpoint, theta: Floats) -> None:

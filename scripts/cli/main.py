@@ -441,7 +441,7 @@ def evaluate(
 
     config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
     config = replace(config, allow_data=allow_data, allow_model=allow_model)
-    evaluate_checkpoint(source, prompt or (), config, echo, as_json=as_json)
+    evaluate_checkpoint(source, prompt or (), config, echo, lambda line: echo(line, err=True), as_json=as_json)
 
 
 @app.command()

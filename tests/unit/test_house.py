@@ -415,7 +415,6 @@ DOORS = {
     "scripts/cli/echo.py": "lines",
     "scripts/watch/console.py": "tables and live views",
     "scripts/peers/agree.py": "questions, which it makes plain",
-    "scripts/checkpoints/evaluate.py": "what it waits for, which it makes plain",
     "optim/train/lines.py": "lines of a `Swarm`, which it makes plain",
     "peer/log/telemetry.py": "an error of the log itself",
     "peer/log/events.py": "the page of events",
