@@ -477,7 +477,7 @@ def describe_event(event: Event) -> str:
             what = f"{event.get('model', 'the model')} in {event.get('precision', 'fp32')}"
             return f"this device trains {what} at {speed} tokens/s, {pieces}{peak}{left}"
         case "phase.end" if isinstance(ramp := event.get("ramp"), float) and ramp != 1.0:
-            return f"round {event.get('round')}: your work counts {ramp:.0%}, because you are new"
+            return f"round {event.get('round')}: your work counts {ramp:.0%}, because you have just joined"
         case "eval.result":
             return evaluation_words(event.get("round"), event.get("loss"), event.get("by"))
         case "peer.lost" if event.get("reason") == LEFT:

@@ -14,6 +14,7 @@ import trio
 
 from ...collectives.spec import charter_of
 from ...dht.members.remembered import Remembered
+from ...dht.members.table import LEFT
 from ...dht.rendezvous import fetch_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
@@ -287,5 +288,6 @@ def describe_keeping(event: Event) -> str:
         case "peer.stays":
             return f"stays for round {event.get('round')}: {event.get('reason')}"
         case "peer.lost" | "peer.charged" | "member.refused":
-            return f"{str(event.get('peer'))[-SHORT_ID:]}: {event.get('reason')}"
+            what = " left" if event.get("reason") == LEFT else f": {event.get('reason')}"
+            return f"{str(event.get('peer'))[-SHORT_ID:]}{what}"
     return ""
