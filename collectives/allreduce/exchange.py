@@ -215,9 +215,17 @@ class RosterRound:
         return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine)
 
     def has_most(self, here: Collection[PeerId]) -> bool:
-        """Return True if two thirds of what the present step waits for have come. The others have as long again."""
+        """Return True if two thirds of what the present step waits for have come. The others have as long again.
+
+        Of those that vote or are of many rounds, since keys are free. Where nobody is, of those that are here and did not let
+        others wait in vain lately.
+        """
         came, of = self._coming()
-        return self._is_most(came, of, here)
+        members, seating = self.table.members, self.table.seating
+        present = {index for index in of if members[index] in here}
+        known = present & (seating.voters | seating.known)
+        needed = known or {index for index in present if self._setup.awaits_ready(members[index])} or present
+        return 3 * len(needed & {*came}) >= 2 * len(needed)
 
     def _coming(self) -> tuple[Collection[int], Collection[int]]:
         """Return whose contributions, words, outputs or sketches have come in the present step, and of whom."""
@@ -233,17 +241,6 @@ class RosterRound:
         if not reduced.is_whole:
             return reduced.outputs.keys(), table.owners
         return {*judge.order} - checked.missing() if checked.named is not None else (), judge.order
-
-    def _is_most(self, came: Collection[int], of: Collection[int], here: Collection[PeerId]) -> bool:
-        """Return True if two thirds of these have come: of those that vote or are of many rounds, since keys are free.
-
-        Where nobody is, of those that are here and did not let others wait in vain lately.
-        """
-        members, seating = self.table.members, self.table.seating
-        present = {index for index in of if members[index] in here}
-        known = present & (seating.voters | seating.known)
-        needed = known or {index for index in present if self._setup.awaits_ready(members[index])} or present
-        return 3 * len(needed & {*came}) >= 2 * len(needed)
 
     def hurry(self) -> None:
         """Wait no longer for those that let others wait in vain lately, and take what is new."""

@@ -335,7 +335,7 @@ class _Bfloat16(Codec):
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         bits = _to_bf16(x)
-        if not (np.isfinite(x).all() and _are_within(bits, self._max_bits)):
+        if not (np.isfinite(x).all() and ((bits & 0x7FFF) <= self._max_bits).all()):
             raise LocalError(f"{self.name}: the values to encode are not finite, or beyond {_number(self._max_bits):.0e}")
         encoded.view("<u2")[first * CELL :][: x.size] = bits
 
@@ -343,7 +343,7 @@ class _Bfloat16(Codec):
         np.multiply(_from_bf16(encoded.view("<u2")[first * CELL :][: out.size]), gain, out=out)
 
     def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
-        if not _are_within(encoded.view("<u2")[first * CELL : last * CELL], self._max_bits):
+        if not ((encoded.view("<u2")[first * CELL : last * CELL] & 0x7FFF) <= self._max_bits).all():
             raise MalformedMessage(f"{self.name}: a value is not finite, or beyond {_number(self._max_bits):.0e}")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
@@ -517,7 +517,3 @@ def _wide(kept: FlatVector) -> Floats:
 
 def _number(bits: int) -> float:
     return float(_from_bf16(np.asarray([bits], np.uint16))[0])
-
-
-def _are_within(bits: _Halves, most: int) -> bool:
-    return bool(((bits & 0x7FFF) <= most).all())

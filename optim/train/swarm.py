@@ -218,9 +218,10 @@ class Swarm:
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         if manifest.pin is None:
-            self._say("layout.unpinned", UNPINNED)
+            self.telemetry.emit("layout.unpinned", step="join", reason=UNPINNED)
         if lost := unkept_line(self._parts.unkept):
-            self._say("model.not_kept", f"neither kept on this disk nor exported, {lost}")
+            reason = f"neither kept on this disk nor exported, {lost}"
+            self.telemetry.emit("model.not_kept", step="join", reason=reason)
         if not callable(inner):
             self._report_own_optimizer()
         _check_arithmetic()
@@ -417,10 +418,6 @@ class Swarm:
             done, reason = self._round(decision.reason)
             averaged = averaged or done
         return StepReport(self._steps, self.round, mean, averaged, reason)
-
-    def _say(self, event: str, reason: str) -> None:
-        """Emit an event of the join, which a person should read also where a program shows none (`lines.SAID`)."""
-        self.telemetry.emit(event, step="join", reason=reason)
 
     def _report_own_optimizer(self) -> None:
         inner = self.manifest.inner

@@ -106,7 +106,10 @@ def export(
                 merge_adapter(base, out)
             _write_tokenizer(kept, out, tokenizer or base, given=bool(tokenizer))
         else:
-            whole = tensors | {name: _in(tensor, dtype) for name, tensor in beside(kept, tensors).items()}
+            whole = tensors | {
+                name: tensor.to(getattr(torch, dtype)) if dtype and tensor.is_floating_point() else tensor
+                for name, tensor in beside(kept, tensors).items()
+            }
             why = save_hf(kept, whole, out) if (kept / CONFIG).exists() else ""
             if why or not (kept / CONFIG).exists():
                 save_tensors(whole, out / MODEL, **metadata)
@@ -258,10 +261,6 @@ def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[s
         .to(getattr(torch, dtype or item.dtype))
         for item in checkpoint.tensors
     }
-
-
-def _in(tensor: Tensor, dtype: str) -> Tensor:
-    return tensor.to(getattr(torch, dtype)) if dtype and tensor.is_floating_point() else tensor
 
 
 def _pretrained(run_folder: Path) -> tuple[str, str | None]:
