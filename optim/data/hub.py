@@ -26,7 +26,6 @@ from ...peer.base.disk import user_path
 from ...peer.base.errors import LocalError, UsageError
 from ...peer.base.install import how_to_install
 from ..consent import HUB_DATASET
-from .rows import Skips
 
 ENDPOINT = "https://huggingface.co"
 MAX_LISTING_BYTES = 64 << 20
@@ -219,11 +218,8 @@ def token_of_user() -> str:
     return get_token() or ""
 
 
-def hub_files(place: str, split: str, skips: Skips, *, trusted: bool) -> tuple[str, list[HubFile]]:
-    """Return the reader, parquet or json, and the files of a split of `org/name[@commit][/folder]`. Raises `UsageError`.
-
-    `skips` takes the files that are left out.
-    """
+def hub_files(place: str, split: str, *, trusted: bool) -> tuple[str, list[HubFile]]:
+    """Return the reader, parquet or json, and the files of a split of `org/name[@commit][/folder]`. Raises `UsageError`."""
     match = HUB_DATASET.fullmatch(place)
     if match is None:
         raise UsageError(
@@ -232,9 +228,6 @@ def hub_files(place: str, split: str, skips: Skips, *, trusted: bool) -> tuple[s
     files = Hub(token_of_user() if trusted else "").files(match["repository"], match["commit"] or "main")
     kind, names = chosen([file.name for file in files], match["folder"] or "", split, f"hf:{place}")
     wanted = set(names)
-    for file in files:
-        if file.name not in wanted:
-            skips.leave(file.name, f"is not named as {kind} of the split {split} is")
     return kind, [file for file in files if file.name in wanted]
 
 

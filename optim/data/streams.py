@@ -439,7 +439,7 @@ def _files_of(kind: str, path: str, split: str, *, trusted: bool, skips: Skips) 
         remedy = f"convert it: python -c {code} {shlex.quote(path)} NEW.parquet, and write parquet:NEW.parquet"
         raise UsageError(f"hf:{path} is what save_to_disk has written, which datasets alone reads", remedy=remedy)
     if kind == "hf" and not (trusted and folder.is_dir()):
-        return hub_files(path, split, skips, trusted=trusted)
+        return hub_files(path, split, trusted=trusted)
     files = wanted = listing(kind, path, skips)
     if kind == "hf":
         kind, names = chosen([str(file.relative_to(folder)) for file in files], "", split, f"hf:{path}")
