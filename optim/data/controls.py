@@ -7,14 +7,13 @@ texts lose them first. Ids, flags and segments stay, and whoever writes a contro
 those of a chat template, writes its name. An added token of letters, digits and spaces alone is a word, and stays one.
 
 A model without a token for what it does not know gets one beyond its vocabulary: a text that has it cannot be encoded,
-while the package would drop those characters (BPE), or fail on the text and on all that are encoded with it (others).
+while the package would drop those characters (BPE). On a text that it does not take else, the package fails.
 """
 
-import contextlib
 import json
 import re
-from array import array
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 NAME, HIDDEN, UNKNOWN = "\ufdd0{}\ufdd1", "\ufdd4{}\ufdd5", "\ufdd0\ufdd1"
@@ -23,7 +22,10 @@ PROBE = "".join(map(chr, range(32, 0x250))) + " The swarm makes the outer step, 
 """A text with all letters of Latin, which a tokenizer reads when it is opened, with the texts of its own patterns."""
 MAX_GROWTH = 64
 """Tokens of a character, and characters of a token: NFKD makes 18 of one, and an unknown one is 4 bytes."""
-MAX_PATTERN = 256
+MAX_PATTERNS = 1 << 16
+"""Characters of a file's own patterns that are read with it."""
+FAILED = SimpleNamespace(ids=[1 << 32], offsets=[(0, 0)])
+"""What stands for the tokens of a text on which the package fails: one that no tokenizer has."""
 NAMED = re.compile(NAME.format(r"(\d+)"))
 _QUOTED = re.compile(HIDDEN.format(r"(\d+)"))
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -64,15 +66,12 @@ class Controls:
         if "merges" in model:
             split = ((pair, pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"])
             model["merges"] = [pair for pair, parts in split if names.keys().isdisjoint([*parts, "".join(parts)])]
-        pieces = {names.get(piece, piece): number for piece, number in ids.items()} | {UNKNOWN: self.vocab_size}
         if isinstance(vocab, dict):
-            known = model.get("unk_token")
-            model |= {"vocab": pieces, "unk_token": names.get(known, known) if known in ids else UNKNOWN}
+            pieces, known = {names.get(piece, piece): number for piece, number in ids.items()}, model.get("unk_token")
+            unknown = names.get(known, known) if known in ids else UNKNOWN
+            model |= {"vocab": {**pieces, UNKNOWN: self.vocab_size}, "unk_token": unknown}
         else:
-            beyond, least = {number: piece for piece, number in pieces.items()}, min(score for _, score in vocab)
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
-            model["vocab"] += [[beyond[number], least] for number in range(len(vocab), self.vocab_size + 1)]
-            model["unk_id"] = self.vocab_size if model.get("unk_id") is None else model["unk_id"]
         self.file = json.dumps(about).encode()
 
     def written(self, text: str) -> str:
@@ -90,11 +89,12 @@ class Controls:
         return NAMED.sub(lambda name: self._texts.get(name[1], ""), text)
 
 
-def open_tokenizer(data: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+def open_tokenizer(data: bytes) -> Callable[[bytes], bytes]:
     """Open a tokenizer's file in a child (`peer.process.confined`), behind a line with the name of its end token, if any.
 
-    A request is a line that names what to do, and its argument as JSON. Raises `ValueError` for a file that makes too many
-    tokens of a text, or too long a text of its tokens.
+    A request is a line that names what to do, and its argument as JSON: tokens, whose text is the answer, or texts, whose
+    answer is their tokens and where each begins (`encode at`), `FAILED` where the package fails. Raises `ValueError` for a
+    file that makes too many tokens of a text, or too long a text of its tokens.
     """
     import tokenizers
 
@@ -108,51 +108,26 @@ def open_tokenizer(data: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
     def encoded(encode: Callable[..., Any], texts: list[str]) -> list[Any]:
         try:
             return list(encode(texts, add_special_tokens=False))
-        except BaseException as error:
-            if not is_of_package(error):
-                raise
-            return [None] if len(texts) == 1 else [one for text in texts for one in encoded(encode, [text])]
+        except BaseException:  # noqa: BLE001 # The package panics with bare exceptions.
+            return [FAILED] if len(texts) == 1 else [one for text in texts for one in encoded(encode, [text])]
 
     def handle(request: bytes) -> bytes:
-        what, _, about = request.partition(b"\n")
-        argument = json.loads(about)
+        what, _, argument = request.partition(b"\n")
         if what == b"decode":
-            try:
-                return str(tokenizer.decode(argument)).encode(errors="replace")
-            except BaseException as error:
-                raise ValueError(f"cannot read its own tokens: {error}") from error
-        if what == b"flaw":
-            one = tokenizer.encode(argument, add_special_tokens=False)
-            return json.dumps([one.ids, one.offsets]).encode()
-        found = encoded(tokenizer.encode_batch if what == b"encode at" else tokenizer.encode_batch_fast, argument)
-        numbers = array("I", [0xFFFFFFFF if one is None else len(one.ids) for one in found])
-        for one in filter(None, found):
-            numbers.extend(one.ids)
-            if what == b"encode at":
-                numbers.extend(at for at, _ in one.offsets)
-        return numbers.tobytes()
+            return str(tokenizer.decode(json.loads(argument))).encode(errors="replace")
+        at = what == b"encode at"
+        found = encoded(tokenizer.encode_batch if at else tokenizer.encode_batch_fast, json.loads(argument))
+        answer = [(one.ids, [start for start, _ in one.offsets] if at else ()) for one in found]
+        return json.dumps(answer, separators=(",", ":")).encode()
 
-    about, longest = json.loads(file), 0
-    probe = PROBE + "".join(_texts_in([about.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
-    for one in filter(None, encoded(tokenizer.encode_batch, [probe])):
-        longest = len(one.ids)
-        with contextlib.suppress(Exception):  # Which a decoder that fails on some tokens raises again where it is asked.
-            longest = max(longest, len(handle(b"decode\n" + json.dumps(one.ids).encode())))
+    about = json.loads(file)
+    patterns = json.dumps([about.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
+    probe = PROBE + patterns[:MAX_PATTERNS]
+    (one,) = encoded(tokenizer.encode_batch, [probe])
+    longest = 0 if one is FAILED else max(len(one.ids), len(tokenizer.decode(one.ids)))
     if longest > MAX_GROWTH * len(probe):
         raise ValueError(f"makes {longest:,} tokens or characters of a text of {len(probe)}")
-    return b"", handle
-
-
-def _texts_in(part: Any) -> list[str]:
-    """Return the texts in a part of a file, as far as each is one of a pattern."""
-    if isinstance(part, dict | list):
-        return [text for each in (part.values() if isinstance(part, dict) else part) for text in _texts_in(each)]
-    return [part[:MAX_PATTERN]] if isinstance(part, str) else []
-
-
-def is_of_package(error: BaseException) -> bool:
-    """Return True for an error of a text or a file: the package panics on some with bare exceptions."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return handle
 
 
 def without_noncharacters(text: str) -> str:

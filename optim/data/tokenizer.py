@@ -7,12 +7,11 @@ a token that stands nowhere inside of one, whatever its text is: no text makes a
 
 import json
 import re
-import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +34,12 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
-OTHER_FORMS = (".model", ".tiktoken", "vocab.json", "merges.txt", "vocab.txt")
-"""How files of tokenizers are named in which their words alone stand, and of what else they do only a program knows."""
-REMEDY = "name another tokenizer.json"
-MAX_SHOWN = 80
-"""Characters of a text that are shown."""
-
-FAILED = 0xFFFFFFFF
-"""In the place of the number of a text's tokens: the package fails on it."""
-
-Ids: TypeAlias = npt.NDArray[np.uint32]
+CONVERT = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+REMEDY = f"name a tokenizer.json; a folder in another form is converted by: python -c '{CONVERT}' FOLDER NEW"
+"""In a tokenizer.model, a .tiktoken, a vocab.json words alone stand, and what else they do only a program knows."""
+UNTAKEN = "has what the tokenizer has no token for or fails on; of bytes that is a zero byte, which ends a document"
+MAX_ANSWER, MAX_NUMBERS = 1 << 20, 128
+"""Bytes of tokens as JSON for a request, and for each of its characters: eight tokens and where they begin."""
 
 
 class Tokenizer(ABC):
@@ -65,10 +60,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[Any]]:
         """The tokens of each document, an end included, and no control token else; none of one that it does not take."""
-
-    @abstractmethod
-    def flaw(self, text: str) -> str:
-        """Return why it does not take a text."""
 
     @abstractmethod
     def decode(self, tokens: npt.NDArray[Any]) -> str:
@@ -92,10 +83,6 @@ class ByteTokenizer(Tokenizer):
         """uint8."""
         ended = (text.encode(errors="replace") + b"\0" for text in documents)
         return [np.frombuffer(content if content.index(0) == len(content) - 1 else b"", np.uint8) for content in ended]
-
-    def flaw(self, text: str) -> str:
-        """See `Tokenizer`."""
-        return "holds a zero byte, which ends a document: remove it"
 
     def prompt(self, text: str) -> list[int]:
         """The bytes."""
@@ -121,31 +108,23 @@ class FileTokenizer(Tokenizer):
         try:
             self.controls = Controls(data, (end, *ENDS))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"{path} is no tokenizer: {error}", remedy=_remedy(path)) from error
+            raise UsageError(f"{path} is no tokenizer: {error}", remedy=REMEDY) from error
         self.vocab_size, self.num_in_texts = self.controls.vocab_size, self.controls.num_in_texts
         self.end, self.end_text = self.controls.end_id, self.controls.end
         self._end = [] if self.end is None else [self.end]
         name = self.controls.names[self.end_text] if self.end_text else ""
         opened = name.encode() + b"\n" + self.controls.file
-        self._parser = Confined(open_tokenizer, opened, f"the tokenizer {path}", most=0)
+        self._parser = Confined(open_tokenizer, opened, f"the tokenizer {path}")
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""
         found = self._encoded("encode", [without_noncharacters(text) for text in documents])
-        return [np.append(ids, self._end).astype(np.uint32) if known else ids for ids, _, known in found]
+        return [np.array(ids + self._end if self._takes(ids) else [], np.uint32) for ids, _ in found]
 
     def encode_at(self, texts: Sequence[str]) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
         """The tokens of each text without an end, and the character at which each begins; control tokens by their names."""
-        return [(ids, begins.astype(np.int64)) for ids, begins, _ in self._encoded("encode at", texts)]
-
-    def flaw(self, text: str) -> str:
-        """See `Tokenizer`."""
-        try:
-            ids, offsets = json.loads(self._ask("flaw", text, 64 * MAX_GROWTH * (len(text) + 1)))
-        except UsageError as error:
-            return f"is a text on which the tokenizer fails: {error}"
-        unknown = (text[slice(*place)] for token, place in zip(ids, offsets, strict=True) if token >= self.vocab_size)
-        return f"has {next(unknown, text)[:MAX_SHOWN]!r}, for which the tokenizer has no token"
+        found = self._encoded("encode at", texts)
+        return [(np.array(ids if self._takes(ids) else [], np.uint32), np.array(at, np.int64)) for ids, at in found]
 
     def prompt(self, text: str) -> list[int]:
         """The tokens of a text that goes on, at least one; the control tokens that it names are meant."""
@@ -158,29 +137,15 @@ class FileTokenizer(Tokenizer):
         known = [token for token in tokens.tolist() if token < self.vocab_size]
         return self.controls.read(self._ask("decode", known, 4 * MAX_GROWTH * (len(known) + 1)).decode())
 
-    def _encoded(self, what: str, texts: Sequence[str]) -> Iterator[tuple[Ids, Ids, bool]]:
-        """Yield the ids of each text, where they begin, and True; nothing and False where the package knows a part of it."""
-        most = 4 * len(texts) + 8 * MAX_GROWTH * sum(len(text) + 1 for text in texts)
-        numbers = np.frombuffer(self._ask(what, list(texts), most), np.uint32)
-        counts, at = numbers[: len(texts)].tolist(), len(texts)
-        for count in counts:
-            size = 0 if count == FAILED else count
-            ids = numbers[at : at + size]
-            at += size
-            begins = numbers[at : at + size] if what == "encode at" else ids[:0]
-            at += len(begins)
-            known = count != FAILED and int(ids.max(initial=0)) < self.vocab_size
-            yield (ids, begins, True) if known else (ids[:0], ids[:0], False)
+    def _encoded(self, what: str, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        most = MAX_ANSWER + MAX_NUMBERS * sum(map(len, texts))
+        return [(ids, begins) for ids, begins in json.loads(self._ask(what, list(texts), most))]
+
+    def _takes(self, ids: list[int]) -> bool:
+        return max(ids, default=0) < self.vocab_size
 
     def _ask(self, what: str, argument: object, most: int) -> bytes:
         return self._parser.ask(f"{what}\n{json.dumps(argument)}".encode(), most)
-
-
-def _remedy(*paths: Path) -> str:
-    if not any(path.name.endswith(OTHER_FORMS) for path in paths):
-        return REMEDY
-    code = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
-    return f"convert it: python -c {shlex.quote(code)} {shlex.quote(str(paths[0].parent))} NEW, and name NEW/{TOKENIZER}"
 
 
 BYTES = ByteTokenizer()
@@ -259,8 +224,7 @@ def read_tokenizer(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
-        remedy = _remedy(path, *path.parent.glob("*"))
-        raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy=remedy) from error
+        raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy=REMEDY) from error
     if len(data) > MAX_TOKENIZER_BYTES:
         raise UsageError(f"{path} is larger than any tokenizer, more than 64 MiB", remedy="name a tokenizer.json")
     return data

@@ -13,8 +13,8 @@ A control token is one that the template writes. It sees those in the strings of
 stand as plain characters in the text; those that it writes stand there by their names (`data.controls`). Where other words
 of the chat would give other control tokens, a text has completed one, and the chat is refused.
 
-Nothing of a chat is left out in silence: where a rendering would be the same without a key of its messages, or without a
-column of its row that says something (`SPOKEN`), it is refused.
+Nothing of a chat is left out in silence: a chat is refused if its text lacks a word of its messages, or of a column that
+says something (`SPOKEN`). What answers say stands in the places that are learned; elsewhere a template may cut thoughts.
 """
 
 import json
@@ -23,14 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.meta
-from jinja2 import nodes
-from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...peer.base.errors import UsageError
@@ -46,18 +43,21 @@ PAIRS = (("prompt", "completion"), ("instruction", "output"))
 MORE, SHARED = "input", "conversations"
 """A column of Alpaca's, what the instruction is about, mostly empty; and the messages of ShareGPT."""
 SETTINGS, LISTS = "chat_template_kwargs", ("tools", "documents")
-SPOKEN = (*LISTS, SYSTEM, "functions", "history", "image", "images", "audio", "audios", "video", "videos")
-"""Columns beside the messages that say something to the model; some write `LISTS` as a text of JSON."""
-CHAT_COLUMNS = (SHARED, *(column for pair in PAIRS for column in pair), MORE, SETTINGS, *SPOKEN)
-WEIGHTS, LINKS = ("weight", "train"), ("id", "tool_call_id")
-"""Keys of a message that say whether it is learned, 0 or false, 1 or true; and those that only say whose result it is."""
+"""Columns that a template is given, with the names in the first of them; some write the others as a text of JSON."""
+SPOKEN = (*LISTS, "functions", "history", "image", "images", "audio", "audios", "video", "videos")
+"""Columns beside the messages that say something to the model."""
+CHAT_COLUMNS = (SHARED, *(column for pair in PAIRS for column in pair), MORE, SETTINGS, SYSTEM, *SPOKEN)
+WEIGHTS, UNSAID = ("weight", "train"), ("role", "type", "id", "tool_call_id")
+"""Keys of a message that say whether it is learned, 0 or false, 1 or true; and those, at any depth, that need no words."""
 THOUGHT, THOUGHT_END, REASONING = "<think>", "</think>", "reasoning_content"
 DAY = datetime(2024, 7, 26)
 """Today, for a template that asks: the day that Llama 3's names when it knows none, so that every pack is the same."""
 MARK = "\ufdd2"
 """In a rendering: where what the template marks as generated begins, and where it ends."""
 FAILED = "\ufdd3"
-_HALF_NAME = re.compile("\ufdd0\\d*$")
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")
+"""`{% generation %}`, between which and its end transformers looks for what the model generates."""
+_HALF_NAME, _WORD = re.compile("\ufdd0\\d*$"), re.compile(r"(?<!\\)\w+")
 REFUSALS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 _OTHER = "take a tokenizer whose template does, or pack rendered text"
 
@@ -78,27 +78,15 @@ class Rendered:
     row: int = 0
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, between which transformers looks for what the model generates."""
-
-    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """See `Extension`."""
-        next(parser.stream)
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return [nodes.Output([nodes.TemplateData(MARK)]), *body, nodes.Output([nodes.TemplateData(MARK)])]
-
-
-def open_template(data: bytes) -> tuple[bytes, Handler]:
-    """Open a template in a child: the names that it reads, then for each request, what it is given, a refusal and a text."""
-    extensions = ["jinja2.ext.loopcontrols", _Generation]
+def open_template(data: bytes) -> Handler:
+    """Open a template in a child: for each request, what it is given, it returns a refusal and a text."""
+    extensions = ["jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals |= {"raise_exception": _refuse, "strftime_now": DAY.strftime}
-    environment.filters["tojson"] = _to_json
+    environment.filters |= {"tojson": _to_json, "generation": f"{MARK}{{}}{MARK}".format}
+    marks = _GENERATION.sub(lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), data.decode())
     try:
-        template = environment.from_string(data.decode())
-        variables = jinja2.meta.find_undeclared_variables(environment.parse(data.decode()))
+        template = environment.from_string(marks)
     except (jinja2.TemplateError, RecursionError) as error:
         raise ValueError(f"is no Jinja: {error}") from error
 
@@ -109,7 +97,7 @@ def open_template(data: bytes) -> tuple[bytes, Handler]:
             answer = str(error) or type(error).__name__, ""
         return json.dumps(answer).encode()
 
-    return json.dumps(sorted(variables)).encode(), handle
+    return handle
 
 
 class ChatTemplate:
@@ -120,10 +108,7 @@ class ChatTemplate:
 
     def __init__(self, template: str, tokens: Mapping[str, str], controls: Controls | None = None) -> None:
         self._tokens, self._controls = dict(tokens), controls or Controls()
-        what = "the tokenizer's chat template"
-        self._template = Confined(open_template, template.encode(errors="replace"), what, most=MAX_CONFIG_BYTES)
-        self.variables = frozenset[str](json.loads(self._template.opened))
-        """What it reads: messages, and what stands beside them, as tools."""
+        self._template = Confined(open_template, template.encode(errors="replace"), "the tokenizer's chat template")
         self._thinks = REASONING in template and THOUGHT_END in self._controls.names
         self._reads = [name for name, special in self._controls.is_special.items() if not special and name in template]
         """Control tokens that it may look for in an answer."""
@@ -141,21 +126,29 @@ class ChatTemplate:
     def render(self, chat: object, row: object = None) -> Rendered | None:
         """A chat, a list of messages with a role and a content; None if it has no answer to learn. Raises `UsageError`.
 
-        `row` is what the messages stand in, of which the template is given the columns that it reads.
+        `row` is what the messages stand in, with columns that say more.
         """
+        columns = row if isinstance(row, dict) else {}
         try:
-            return self._render([self._message(said) for said in chat] if isinstance(chat, list) else [], self._given(row))
+            lists = {key: columns[key] for key in LISTS if columns.get(key)}
+            given = {key: json.loads(value) if isinstance(value, str) else value for key, value in lists.items()}
+            given |= columns.get(SETTINGS) or {}
+            system = [{"role": SYSTEM, "content": columns[SYSTEM]}] if columns.get(SYSTEM) else []
+            messages = [self._message(said) for said in (*system, *chat)] if isinstance(chat, list) else []
+            return self._render(messages, given, {key: columns.get(key) for key in SPOKEN} | given)
         except REFUSALS as error:
             raise UsageError(f"the tokenizer's chat template refuses a chat: {error}", remedy="check its roles") from error
 
-    def _render(self, messages: list[Message], given: Message) -> Rendered | None:
-        if SYSTEM in given and SYSTEM not in self.variables:
-            messages = [{"role": SYSTEM, "content": given.pop(SYSTEM)}, *messages]
+    def _render(self, messages: list[Message], given: Message, spoken: Message) -> Rendered | None:
         wanted = [number for number, message in enumerate(messages) if _is_wanted(message)]
         if not wanted:
             return None
         text, marked = self._text(messages, given)
-        self._check_read(messages, given, text)
+        for part in (spoken, *messages):  # Of what answers say, a template may cut thoughts.
+            for key in sorted(part.keys() - ({"content", REASONING} if part.get("role") == ASSISTANT else set())):
+                if not _stands({key: part[key]}, text):
+                    what = f"a chat has {key!r}, which the tokenizer's chat template does not render"
+                    raise UsageError(what, remedy="leave it out of the data, or take a template that renders it")
         speakers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         found = dict(zip(speakers, marked, strict=False)) if len(marked) == len(speakers) else {}
         found = found or self._spans(messages, wanted, given, text)
@@ -167,7 +160,7 @@ class ChatTemplate:
         answers = [
             (start, end)
             for number, (start, end) in found.items()
-            if number in wanted and text[start:end] == others[start:end] and _is_said(messages[number], text[start:end])
+            if number in wanted and text[start:end] == others[start:end] and _stands(messages[number], text[start:end])
         ]
         if not answers:
             what = "the tokenizer's chat template does not add an answer behind the chat before it"
@@ -178,22 +171,14 @@ class ChatTemplate:
         """Return where in a text those answers stand that a model would generate there."""
         found, least = dict[int, Span](), 0
         for number in wanted:
-            prompt, whole = self._try(messages[:number], given, prompt=True), self._try(messages[: number + 1], given)
-            same = next((at for at, char in enumerate(prompt) if text[at : at + 1] != char), len(prompt))
-            if same < len(prompt):  # It may begin what this answer is without, as a thought.
-                begun = _HALF_NAME.sub("", prompt[:same])
-                prompt = begun if begun.startswith(self._try(messages[:number], given)) else FAILED
-            if text.startswith(prompt) and text.startswith(whole) and least <= len(prompt) < len(whole):
+            before, whole = (self._try(messages[:end], given) for end in (number, number + 1))
+            # A prompt may begin what this answer is without, as a thought.
+            begun = commonprefix([self._try(messages[:number], given, prompt=True), text])  # noqa: RUF071 # Of texts.
+            start = len(_HALF_NAME.sub("", begun))
+            if text.startswith(before) and text.startswith(whole) and max(least, len(before)) <= start < len(whole):
                 least = len(whole)
-                found[number] = len(prompt), least
+                found[number] = start, least
         return found
-
-    def _check_read(self, messages: list[Message], given: Message, text: str) -> None:
-        """Raise `UsageError` where a rendering would be the same without something that a chat says."""
-        keys = {key for said in messages for key in said if (key, said["role"]) != ("name", "tool")}
-        for key in sorted((keys | given.keys() & {*SPOKEN}) - {"role", "content", *LINKS, *WEIGHTS}):
-            if self._try([_without(key, message) for message in messages], _without(key, given)) == text:
-                raise _unread(key)
 
     def _try(self, messages: list[Message], given: Message, *, prompt: bool = False) -> str:
         """Return a rendering, or `FAILED`, with which none begins."""
@@ -217,24 +202,13 @@ class ChatTemplate:
         ends = list(accumulate(map(len, pieces)))
         return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))
 
-    def _given(self, row: object) -> Message:
-        """Return what the template reads of a row beside its messages. Raises `UsageError` for what says more."""
-        columns = dict(row) if isinstance(row, dict) else {}
-        settings = columns.get(SETTINGS) or {}
-        columns |= {key: json.loads(columns[key]) for key in LISTS if isinstance(columns.get(key), str)} | settings
-        said = {key: value for key, value in columns.items() if value is not None and value not in ("", [], {})}
-        for key in said.keys() & {*SPOKEN, *settings} - self.variables - {SYSTEM}:
-            raise _unread(key)
-        return {key: said[key] for key in said.keys() & {*self.variables, SYSTEM} - {"messages", "add_generation_prompt"}}
-
     def _message(self, message: Any) -> Message:
-        said = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-        role, content = (said.pop(key, said.pop(other, None)) for key, other in (("role", "from"), ("content", "value")))
-        said = {key: value for key, value in said.items() if value not in ("", [], {})}
+        parts = message.items() if isinstance(message, dict) else ()
+        said = {key: value for key, value in parts if value not in (None, "", [], {})}
+        role, content = (said.pop(key, said.pop(other, "")) for key, other in (("role", "from"), ("content", "value")))
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             content = "".join(str(part["text"]) for part in content)
-        content = "" if content is None and said.keys() - {*WEIGHTS, *LINKS} else content
-        if not isinstance(role, str) or not isinstance(content, str):
+        if not role or not isinstance(role, str) or not isinstance(content, str):
             raise UsageError("a message of a chat has no role or no content that is text", remedy="check its column")
         role = ROLES.get(role, role)
         thought, ended, answer = content.partition(THOUGHT_END)
@@ -268,14 +242,18 @@ def _is_wanted(message: Message) -> bool:
     weights, is_answer = [message[key] for key in WEIGHTS if key in message], message["role"] == ASSISTANT
     if any(weight not in (0, 1)[: 1 + is_answer] for weight in weights):
         raise UsageError(f"a message of the role {message['role']} has the weight {weights}", remedy="an answer has 0 or 1")
-    says = message["content"].strip() or message.keys() - {"role", "content", "name", *WEIGHTS, *LINKS}
+    says = message["content"].strip() or message.keys() - {"content", "name", *WEIGHTS, *UNSAID}
     return is_answer and bool(says) and all(weights)
 
 
-def _is_said(message: Message, text: str) -> bool:
-    """Return True if all texts of an answer stand in another one, of its content what is behind a thought."""
-    said = [text for key, text in message.items() if key not in ("role", "name", *LINKS) and isinstance(text, str)]
-    return all(without_noncharacters(each).rpartition(THOUGHT_END)[2].strip() in text for each in said)
+def _stands(said: Any, text: str) -> bool:
+    """Return True if a text has all words of a part of a chat, as they are or in JSON."""
+    if isinstance(said, dict):
+        return all(_stands(value, text) for key, value in said.items() if key not in (*WEIGHTS, *UNSAID))
+    if isinstance(said, list):
+        return all(_stands(value, text) for value in said)
+    plain = without_noncharacters(str(said)).strip()
+    return said in (None, True, False) or plain in text or all(word in text for word in _WORD.findall(plain))
 
 
 def _changed(message: Message) -> Message:
@@ -283,20 +261,11 @@ def _changed(message: Message) -> Message:
     return {**message, "content": "".join("xy"[char == "x"] if char.isalnum() else char for char in message["content"])}
 
 
-def _without(key: str, message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != key}
-
-
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Write JSON as transformers does for templates, and not for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _unread(key: str) -> UsageError:
-    what = f"a chat has {key!r}, which the tokenizer's chat template does not render"
-    return UsageError(what, remedy="leave it out of the data, or take a template that renders it")
 
 
 def _refuse(reason: str) -> None:

@@ -21,7 +21,7 @@ from ...peer.base.disk import disk_errors, folder_draft_of
 from ...peer.base.errors import UsageError
 from ..data.rows import Document, Skips
 from ..data.streams import HELD_OUT_EVERY
-from ..data.tokenizer import FileTokenizer, Tokenizer
+from ..data.tokenizer import UNTAKEN, FileTokenizer, Tokenizer
 from .cache import Tokens
 from .chat import Rendered
 from .index import (
@@ -169,7 +169,7 @@ def _encoded_chats(
     while some := list(islice(chats, CHATS)):
         for (tokens, begins), chat in zip(tokenizer.encode_at([chat.text for chat in some]), some, strict=True):
             if not len(tokens):
-                skips.add(chat.file, chat.row, tokenizer.flaw(chat.text))
+                skips.add(chat.file, chat.row, UNTAKEN)
                 continue
             is_answer = np.zeros(len(tokens), np.bool_)
             for start, stop in chat.answers:
@@ -200,10 +200,9 @@ def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, skips: Skips) 
                 yield from waiting.popleft().result()
 
     is_open = False
-    for tokens, (document, text, is_last) in encoded():
+    for tokens, (document, _, is_last) in encoded():
         if not len(tokens):
-            part = "" if text == document.text else "in a part that is left out, "
-            skips.add(document.file, document.row, part + tokenizer.flaw(text))
+            skips.add(document.file, document.row, UNTAKEN)
             tokens = ends if is_open and is_last else ends[:0]
         elif not is_last:
             tokens = tokens[: len(tokens) - len(ends)]

@@ -18,9 +18,9 @@ import weakref
 from collections.abc import Callable
 from signal import Signals
 from subprocess import DEVNULL, PIPE, Popen
-from typing import IO, TypeAlias
+from typing import IO, TypeAlias, cast
 
-from ..base.errors import UsageError
+from ..base.errors import LocalError, UsageError
 
 MEMORY, MEMORY_PER_BYTE, MOST_MEMORY = 1 << 30, 512, 12 << 30
 """Bytes of addresses that a child may take: besides a base, so many for each byte of its largest request, and never more.
@@ -37,65 +37,45 @@ Handler: TypeAlias = Callable[[bytes], bytes]
 
 
 class Confined:
-    """A file opened in a child by `opener`, a function of a module: what it returns answers `ask`, after a first answer.
+    """A file opened in a child by `opener`, a function of a module: what it returns answers `ask`.
 
     `what` names the file in errors, which a `ValueError` of the function goes on with. Raises `UsageError` where the function
     raises, or the child dies.
     """
 
-    def __init__(self, opener: Callable[[bytes], tuple[bytes, Handler]], data: bytes, what: str, *, most: int) -> None:
-        self._command = [sys.executable, "-P", "-m", __name__, opener.__module__, opener.__name__]
-        self._first, self._what = (data, most), what
-        self._lock = threading.Lock()
-        self._start()
-
-    def _start(self) -> None:
-        self._process = Popen(
-            self._command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,  # Of a library that panics.
-            env={"MALLOC_ARENA_MAX": "4", **os.environ},
-        )
+    def __init__(self, opener: Callable[[bytes], Handler], data: bytes, what: str) -> None:
+        self._what, self._lock = what, threading.Lock()
+        command = [sys.executable, "-P", "-m", __name__, opener.__module__, opener.__name__]
+        env = {"MALLOC_ARENA_MAX": "4", **os.environ}
+        # Its standard error is of a library that panics; signals of the terminal are for its parent.
+        self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env, start_new_session=True)
         weakref.finalize(self, _end, self._process)
-        self.opened = self._asked(*self._first)
-        """The first answer."""
+        self._asked(data, 0)
 
     def ask(self, request: bytes, most: int) -> bytes:
-        """Return the answer, of at most so many bytes; a request that ends the child fails alone. Raises `UsageError`."""
+        """Return the answer, of at most so many bytes. Raises `UsageError`, and `LocalError` once the child has ended."""
         with self._lock:
-            if self._process.poll() is not None:
-                self._start()
             return self._asked(request, most)
 
     def _asked(self, request: bytes, most: int) -> bytes:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with contextlib.suppress(OSError, struct.error):
+        stdin, stdout = cast("tuple[IO[bytes], IO[bytes]]", (self._process.stdin, self._process.stdout))
+        with contextlib.suppress(OSError, ValueError, struct.error):
             _write(stdin, 0, request)
             failed, size = _HEAD.unpack(stdout.read(_HEAD.size))
-            if size > (MAX_REASON_BYTES if failed else most):
-                _end(self._process)
-                raise self._refused(f"makes {size:,} bytes of {len(request):,}")
-            if len(answer := stdout.read(size)) == size:
+            if size <= (MAX_REASON_BYTES if failed else most) and len(answer := stdout.read(size)) == size:
                 if failed:
-                    raise self._refused(answer.decode(errors="replace"))
+                    raise UsageError(f"{self._what} {answer.decode(errors='replace')}", remedy="take another one")
                 return answer
-        code = self._process.wait()
+        _end(self._process)
+        code = self._process.returncode
         how = Signals(-code).name if code < 0 else f"exit code {code}"
-        memory, seconds = limits(len(request))
-        allowed = f"which may take {memory / (1 << 30):.1f} GiB of memory and {seconds} s of a processor"
-        raise self._refused(f"ends the process that reads it ({how}), {allowed}")
-
-    def _refused(self, reason: str) -> UsageError:
-        return UsageError(f"{self._what} {reason}", remedy="take another one")
+        what = f"{self._what} ends the process that reads it ({how}), which has limits on memory, processor time and answers"
+        raise LocalError(what, remedy="take another one")
 
 
 def _end(process: "Popen[bytes]") -> None:
-    process.kill()
-    with process:  # Closes its pipes.
-        process.wait()
+    with process:  # Closes its pipes, and waits.
+        process.kill()
 
 
 def _write(file: IO[bytes], failed: int, content: bytes) -> None:
@@ -104,25 +84,21 @@ def _write(file: IO[bytes], failed: int, content: bytes) -> None:
     file.flush()
 
 
-def limits(size: int) -> tuple[int, int]:
-    """Return the bytes of memory and the seconds of a processor for a request of this size."""
-    return min(MEMORY + MEMORY_PER_BYTE * size, MOST_MEMORY), CPU_SECONDS + CPU_SECONDS_PER_MIB * (size >> 20)
-
-
 def _limit(size: int, largest: int) -> None:
     """Allow the time of a request beyond what is used, and the memory of the largest one: not all of that is given back."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # Where the system has none.
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(used.ru_utime + used.ru_stime) + limits(size)[1]
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        seconds = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + CPU_SECONDS_PER_MIB * (size >> 20)
+        memory = min(MEMORY + MEMORY_PER_BYTE * largest, MOST_MEMORY)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        resource.setrlimit(resource.RLIMIT_AS, (limits(largest)[0], resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # No files, and none of its memory when it aborts.
 
 
-def _serve(opener: Callable[[bytes], tuple[bytes, Handler]]) -> None:
-    """Answer requests until the pipe ends: the first by `opener`, the others by what it returns."""
+def _serve(opener: Callable[[bytes], Handler]) -> None:
+    """Answer requests until the pipe ends: the first opens the file, and what `opener` returns answers the others."""
     stdin, stdout, handler, largest = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), None, 0
     os.dup2(2, 1)  # What a library prints is no answer.
     while len(head := stdin.read(_HEAD.size)) == _HEAD.size:
@@ -130,10 +106,8 @@ def _serve(opener: Callable[[bytes], tuple[bytes, Handler]]) -> None:
         largest = max(largest, len(request))
         _limit(len(request), largest)
         try:
-            if handler is None:
-                answer, handler = opener(request)
-            else:
-                answer = handler(request)
+            answer = handler(request) if handler else b""
+            handler = handler or opener(request)
         except BaseException as error:  # noqa: BLE001 # Libraries in Rust panic with bare exceptions.
             reason = " ".join(str(error).split()) or type(error).__name__
             reason = reason if type(error) is ValueError else f"cannot be read: {reason}"

@@ -95,7 +95,7 @@ def pack_data(
                 return found
 
             def rendered() -> Iterator[Rendered]:
-                chats = _chats(kind, place, render, tuple(template.variables), skips, at)
+                chats = _chats(kind, place, render, skips, at)
                 first = next(chats, None)
                 if first is None:
                     why = f": {skips.first}" if skips.first else ""
@@ -159,15 +159,14 @@ def _chats(
     kind: str,
     place: str,
     render: Callable[[object, str], Rendered | Flaw | None],
-    columns: tuple[str, ...],
     skips: Skips,
     at: Callable[[int, int], None],
 ) -> Iterator[Rendered]:
-    """Yield the chats of a source as text, of parquet with some more columns; see `_documents`."""
+    """Yield the chats of a source as text; see `_documents`."""
     documents, column = open_documents(kind, place, column="messages", is_text=False, skips=skips)
 
     def read(piece: int) -> Iterator[Rendered]:
-        return documents.made(piece, (column, *CHAT_COLUMNS, *columns), lambda row: render(row, column))
+        return documents.made(piece, (column, *CHAT_COLUMNS), lambda row: render(row, column))
 
     for found in _pieces(documents, read, f"{kind}:{place}", at):
         file, number = documents.place

@@ -133,23 +133,20 @@ def test_a_file_on_which_the_package_panics_is_one_line(path: Path) -> None:
     hard = "a" * 64 + "b"
     assert [len(tokens) > 0 for tokens in on_text.encode(["swarm", hard, "step"])] == [True, False, True]
     assert [len(tokens) > 0 for tokens, _ in on_text.encode_at([hard, "swarm"])] == [False, True]
-    assert "retry-limit-in-match" in on_text.flaw(hard)
     cut = {"type": "Strip", "content": "z", "start": 9, "stop": 9}
-    on_tokens = FileTokenizer(path, json.dumps(known | {"decoder": cut}).encode())
-    with pytest.raises(UsageError, match=r"own\.json cannot read its own tokens: index out of bounds"):
-        on_tokens.decode(on_tokens.encode(["z"])[0])
+    with pytest.raises(UsageError, match=r"own\.json cannot be read: index out of bounds"):
+        FileTokenizer(path, json.dumps(known | {"decoder": cut}).encode())
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "x.tiktoken"])
-def test_a_tokenizer_of_another_form_is_told_how_to_convert(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{}")
+def test_a_tokenizer_of_another_form_is_told_how_to_convert(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the tokenizer") as missing:
         read_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(UsageError, match="is no tokenizer") as named:
-        FileTokenizer(tmp_path / name, b"{}")
+        FileTokenizer(tmp_path / "tokenizer.model", b"\n\x0e\n\x05<unk>")
     assert missing.value.remedy == named.value.remedy
-    assert named.value.remedy.startswith("convert it: python -c ")
-    assert f" {tmp_path} NEW, and name NEW/tokenizer.json" in named.value.remedy
+    assert "in another form is converted by: python -c 'import sys, transformers" in named.value.remedy
+
+
 def repeated(pattern: dict[str, str], content: str, times: int) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": pattern, "content": content}] * times}
 
@@ -169,7 +166,7 @@ BOMBS: dict[str, dict[str, Any]] = {
 def test_a_file_that_makes_too_much_of_a_text_is_one_line_when_it_is_opened(path: Path, bomb: str) -> None:
     known = json.loads(path.read_text()) | {"pre_tokenizer": None, "decoder": None}
     known["model"]["vocab"] |= {letter: 1000 + number for number, letter in enumerate("et \u4e00")}
-    with pytest.raises(UsageError, match=r"the tokenizer own\.json (makes [\d,]+ tokens|ends the process that reads it)"):
+    with pytest.raises(LocalError, match=r"the tokenizer own\.json (makes [\d,]+ tokens|ends the process that reads it)"):
         FileTokenizer(Path("own.json"), json.dumps(known | BOMBS[bomb]).encode())
 
 
@@ -178,10 +175,9 @@ def test_a_text_of_which_a_file_makes_too_much_is_one_line(path: Path) -> None:
     known["model"]["vocab"]["e"] = 1000
     normalizer = repeated(RARE, "e" * 1_000_000, 1)  # The probe has no such letter.
     tokenizer = FileTokenizer(Path("own.json"), json.dumps(known | {"normalizer": normalizer}).encode())
-    for times, reason in (1, "makes [0-9,]+ bytes of [0-9,]+"), (2000, "ends the process that reads it .*1.0 GiB"):
-        with pytest.raises(UsageError, match=f"the tokenizer own.json {reason}"):
-            tokenizer.encode(["\u4e00" * times])
-        assert len(tokenizer.encode(["swarm"])[0])
+    assert len(tokenizer.encode(["swarm"])[0])
+    with pytest.raises(LocalError, match=r"the tokenizer own.json ends the process .* limits on memory, .* and answers"):
+        tokenizer.encode(["\u4e00"])
 
 
 LETTERS = {"<": 0, "/": 1, "s": 2, ">": 3, "a": 4, " ": 5, "</s>": 6}
@@ -207,8 +203,6 @@ def test_a_text_for_which_a_file_has_no_token_has_none_and_costs_no_other(kind: 
     tokens = tokenizer.encode(["a a", "a cow a", "s a"])
     assert [len(each) for each in tokens] == [4, 0, 4]
     assert [int(each[-1]) for each in tokens if len(each)] == [6, 6]
-    unknown = "c" if kind == "pairs" else "cow"
-    assert tokenizer.flaw("a cow a") == f"has {unknown!r}, for which the tokenizer has no token"
     assert tokenizer.vocab_size == len(WITHOUT_UNKNOWN[kind]["vocab"])
 
 
@@ -254,7 +248,6 @@ def test_who_means_a_control_token_writes_its_name(kind: str) -> None:
 
 def test_a_zero_byte_inside_of_a_text_is_no_end_of_bytes() -> None:
     assert [len(tokens) for tokens in BYTES.encode(["a\0b", "\0", "ab"])] == [0, 0, 3]
-    assert "zero byte" in BYTES.flaw("a\0b")
     assert BYTES.prompt("\0")
 
 

@@ -112,7 +112,7 @@ def test_a_row_that_the_tokenizer_does_not_take_is_named_and_costs_that_row(tmp_
     pack_data(f"{tmp_path}/x.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path))
     assert said[0].startswith("Packed 4 documents")
     assert said[1].startswith("What could not be read was left out, 4 in all, such as")
-    assert "x.jsonl: row 2 has 'cow', for which the tokenizer has no token" in said[1]
+    assert "x.jsonl: row 2 has what the tokenizer has no token for" in said[1]
     files = [*sorted((tmp_path / "p").glob("0*.u16")), tmp_path / "p" / "held-out.u16"]
     tokens = np.concatenate([np.fromfile(path, "<u2") for path in files]).tolist()
     assert tokens.count(2) == 4
