@@ -190,39 +190,6 @@ def robust(
 
 
 @app.command()
-def adversary(
-    rules: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: all that judge]")] = None,
-    codecs: Annotated[
-        list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: all pairs, and a choice]")
-    ] = None,
-    liars: Annotated[list[str] | None, typer.Option(help="How many lie; repeatable.  [default: 1,4]")] = None,
-    peers: Annotated[int, typer.Option(min=2, max=64, help="All members.")] = 10,
-    tries: Annotated[int, typer.Option(min=0, help="Lies tried for each rule, number and pair of codecs.")] = 24,
-    trained: Annotated[int, typer.Option(min=0, help="Lies of each rule and number told in whole trainings.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search and of the training.")] = 0,
-    size: Annotated[str, typer.Option(help="tiny, small, 1m-short, 1m or 10m.")] = "tiny",
-    keep: Annotated[Path | None, typer.Option(help="Write the worst lies to this file, one a line.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Search for the worst that a few members can put into a round.
-
-    It shows the progress that is lost, the longest outer step, and the loss after whole trainings.
-
-    \b
-    Examples:
-      flockstep bench adversary                     # about fifteen minutes of one core
-      flockstep bench adversary --rules gramguard --codecs int4/int4 --liars 3 --tries 200
-      flockstep bench adversary --trained 0 --keep lies.jsonl
-    """
-    from .bench.adversary import AdversaryOptions, adversary_options, run_adversary
-
-    options = AdversaryOptions(
-        peers=peers, tries=tries, trained=trained, size=size, seed=seed, keep=keep, as_json=as_json
-    )
-    run_adversary(adversary_options(rules=rules, codecs=codecs, liars=liars, options=options), typer.echo)
-
-
-@app.command()
 def utilization(
     peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",

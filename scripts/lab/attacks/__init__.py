@@ -2,5 +2,4 @@
 
     gradients  Attacks on contributions by name, and custom ones, from all honest contributions.
     protocol   Attacks on the protocol by name: production peers of which one method is replaced.
-    values     What liars put into a round with the codec in hand: numbers for a search to move.
 """

@@ -1,6 +1,5 @@
 """`flockstep bench`: measurements beside other systems.
 
-    adversary        `flockstep bench adversary`: the worst that a few members can put into a round.
     allreduce        `flockstep bench allreduce`: speed, cost and error of an average, beside other systems.
     gap_picture      A picture of gaps over rounds: one line for each case, as SVG. Pure.
     gloo             Bench baseline: `torch.distributed` all-reduce over gloo, plaintext, not fault-tolerant.

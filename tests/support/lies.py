@@ -1,6 +1,6 @@
 """One round's values with liars in it, by the product's own functions and without messages.
 
-Theory of operation. The last k of n members lie alike (`attacks.values`); each member contributes and owns one part. What
+Theory of operation. The last k of n members lie alike (`Lie`); each member contributes and owns one part. What
 honest members do in a round is called in its order: an encoding is checked, a first sketch is compared with the bytes, the
 rule judges, the part of an owner that leaves out others is masked and must stay fit, and an output is checked against
 the sketches after it. Who is found loses what it would lose in a run: a contributor with a false sketch or a malformed
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import numpy as np
-
-from ....collectives.accountability.trust import YOUNG_ROUNDS, weigh
-from ....collectives.allreduce.words import Seating, is_fit
-from ....collectives.robust.checks import (
+from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, weigh
+from flockstep.collectives.allreduce.words import Seating, is_fit
+from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
     TRUE_WITHIN,
     are_alike,
@@ -34,30 +33,99 @@ from ....collectives.robust.checks import (
     sketch_parts,
     tables_of,
 )
-from ....collectives.robust.rule import Floats64, Weighting
-from ....collectives.robust.rules import rule_named
-from ....collectives.vector.arrays import Floats
-from ....collectives.vector.codec import CELL, Encoded, codec_named
-from ....collectives.vector.mixed import codecs_named
-from ....peer import wire
-from ....peer.base.digest import digest
-from ....peer.base.errors import LocalError
-from ..attacks.gradients import Attackers
-from ..attacks.values import Lie
-from .attacked import Training, TrainingSwarm
+from flockstep.collectives.robust.rule import Floats64, Weighting
+from flockstep.collectives.robust.rules import rule_named
+from flockstep.collectives.vector.arrays import Floats
+from flockstep.collectives.vector.codec import CELL, Encoded, codec_named
+from flockstep.peer import wire
+from flockstep.peer.base.digest import digest
+from flockstep.peer.base.errors import LocalError
+from flockstep.scripts.lab.attacks.gradients import Attackers
+from flockstep.scripts.lab.training.attacked import Training, TrainingSwarm
 
+SHRUNK, FLIPPED, SPIKES, PUSHED = range(4)
+"""How an output is false: shorter, some signs turned, two long elements, or along the liars' own direction."""
 TOKENS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a run offers, and how many of its members lie."""
+    """The codec of contributions and results, and how many members lie; the rule is `gramguard`."""
 
-    rule: str
-    contributions: str
-    """The codecs that a contributor may choose from, the usual one first."""
-    result: str
+    codec: str
     liars: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lie:
+    """What each of the liars does in one round; the defaults are an honest member's."""
+
+    own: float = 1.0
+    """Of the own honest work, this multiple is contributed."""
+    against: float = 0.0
+    """Less this multiple of the honest mean."""
+    hidden: float = 0.0
+    """And the liars' own direction, relative to the length of the honest mean."""
+    groups: float = 1.0
+    """The liars take turns in so many groups, each of which lies on elements of its own."""
+    reach: float = 1.0
+    """The share of parts in which they lie; in the others they contribute their own work."""
+    spikes: float = 0.0
+    """Of each 256 elements 2⁻ˢ are kept, and the others are zero."""
+    length: float = 0.0
+    """Decimal logarithm of a factor on the whole contribution."""
+    at_home: float = 1.0
+    """A factor on what they contribute to parts that they own."""
+    tokens: float = 1.0
+    """The claim, relative to an honest one's."""
+    fudge: float = 0.0
+    """How far the first sketches are false, as a share of what the comparison with the bytes lets pass."""
+    turned: float = 1.0
+    """What they contribute to each other's parts is this multiple, after the outputs, of what they sketched after the cut."""
+    shift: float = 0.0
+    """The length of the error of the outputs that they own, relative to the output."""
+    form: float = SHRUNK
+    tries: float = 0.0
+    """Binary logarithm of the outputs that each owner tries, of which the first one that passes the checks is sent."""
+    denies: float = 0.0
+    """How many honest contributors each owner leaves out in its part."""
+
+    def contributed(self, honest: Floats, own: Floats, hidden: Floats, home: Floats) -> Floats:
+        """Return what the liars contribute, [k, d], from honest contributions [h, d] and their own work [k, d].
+
+        `hidden` [d] has a length of 1; `home` [d] is True where an element lies in a part of theirs.
+        """
+        mean = honest.mean(axis=0)
+        size, groups = mean.size, int(self.groups)
+        lie = np.float32(self.hidden * np.linalg.norm(mean)) * hidden - np.float32(self.against) * mean
+        kept = np.arange(size) % 256 * 2.0**self.spikes < 256
+        reached = np.arange(size) < self.reach * size
+        sent = np.float32(self.own) * own
+        for index, row in enumerate(sent):
+            of_group = np.arange(size) % groups == index % groups
+            row[reached & of_group] += lie[reached & of_group]
+            row[reached & ~kept] = 0
+            row[~reached] = own[index][~reached]
+        sent[:, home] *= np.float32(self.at_home)
+        with np.errstate(over="ignore"):
+            return np.asarray(sent * np.float32(10.0**self.length), np.float32)
+
+    def output(self, true: Floats, hidden: Floats, draw: np.random.Generator) -> Floats:
+        """Return one try of a false output [d], from the true one and the liars' direction there."""
+        length = np.linalg.norm(true)
+        if self.form == SHRUNK:
+            return np.asarray(true * np.float32(1 - self.shift * draw.uniform(0.9, 1.0)), np.float32)
+        if self.form == FLIPPED:
+            turned = draw.random(true.size) < self.shift**2 / 4
+            return np.where(turned, -true, true)
+        false = true.copy()
+        if self.form == SPIKES:
+            places = draw.choice(true.size, 2, replace=False)
+            false[places] += np.float32(self.shift * length / 2**0.5) * draw.choice([-1, 1], 2).astype(np.float32)
+            return false
+        noise = draw.standard_normal(true.size, np.float32) * np.float32(0.01 / true.size**0.5)
+        along = hidden / (np.linalg.norm(hidden) + np.float32(1e-30)) + noise
+        return np.asarray(false + np.float32(self.shift * length) * along, np.float32)
 
 
 class LyingRound:
@@ -66,8 +134,7 @@ class LyingRound:
     def __init__(self, case: Case, bounds: Sequence[int], sent: Floats, number: int = 0) -> None:
         """`sent` [n, d] is the work of all members, the liars' too; `number` seeds what is drawn."""
         self.case, self.bounds, self.sent = case, tuple(bounds), sent
-        self.rule = rule_named(case.rule)
-        self.codec, self.result = codecs_named(case.contributions.split()), codec_named(case.result)
+        self.rule, self.codec = rule_named("gramguard"), codec_named(case.codec)
         self.spans = [slice(low * CELL, high * CELL) for low, high in pairwise(bounds)]
         self.cells = [high - low for low, high in pairwise(bounds)]
         self.num_honest = len(sent) - case.liars
@@ -95,18 +162,17 @@ class LyingRound:
         weights = judge_sketches(self.rule, first, voices, masses, len(parts)).weights * counted
         g = np.empty(self.sent.shape[1], np.float32)
         for part, span in enumerate(self.spans):
-            self.result.decode(self._output(lie, part, parts, first, weights[part], draw), g[span])
+            self.codec.decode(self._output(lie, part, parts, first, weights[part], draw), g[span])
         return g
 
     def _contribute(self, lie: Lie) -> list[list[Encoded]]:
         home = np.zeros(self.sent.shape[1], bool)
         home[self.spans[self.num_honest].start :] = True
         rows = lie.contributed(self.sent[: self.num_honest], self.sent[self.num_honest :], self._hidden, home)
-        codec = self.codec.codecs[int(lie.choice) % len(self.codec.codecs)]
         found: list[list[Encoded]] = []
         for row in rows:
             try:
-                data: list[Encoded] = [codec.encode(row[span]) for span in self.spans]
+                data: list[Encoded] = [self.codec.encode(row[span]) for span in self.spans]
             except LocalError:  # Beyond what the codec can state: it contributes nothing.
                 data = []
             for each, cells in zip(data, self.cells, strict=False):
@@ -166,7 +232,7 @@ class LyingRound:
                 self.blamed.add(part)
             return true
         covered = honest.copy()
-        if self.case.liars > 1 and self.rule.linear:
+        if self.case.liars > 1:
             covered[self.num_honest :] = lie.turned
         said = self._reduced(part, held, weights * covered)
         for output in chain(self._false(lie, part, said, draw), [said]):
@@ -177,15 +243,15 @@ class LyingRound:
     def _false(self, lie: Lie, part: int, said: Encoded, draw: np.random.Generator) -> Iterator[Encoded]:
         """Yield the outputs that an owner tries, one after the other."""
         values = np.empty(self.cells[part] * CELL, np.float32)
-        self.result.decode(said, values)
+        self.codec.decode(said, values)
         for _ in range(2 ** int(lie.tries) if lie.shift else 0):
             with suppress(LocalError):  # Beyond what the codec can state.
-                yield self.result.encode(lie.output(values, self._hidden[self.spans[part]], draw))
+                yield self.codec.encode(lie.output(values, self._hidden[self.spans[part]], draw))
 
     def _reduced(self, part: int, held: Sequence[Encoded], weights: Floats64) -> Encoded:
         weighting = Weighting(weights=weights[None], flagged={})
         chunks = self.rule.chunks(self.codec, held, weighting, 0, self.cells[part])
-        return self.result.encode_chunks(chunks, self.cells[part])
+        return self.codec.encode_chunks(chunks, self.cells[part])
 
     def _passes(
         self,
@@ -201,42 +267,12 @@ class LyingRound:
         seed = seed_of(self._cut, [digest(output)])
         before = [tables_of(table, len(self.spans))[part].astype("<f4").tobytes() for table in first]
         after: list[bytes] = []
-        if self.rule.linear:
-            for data, factor, one in zip(held, covered, before, strict=True):
-                table = np.float32(factor) * sketch_part(self.codec, data, bounds, 0, seed, CHECK_COLUMNS)
-                after.append(masked(table.astype("<f4").tobytes(), [any(one)]))
-            if doubtful(before, after, 1, weights[None]):
-                return False
-        return not false_outputs(self.rule, self.result, {0: output}, (low, high), weights[None], before, after, seed)
-
-
-class LyingSwarm(TrainingSwarm):
-    """A training in which the last members lie in each round; without a lie they are away."""
-
-    def __init__(self, case: Case, lie: Lie | None, peers: int, size: str, seed: int) -> None:
-        usual = case.contributions.split()[0]
-        super().__init__(
-            Training(size=size, rule=case.rule, attackers=Attackers("zero", 0), peers=peers, seed=seed, codec=usual)
-        )
-        self.case, self.lie = case, lie
-        self.longest = 0.0
-        """The longest outer step, relative to what the honest alone would have made of the same round."""
-
-    def aggregate(self, number: int, sent: Floats, g: Floats) -> Weighting:
-        """Write the aggregate of a round into `g`."""
-        round_ = LyingRound(self.case, self.bounds, sent, number)
-        g[:] = round_.play(self.lie)
-        if self.lie is not None:
-            self.longest = max(self.longest, self.stride(g) / self.stride(round_.play(None)))
-        return Weighting(weights=np.empty((0, 0)), flagged={})
-
-    def stride(self, g: Floats) -> float:
-        """Return the length of the outer step that an aggregate makes, from here."""
-        theta, momentum = self.theta.copy(), self.momentum.copy()
-        self.step(g)
-        length = float(np.linalg.norm(self.theta - theta))
-        self.theta[:], self.momentum[:] = theta, momentum
-        return length
+        for data, factor, one in zip(held, covered, before, strict=True):
+            table = np.float32(factor) * sketch_part(self.codec, data, bounds, 0, seed, CHECK_COLUMNS)
+            after.append(masked(table.astype("<f4").tobytes(), [any(one)]))
+        if doubtful(before, after, 1, weights[None]):
+            return False
+        return not false_outputs(self.rule, self.codec, {0: output}, (low, high), weights[None], before, after, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +285,6 @@ class Harm:
     """The length of the outer step, relative to the honest one."""
     blamed: tuple[int, ...]
     """The honest owners whose outputs were refused."""
-
-    @property
-    def score(self) -> float:
-        """What a search maximizes."""
-        return self.lost + max(0.0, self.longer - 1) + 10 * len(self.blamed)
 
 
 class Moment:
