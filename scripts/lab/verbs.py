@@ -21,11 +21,10 @@ def allreduce(
     rule: Annotated[list[str] | None, typer.Option(help="How contributions become one.  [default: mean]")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
     baseline: Annotated[
-        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
+        list[str] | None, typer.Option(help="Also measure hivemind, or one codec of it: hivemind/fp16.")
     ] = None,
-    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
     kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
-    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
     as_json: Json = False,
 ) -> None:
     """Average a vector among real peers here: time, CPU, bytes.
@@ -35,25 +34,21 @@ def allreduce(
     \b
     Examples:
       flockstep bench allreduce
-      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
+      flockstep bench allreduce --baseline hivemind --repeat 5
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
     """
-    from .bench.allreduce import allreduce_options, run_allreduce
+    from .bench.allreduce import allreduce_cases, run_allreduce
 
-    options = allreduce_options(
+    cases = allreduce_cases(
         peers=peers or ["4"],
         params=params or ["25M"],
         codec=codec or ["int8", "int4"],
         rule=rule or ["mean"],
-        repeat=repeat,
         baseline=baseline or [],
         baseline_python=baseline_python,
-        kill_after=kill_after,
-        stop_after=stop_after,
-        as_json=as_json,
     )
-    run_allreduce(options, typer.echo)
+    run_allreduce(cases, repeat, kill_after, typer.echo, as_json=as_json)
 
 
 @app.command(name="join")
@@ -97,10 +92,7 @@ def outer(
     optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
     steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,
-    momentum: Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Of inner Muon.  [default: 0.8]")] = None,
     rate: Annotated[list[str] | None, typer.Option(help="Multiples of the inner rates, such as 1,2,4.  [default: 1]")] = None,
-    results: Annotated[Path | None, typer.Option(help="Trainings that have ended: go on with this file's.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the gap over rounds into this SVG file.")] = None,
     baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
@@ -117,34 +109,30 @@ def outer(
       flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
       flockstep bench outer --size 1m --delay 1,5 --seeds 0,1,2 --json
     """
-    from .bench.outer import OuterOptions, run_outer
+    from .bench.outer import outer_trainings, run_outer
 
-    given = {
-        "modes": mode,
-        "codecs": codec,
-        "delays": delay,
-        "outer": settings,
-        "ramps": ramp,
-        "peers": peers,
-        "seeds": seeds,
-        "rates": rate,
-    }
-    options = OuterOptions(
-        results=results,
-        picture=picture,
+    trainings = outer_trainings(
+        modes=mode or ["blocking,streaming"],
+        codecs=codec or ["fp32,int4,lloyd2"],
+        delays=delay or ["1"],
         fragments=fragments,
+        outer=settings or ["0.9/0.8/10"],
+        ramps=ramp or ["1"],
+        peers=peers or ["8"],
+        seeds=seeds or ["0"],
+        rates=rate or ["1"],
         size=size,
         optimizer=optimizer,
         steps=steps,
         rounds=rounds,
-        momentum=momentum,
         baseline=baseline,
         device=device,
-        jobs=jobs,
-        as_json=as_json,
-        **{name: words for name, words in given.items() if words},
     )
-    run_outer(options, typer.echo)
+    run_outer(trainings, _jobs(jobs, device), typer.echo, as_json=as_json)
+
+
+def _jobs(jobs: int | None, device: str) -> int | None:
+    return jobs or (None if device == "cpu" else 1)
 
 
 @app.command()
@@ -158,7 +146,7 @@ def robust(
     ] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
     peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
-    size: Annotated[str, typer.Option(help="tiny, small, 1m-short, 1m or 10m.")] = "tiny",
+    size: Annotated[str, typer.Option(help="tiny, micro, small, 1m, 10m or 51m.")] = "tiny",
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
@@ -174,37 +162,34 @@ def robust(
       flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
       flockstep bench robust --size 1m --device cuda
     """
-    from .bench.robust import DEFAULT_ATTACKS, robust_options, run_robust
+    from .bench.robust import DEFAULT_ATTACKS, robust_trainings, run_robust
 
-    options = robust_options(
+    trainings = robust_trainings(
         rules=rules or ["gramguard", "mean"],
         attacks=attacks or DEFAULT_ATTACKS,
         seeds=seeds or ["0"],
         peers=peers,
         size=size,
         device=device,
-        jobs=jobs,
-        as_json=as_json,
     )
-    run_robust(options, typer.echo)
+    run_robust(trainings, _jobs(jobs, device), typer.echo, as_json=as_json)
 
 
 @app.command()
 def utilization(
-    peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
+    peers: Annotated[
+        int, typer.Option(min=2, max=64, help="How many, each in a network namespace of its own.")
+    ] = 4,
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",
     rate: Annotated[list[str] | None, typer.Option(help="Mbit/s up and down; repeatable.  [default: 100]")] = None,
-    delay: Annotated[float, typer.Option(help="Round trip between two peers, ms.")] = 60.0,
-    loss: Annotated[float, typer.Option(help="Packets lost between two peers, %.")] = 0.0,
-    step_s: Annotated[str, typer.Option(help="Seconds of an inner step, for all or 1,1,1,75; or real.")] = "1.0",
+    delay: Annotated[float, typer.Option(min=0, max=10_000, help="Round trip between two peers, ms.")] = 60.0,
+    loss: Annotated[float, typer.Option(min=0, max=50, help="Packets lost between two peers, %.")] = 0.0,
+    step_s: Annotated[str, typer.Option(help="Seconds of an inner step, for all or 1,1,1,75.")] = "1.0",
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Inner steps between two rounds, H.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds that are measured, after a first one.")] = 3,
-    modes: Annotated[list[str] | None, typer.Option(help="Of [outer]; repeatable.  [default: all]")] = None,
+    modes: Annotated[list[str] | None, typer.Option(help="Of [outer]; repeatable.  [default: both]")] = None,
     codecs: Annotated[list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: int4]")] = None,
     fragments: Annotated[int | None, typer.Option(min=1, help="Of [outer], for streaming.")] = None,
-    phase_s: Annotated[float, typer.Option(min=0, help="[inner] seconds: phases by time, not by --steps.")] = 0.0,
-    baseline: Annotated[list[str] | None, typer.Option(help="Also measure hivemind's delayed averaging.")] = None,
-    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
     as_json: Json = False,
 ) -> None:
     """Train on shaped lines: the share of time spent training.
@@ -215,13 +200,12 @@ def utilization(
     Examples:
       flockstep bench utilization --rate 16.7 --step-s 0.3
       flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
-      flockstep bench utilization --step-s 0.1,0.1,0.1,7.5 --steps 900 --phase-s 90
-      flockstep bench utilization --params 10M --step-s real --steps 20 --baseline hivemind
+      flockstep bench utilization --step-s 1,1,1,75 --loss 0.1
     """
-    from .utilization.options import utilization_options
+    from .utilization.cases import utilization_cases
     from .utilization.utilization import run_utilization
 
-    options = utilization_options(
+    cases = utilization_cases(
         peers=peers,
         params=params,
         rate=rate or ["100"],
@@ -230,15 +214,11 @@ def utilization(
         step_s=step_s,
         steps=steps,
         rounds=rounds,
-        modes=modes or [],
+        modes=modes or ["blocking,streaming"],
         codecs=codecs or ["int4"],
         fragments=fragments,
-        phase_seconds=phase_s,
-        baseline=baseline or [],
-        baseline_python=baseline_python,
-        as_json=as_json,
     )
-    if not run_utilization(options, typer.echo, partial(typer.echo, err=True)):
+    if not run_utilization(cases, typer.echo, partial(typer.echo, err=True), as_json=as_json):
         raise typer.Exit(1)
 
 

@@ -5,12 +5,11 @@ by inner products; `harm` in `lies.jsonl` is what each did to one round when it 
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.scripts.lab.training.attacked import SIZES
+from flockstep.scripts.lab.training.batches import SIZES
 from support.lies import Case, Lie, Moment
 
 KEPT = [
@@ -22,11 +21,9 @@ MOST_LOST = {1: 0.15, 4: 0.7}
 
 
 @pytest.fixture(scope="module")
-def moment() -> Iterator[Moment]:
+def moment() -> Moment:
     """The third round of a training with few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SIZES, "few steps", replace(SIZES["tiny"], steps=4))
-        yield Moment(10, "few steps", 0, 2)
+    return Moment(10, replace(SIZES["tiny"], steps=4), 2)
 
 
 @pytest.mark.parametrize(("case", "lie"), KEPT)

@@ -37,11 +37,13 @@ from flockstep.collectives.robust.rule import Floats64, Weighting
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, Encoded, codec_named
+from flockstep.collectives.vector.partition import split
+from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import LocalError
-from flockstep.scripts.lab.attacks.gradients import Attackers
-from flockstep.scripts.lab.training.attacked import Training, TrainingSwarm
+from flockstep.scripts.lab.training.batches import TrainingSize
+from flockstep.scripts.lab.training.swarm import Parts, Training, TrainingSwarm
 
 SHRUNK, FLIPPED, SPIKES, PUSHED = range(4)
 """How an output is false: shorter, some signs turned, two long elements, or along the liars' own direction."""
@@ -287,26 +289,35 @@ class Harm:
     """The honest owners whose outputs were refused."""
 
 
-class Moment:
+class Moment(TrainingSwarm):
     """One round of an honest training, after which lies are tried: the state and what all members contribute."""
 
-    def __init__(self, peers: int, size: str, seed: int, number: int) -> None:
+    def __init__(self, peers: int, size: TrainingSize, number: int) -> None:
         """Train `number` rounds, and one more inner phase."""
-        training = Training(size=size, rule="mean", attackers=Attackers("zero", 0), peers=peers, seed=seed)
-        self._swarm, self._number = TrainingSwarm(training), number
-        g = np.empty_like(self._swarm.theta)
-        for round_ in range(number):
-            self._swarm.aggregate(round_, self._swarm.contributions(round_), g)
-            self._swarm.step(g)
-        self._sent = self._swarm.contributions(number)
-        self._state = self._swarm.theta.copy(), self._swarm.momentum.copy()
-        self._before = self._swarm.loss()
+        outer = OuterSettings(lr=0.8, momentum=0.5)
+        super().__init__(Training(size=size, peers=peers, contribution="int4", result="int4", outer=outer))
+        for step in range(1, (number + 1) * size.steps + 1):
+            self.advance(step)
+        self.theta[:], self.momentum[:] = self._state
+        self._number = number
+        self._before = self.loss(self.theta)
         self._rounds: dict[Case, tuple[LyingRound, float, float]] = {}
+
+    def aggregated(self, data: Sequence[Sequence[Encoded] | None], parts: Parts) -> Floats:
+        """Keep the state and the contributions to the round."""
+        self._state = self.theta.copy(), self.momentum.copy()
+        self._sent: Floats = np.empty((len(data), self.layout.size), np.float32)
+        for each, row in zip(data, self._sent, strict=True):
+            assert each is not None
+            for piece, (low, high) in zip(each, parts, strict=True):
+                self.codec.decode(piece, row[low * CELL : high * CELL])
+        return super().aggregated(data, parts)
 
     def harm(self, case: Case, lie: Lie) -> Harm:
         """Play a lie through the round."""
         if case not in self._rounds:
-            honest = LyingRound(case, self._swarm.bounds, self._sent, self._number)
+            bounds = split(range(self.layout.num_cells), [1.0] * len(self._sent))
+            honest = LyingRound(case, bounds, self._sent, self._number)
             self._rounds[case] = honest, *self._after(honest.play(None))
         round_, least, usual = self._rounds[case]
         round_.blamed.clear()
@@ -316,8 +327,7 @@ class Moment:
 
     def _after(self, g: Floats) -> tuple[float, float]:
         """Return the held-out loss after the outer step with an aggregate, and the length of that step."""
-        swarm, (theta, momentum) = self._swarm, self._state
-        swarm.step(g)
-        found = swarm.loss(), float(np.linalg.norm(swarm.theta - theta))
-        swarm.theta[:], swarm.momentum[:] = theta, momentum
+        self.outer_step(0, g)
+        found = self.loss(self.theta), float(np.linalg.norm(self.theta - self._state[0]))
+        self.theta[:], self.momentum[:] = self._state
         return found

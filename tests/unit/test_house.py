@@ -104,7 +104,7 @@ ONLY_USERS = {
         *("peer/libp2p/*.py", "peer/https/dial.py", "peer/yamux/muxer.py", "peer/nat/*.py", "peer/bootstrap/*.py"),
         *("peer/strangers/identify.py", "peer/host.py", "dht/directory/*.py"),
     ),
-    "hivemind": ("dht/hivemind/node.py", "scripts/lab/*/hivemind.py"),
+    "hivemind": ("dht/hivemind/node.py", "scripts/lab/bench/hivemind.py"),
     "cryptography": ("peer/identity.py", "peer/libp2p/packets.py", "peer/https/certificate.py"),
     "wsproto": ("peer/https/websocket.py",),
     "h11": ("peer/https/proxy.py", "peer/nat/gateway.py"),
@@ -138,7 +138,7 @@ FOUNDATION = {
     "collectives": ("vector", "spec"),
     "optim": ("consent", "step"),
     "scripts": (),
-    "scripts/lab": ("namespaces",),
+    "scripts/lab": ("namespaces", "words", "table"),
 }
 """The rooms and root files of each floor on which the others stand, lowest first: each may import those before it.
 

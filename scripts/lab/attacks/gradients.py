@@ -1,7 +1,7 @@
 """Attacks on contributions by name, and custom ones, from all honest contributions.
 
     NAME:COUNT[:SCALE]                  alie:4, ipm:4:1.5, nan:2
-    pkg.module:function:COUNT[:SCALE]   a function of your own, or the name of an entry point of `flockstep.attacks`
+    pkg.module:function:COUNT[:SCALE]   a function of your own
 
 An attack is a function (honest, own, round, generator) -> malicious. `honest` [h, d] float32 are the decoded
 contributions of the honest peers. `own` [k, d] are those that the k attackers would send if they were honest. The
@@ -15,7 +15,6 @@ import importlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
@@ -24,9 +23,6 @@ import numpy.typing as npt
 
 from ....collectives.vector.arrays import Floats
 from ....peer.base.errors import UsageError, did_you_mean
-
-GROUP = "flockstep.attacks"
-"""The group of entry points in which other packages publish attacks."""
 
 Attack: TypeAlias = Callable[..., Floats]
 
@@ -276,20 +272,27 @@ ATTACKS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+NAMED = (
+    *("none", "sign_flip:4", "sign_flip:4:10", "scaled:4:10", "noise:4", "ipm:4:0.1", "ipm:4:1.5", "zero:4"),
+    *("huge:4", "nan:4", "mimic:4", "min_max:4", "min_sum:4", "alie:4", "alie:4:1.5", "label_flip:4", "one_part:4"),
+    *("stale:4", "stale:4:5", "hidden:4", "groups2_against:4:1", "groups1_against:4:2", "groups1_hidden:4:0.75"),
+    *("groups2_hidden:4:0.25", "groups2_constant:4:1", "parts2_against:4:0.5", "freeload:4:0.6", "sign_flip:2"),
+    *("noise:2", "ipm:2:1.5", "mimic:2", "min_max:2", "alie:2", "label_flip:2", "one_part:2", "stale:2"),
+    "groups1_hidden:2:0.75",
+)
+"""The attacks that `all` stands for: each by name, with 4 and with 2 attackers."""
+
+
 def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
     if name in ATTACKS:
         return ATTACKS[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        known = [*ATTACKS, *others]
+        hint = did_you_mean(name, known)
+        raise UsageError(f"there is no attack {name!r}{hint}", remedy=f"choose one of {', '.join(known)}")
     try:
-        if ":" in name:
-            module, _, function = name.partition(":")
-            found = getattr(importlib.import_module(module), function)
-        else:
-            published = {point.name: point for point in entry_points(group=GROUP)}
-            if name not in published:
-                hint = did_you_mean(name, [*ATTACKS, *others, *published])
-                choice = ", ".join([*ATTACKS, *others])
-                raise UsageError(f"there is no attack {name!r}{hint}", remedy=f"choose one of {choice}")
-            found = published[name].load()
+        found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot import the attack {name}: {error}", remedy="check the name and PYTHONPATH") from error
     if not callable(found):

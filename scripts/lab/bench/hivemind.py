@@ -61,13 +61,9 @@ class Hivemind:
         return {}
 
     def fill(self, command: WorkerAnswer) -> WorkerAnswer:
-        """Fill my vector."""
+        """Fill the vector, and run the matchmaking up to the trigger."""
         with self._averager.get_tensors() as (tensor,):
             worker.fill(tensor.numpy(), self._index)
-        return {}
-
-    def gather(self, command: WorkerAnswer) -> WorkerAnswer:
-        """Run the matchmaking, up to the trigger."""
         deadline = time.monotonic() + worker.OPENING_SECONDS
         self._step: Any = self._averager.step(
             wait=False,
@@ -96,4 +92,4 @@ class Hivemind:
 def main() -> None:
     """Run the worker."""
     peer = Hivemind()
-    worker.serve_worker({name: getattr(peer, name) for name in ("open", "meet", "fill", "gather", "go", "check")})
+    worker.serve_worker({name: getattr(peer, name) for name in ("open", "meet", "fill", "go", "check")})

@@ -1,4 +1,4 @@
-"""One measurement of the bench: some rounds of one system, with a peer killed or stopped on request.
+"""One measurement of the bench: some rounds of one system, with a peer killed on request.
 
 A round's wall time runs from the command to average until the last survivor has the decoded average.
 """
@@ -12,36 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from ....peer.base.errors import LocalError
-from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
+from .group import Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
 from .worker import OPENING_SECONDS, WorkerAnswer
 
+PROGRAMS = {"flockstep": "peer"}
+"""The programs of the bench that are not named after their system."""
 MEASURE_PATIENCE = 90.0
 """Seconds after which a peer without a result counts as hung: hivemind's own timeouts end within 40."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
-    """A signal to the last peer, `after` seconds into each round."""
-
-    signal: int
-    after: float
-
-    def __str__(self) -> str:
-        return f"{signal.Signals(self.signal).name} of one peer after {self.after:g} s"
-
-
-@dataclass(frozen=True, slots=True)
 class Case:
-    """One measured case: a system (a program of the bench) with its codec, and the size of the task."""
+    """One measured case: a system with the interpreter of its workers and its codec, and the size of the task."""
 
     system: str
-    program: str
     python: str
     codec: str
     peers: int
     params: int
     rule: str = "mean"
-    """The aggregation rule; baselines have no choice."""
+    """The aggregation rule; the baseline has no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +57,8 @@ class Row:
 
     case: Case
     rounds: tuple[RoundFigures, ...]
+    disturbance: str = ""
+    """A signal to the last peer in each round."""
     failure: str = ""
 
     def figure(self, name: str) -> float | None:
@@ -74,7 +66,7 @@ class Row:
         known = [value for figures in self.rounds if (value := getattr(figures, name)) is not None]
         return statistics.median(known) if known else None
 
-    def as_json(self, disturbance: Disturbance | None) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the row for programs."""
         last = self.rounds[-1] if self.rounds else None
         outcomes = dict.fromkeys(figures.outcome for figures in self.rounds) | ({"failed": None} if self.failure else {})
@@ -93,29 +85,34 @@ class Row:
             "contributors": last.contributors if last else None,
             "attempts": max((figures.attempts for figures in self.rounds), default=None),
             "bytes_from": "interface" if interface_bytes() is not None else "transport",
-            "disturbance": str(disturbance) if disturbance else None,
+            "disturbance": self.disturbance or None,
             "wall_s_of_rounds": [round(figures.wall_s, 4) for figures in self.rounds],
             "rounds": [asdict(figures) for figures in self.rounds],
         }
 
 
-def measure_case(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
-    """Run a case. A system that fails gives a row with the reason: the others are measured all the same."""
+def measure_case(case: Case, repeat: int, kill_after: float | None, folder: Path) -> Row:
+    """Run a case. A system that fails gives a row with the reason: the others are measured all the same.
+
+    With `kill_after` the last peer gets SIGKILL so many seconds into each round.
+    """
     rounds: list[RoundFigures] = []
+    disturbance = "" if kill_after is None else f"SIGKILL of one peer after {kill_after:g} s"
+    groups, each = (1, repeat) if kill_after is None else (repeat, 1)  # A system that lost a peer starts afresh.
     try:
-        for _ in range(repeat if disturbance else 1):  # A system that lost a peer starts afresh.
-            folder.mkdir(parents=True)
-            with Group(case.python, f"bench.{case.program}", [()] * case.peers, folder) as group:
-                _open(group, case, folder)
-                for _ in range(1 if disturbance else repeat):
-                    rounds.append(_round(group, disturbance))
-            folder = folder.with_name(folder.name + "+")
+        for number in range(groups):
+            place = folder / str(number)
+            place.mkdir(parents=True)
+            with Group(case.python, f"bench.{PROGRAMS.get(case.system, case.system)}", [()] * case.peers, place) as group:
+                _open(group, case)
+                for _ in range(each):
+                    rounds.append(_round(group, kill_after))
     except LocalError as error:
-        return Row(case, tuple(rounds), str(error))
-    return Row(case, tuple(rounds))
+        return Row(case, tuple(rounds), disturbance, str(error))
+    return Row(case, tuple(rounds), disturbance)
 
 
-def _open(group: Group, case: Case, folder: Path) -> None:
+def _open(group: Group, case: Case) -> None:
     first, *others = group.workers
     opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers, "rule": case.rule}
     first.send({**opening, "index": 0, "first": None})
@@ -123,26 +120,24 @@ def _open(group: Group, case: Case, folder: Path) -> None:
     for index, worker in enumerate(others, 1):
         worker.send({**opening, "index": index, "first": greetings[0]})
     greetings += [settled_machine(worker, "open", OPENING_SECONDS) for worker in others]
-    introduction = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
-    group.call(introduction, OPENING_SECONDS)
+    group.call({"op": "meet", "greetings": greetings}, OPENING_SECONDS)
 
 
-def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
+def _round(group: Group, kill_after: float | None) -> RoundFigures:
     workers = group.workers
-    for step in ("fill", "gather"):
-        group.call({"op": step}, OPENING_SECONDS)
-    survivors = workers[:-1] if disturbance else workers
+    group.call({"op": "fill"}, OPENING_SECONDS)
+    survivors = workers if kill_after is None else workers[:-1]
     reset_peaks(survivors)
     cpu, sent = cpu_seconds(survivors), interface_bytes()
     began = time.monotonic()
     for worker in workers:
         worker.send({"op": "go", "patience": MEASURE_PATIENCE})
-    if disturbance:
-        time.sleep(disturbance.after)
-        workers[-1].signal(disturbance.signal)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        workers[-1].signal(signal.SIGKILL)
     answers = [_answer(worker, began + MEASURE_PATIENCE) for worker in survivors]
     wall = max(at for at, _ in answers) - began
-    early = disturbance is not None and wall < disturbance.after
+    early = kill_after is not None and wall < kill_after
     spent, arrived = cpu_seconds(survivors), interface_bytes()
     peaks = [peak for worker in survivors if (peak := peak_memory(worker)) is not None]
     if sent is not None and arrived is not None:

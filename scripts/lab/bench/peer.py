@@ -59,10 +59,7 @@ class BenchPeer:
         node.prefer(frozenset(self._members).__contains__)
         node.on_lost(lambda peer, reason: self._lost.add(peer))
         node.telemetry.subscribe(self._note)
-        node.on_ask(wire.LedgerAsk, self._send_newest)
         self._troubles: list[str] = []
-        self._missed = False
-        """True if my last round ended without me."""
         spec = Spec(
             run=BENCH_RUN,
             num_cells=num_cells,
@@ -80,43 +77,24 @@ class BenchPeer:
         self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {
             "meet": self._meet,
             "fill": self._fill,
-            "gather": self._gather,
             "go": self._go,
             "check": self._check,
         }
 
     async def _meet(self, command: WorkerAnswer) -> WorkerAnswer:
-        self._addresses = dict(zip(self._members, (greeting["addresses"] for greeting in command["greetings"]), strict=True))
+        addresses = dict(zip(self._members, (greeting["addresses"] for greeting in command["greetings"]), strict=True))
         for peer in self._others:
-            self._node.learn(peer, self._addresses[peer])
-        await self._reach(self._others)
+            self._node.learn(peer, addresses[peer])
+        for peer in self._others:
+            await self._host.connect(peer, addresses[peer])
+        self._lost.clear()  # Of two connections that both ends have dialled, one ends.
+        self._node.watch(set(self._members))
+        self._node.send(self._others, wire.Beat())
         return {}
-
-    async def _reach(self, peers: Sequence[str]) -> None:
-        """Connect to these peers, and add them to the round again. Raises `ConnectFailed`."""
-        for peer in peers:
-            await self._host.connect(peer, self._addresses[peer])
-            self._lost.discard(peer)
-        self._node.watch(set(self._members) - self._lost)
-        self._node.send(peers, wire.Beat())
 
     async def _fill(self, command: WorkerAnswer) -> WorkerAnswer:
         await self._node.compute(worker.fill, self._vector, self._index)
         return {}
-
-    async def _gather(self, command: WorkerAnswer) -> WorkerAnswer:
-        """Add lost peers to the round again, and move to the round that the others are in."""
-        await self._reach(sorted(self._lost))
-        for peer in self._others if self._missed else ():
-            page = await self._node.ask(peer, wire.LedgerAsk(BENCH_RUN, self._averager.round, 1))
-            for certificate in map(wire.unpack, page.certificates):
-                self._averager.expect(certificate.slot.round + 1, certificate)
-        return {}
-
-    async def _send_newest(self, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-        newest = self._averager.certificate
-        known = newest is not None and newest.slot.round >= question.from_round
-        return wire.LedgerPage((wire.pack(newest),) if known else ())
 
     async def _go(self, command: WorkerAnswer) -> WorkerAnswer:
         before = self._host.traffic().sent
@@ -138,7 +116,6 @@ class BenchPeer:
             over = outcome.kind in (OutcomeKind.DONE, OutcomeKind.BEHIND) or attempts == MAX_ATTEMPTS
             if outcome.kind is not OutcomeKind.DONE:
                 self._troubles.append(outcome.reason)
-        self._missed = outcome.kind is not OutcomeKind.DONE
         answer: WorkerAnswer = {"outcome": outcome.kind.value, "reason": "; ".join(self._troubles), "attempts": attempts}
         if outcome.kind is OutcomeKind.DONE:
             await self._node.compute(self._decode, averaged)

@@ -1,161 +1,72 @@
 """`flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
 
-Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers. They
-run in as many processes as there are cores. `training.attacked` is one training, `attacks.gradients` lists the attacks.
+Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers.
+`training.swarm` is one training, `attacks.gradients` lists the attacks.
 """
 
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
-from rich.console import Console
-from rich.table import Table
-
+from ....optim.step.outer import OuterSettings
 from ....peer.base.errors import UsageError
-from ..attacks.gradients import Attackers
-from ..baselines.rules import rule_named
-from ..training.attacked import SIZES, Training, train_under_attack
+from ..attacks.gradients import NAMED, Attackers
+from ..table import table_lines
+from ..training.batches import SIZES
 from ..training.pool import each_trained
-from .allreduce import listed
+from ..training.swarm import Training, TrainingResult, train
+from ..words import listed, numbers
 
-ALL = "all"
-NAMED = (
-    *(
-        "none",
-        "sign_flip:4",
-        "sign_flip:4:10",
-        "scaled:4:10",
-        "noise:4",
-        "ipm:4:0.1",
-        "ipm:4:1.5",
-        "zero:4",
-        "huge:4",
-        "nan:4",
-        "mimic:4",
-    ),
-    *(
-        "min_max:4",
-        "min_sum:4",
-        "alie:4",
-        "alie:4:1.5",
-        "label_flip:4",
-        "one_part:4",
-        "stale:4",
-        "stale:4:5",
-        "hidden:4",
-    ),
-    *(
-        "groups2_against:4:1",
-        "groups1_against:4:2",
-        "groups1_hidden:4:0.75",
-        "groups2_hidden:4:0.25",
-        "groups2_constant:4:1",
-        "parts2_against:4:0.5",
-        "freeload:4:0.6",
-    ),
-    *("sign_flip:2", "noise:2", "ipm:2:1.5", "mimic:2", "min_max:2", "alie:2", "label_flip:2", "one_part:2", "stale:2"),
-    "groups1_hidden:2:0.75",
-)
-"""The attacks of `all`: each by name, with 4 and with 2 attackers."""
 DEFAULT_ATTACKS = (
     *("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4", "groups2_against:4:1"),
 )
-NO_ATTACKERS = Attackers("zero", 0)
+OUTER = OuterSettings(lr=0.8, momentum=0.5)
+"""Of short trainings without a warm-up, as all figures of the log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RobustOptions:
-    """The options of the command line. Raises `UsageError`."""
-
-    rules: tuple[str, ...]
-    attacks: tuple[str, ...]
-    seeds: tuple[int, ...]
-    peers: int
-    size: str
-    device: str
-    jobs: int
-    as_json: bool
-
-    def __post_init__(self) -> None:
-        for rule in self.rules:
-            rule_named(rule)
-        if self.size not in SIZES:
-            raise UsageError(f"there is no size {self.size!r}", remedy=f"choose one of {', '.join(SIZES)}")
-        if not 2 <= self.peers <= 64:
-            raise UsageError(f"a training cannot have {self.peers} peers", remedy="choose 2 to 64")
-        for attackers in self.attackers():
-            if attackers.count >= self.peers:
-                raise UsageError(
-                    f"{attackers}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers"
-                )
-
-    def attackers(self) -> list[Attackers]:
-        """Parse the attacks; `none` has no attackers."""
-        names = [name for text in self.attacks for name in (NAMED if text == ALL else (text,))]
-        return [NO_ATTACKERS if name == "none" else Attackers.parse(name) for name in names]
-
-    def trainings(self) -> list[Training]:
-        """Return all cases without duplicates, oracles first."""
-        cases = [
-            Training(size=self.size, rule=rule, attackers=attackers, peers=self.peers, seed=seed, device=self.device)
-            for attackers in self.attackers()
-            for rule in self.rules
-            for seed in self.seeds
-        ]
-        return list(dict.fromkeys([*map(oracle_of, cases), *cases]))
+def robust_trainings(
+    *, rules: Sequence[str], attacks: Sequence[str], seeds: Sequence[str], peers: int, size: str, device: str
+) -> list[Training]:
+    """Return all cases without duplicates, oracles first. Raises `UsageError`."""
+    if size not in SIZES:
+        raise UsageError(f"there is no size {size!r}", remedy=f"choose one of {', '.join(SIZES)}")
+    names = [name for text in listed(attacks) for name in (NAMED if text == "all" else (text,))]
+    attackers = [Attackers("zero", 0) if name == "none" else Attackers.parse(name) for name in names]
+    cases = [
+        Training(
+            size=SIZES[size],
+            contribution="int4",
+            result="int4",
+            outer=OUTER,
+            rule=rule,
+            attackers=each,
+            peers=peers,
+            seed=seed,
+            device=device,
+        )
+        for each, rule, seed in product(attackers, listed(rules), numbers(seeds, "--seeds", int, 0))
+    ]
+    return list(dict.fromkeys([*map(oracle_of, cases), *cases]))
 
 
 def oracle_of(training: Training) -> Training:
     """Return the same training without the attackers and without a defence."""
-    return replace(training, rule="mean", attackers=Attackers(NO_ATTACKERS.name, training.attackers.count), oracle=True)
+    return replace(training, rule="mean", attackers=Attackers("zero", training.attackers.count), oracle=True)
 
 
-def robust_options(
-    *,
-    rules: Sequence[str],
-    attacks: Sequence[str],
-    seeds: Sequence[str],
-    peers: int,
-    size: str,
-    device: str,
-    jobs: int | None,
-    as_json: bool,
-) -> RobustOptions:
-    """Parse the options of the command line. Raises `UsageError`."""
-    return RobustOptions(
-        rules=tuple(listed(rules)),
-        attacks=tuple(listed(attacks)),
-        seeds=seeds_of(seeds),
-        peers=peers,
-        size=size,
-        device=device,
-        jobs=jobs or (os.cpu_count() or 1 if device == "cpu" else 1),
-        as_json=as_json,
-    )
-
-
-def seeds_of(words: Sequence[str]) -> tuple[int, ...]:
-    """Parse the seeds. Raises `UsageError`."""
-    try:
-        numbers = tuple(int(text) for text in listed(words))
-    except ValueError:
-        raise UsageError(f"cannot read the seeds {' '.join(words)!r}", remedy="write them as --seeds 0,1,2") from None
-    if not numbers or min(numbers) < 0:
-        raise UsageError("seeds are whole numbers from 0 on", remedy="write them as --seeds 0,1,2")
-    return numbers
-
-
-def run_robust(options: RobustOptions, write_line: Callable[[str], None]) -> None:
+def run_robust(
+    trainings: Sequence[Training], jobs: int | None, write_line: Callable[[str], None], *, as_json: bool
+) -> None:
     """Train all cases; write a JSON object as each ends, or a table at the end."""
-    losses: dict[Training, float] = {}
-    for training, loss in each_trained(train_under_attack, options.trainings(), options.jobs):
-        losses[training] = loss
-        if options.as_json and not training.oracle:
-            write_line(json.dumps(as_object(training, loss, losses[oracle_of(training)])))
-    if not options.as_json:
-        Console().print(robust_table(options, losses))
+    results: dict[Training, TrainingResult] = {}
+    for training, result in each_trained(train, trainings, jobs):
+        results[training] = result
+        if as_json and not training.oracle:
+            write_line(json.dumps(as_object(training, result.loss, results[oracle_of(training)].loss)))
+    for line in () if as_json else robust_table(results):
+        write_line(line)
 
 
 def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, object]:
@@ -171,21 +82,18 @@ def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, 
     }
 
 
-def robust_table(options: RobustOptions, losses: Mapping[Training, float]) -> Table:
-    """Return a table, attacks by rules: per cent above the oracle's loss, mean and worst of the seeds."""
-    result = Table("attack", "oracle", *options.rules, title=f"Loss above the oracle's, {options.peers} peers")
-    for attackers in options.attackers():
-        cells, oracles = [], {}
-        for rule in options.rules:
-            above = []
-            for training in (
-                one for one in losses if (one.attackers, one.rule, one.oracle) == (attackers, rule, False)
-            ):
-                oracles[training.seed] = losses[oracle_of(training)]
-                above.append(100 * (losses[training] / oracles[training.seed] - 1))
-            mean = sum(above) / len(above)
-            worst = f" ({max(above):+.1f})" if len(above) > 1 else ""
-            cells.append(f"{mean:+.1f} %{worst}" if math.isfinite(mean) else "diverged")
-        name = str(attackers) if attackers.count else "none"
-        result.add_row(name, f"{sum(oracles.values()) / len(oracles):.3f}", *cells)
-    return result
+def robust_table(results: Mapping[Training, TrainingResult]) -> Iterator[str]:
+    """Yield a table, attacks by rules: per cent above the oracle's loss, mean and worst of the seeds."""
+    cases = [training for training in results if not training.oracle]
+    rules = list(dict.fromkeys(case.rule for case in cases))
+    rows = []
+    for attackers in dict.fromkeys(case.attackers for case in cases):
+        those = [case for case in cases if case.attackers == attackers]
+        oracle = [results[oracle_of(case)].loss for case in those]
+        row = [str(attackers) if attackers.count else "none", f"{sum(oracle) / len(oracle):.3f}"]
+        for rule in rules:
+            above = [100 * (results[case].loss / results[oracle_of(case)].loss - 1) for case in those if case.rule == rule]
+            mean, worst = sum(above) / len(above), f" ({max(above):+.1f})" if len(above) > 1 else ""
+            row.append(f"{mean:+.1f} %{worst}" if math.isfinite(mean) else "diverged")
+        rows.append(row)
+    yield from table_lines(f"Loss above the oracle's, {cases[0].peers} peers", ("attack", "oracle", *rules), rows)

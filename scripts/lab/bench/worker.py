@@ -4,9 +4,9 @@ It needs NumPy alone, since baselines may run under an interpreter without any o
 
 Theory of operation. The bench writes one command a line to a worker's stdin and reads one answer a line from its
 stdout; the output of libraries goes to stderr, which is a log file. The commands: `open` (start up; the answer is sent
-to the others), `meet` (find each other), then for every round `fill`, `gather` (a system's work before it is ready),
-`go` (average; the only timed one) and `check`. A vector is one block of seeded normal numbers, repeated: so a worker
-knows the exact mean of any group without ever holding the others' vectors.
+to the others), `meet` (find each other), then for every round `fill` (all of a system's work before it is ready), `go`
+(average; the only timed one) and `check`. A vector is one block of seeded normal numbers, repeated: so a worker knows the
+exact mean of any group without ever holding the others' vectors.
 """
 
 import hashlib

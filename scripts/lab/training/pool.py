@@ -1,6 +1,7 @@
 """Several trainings at a time, a process each."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -13,12 +14,13 @@ _Outcome = TypeVar("_Outcome")
 
 
 def each_trained(
-    train: Callable[[_Case], _Outcome], trainings: Sequence[_Case], jobs: int
+    train: Callable[[_Case], _Outcome], trainings: Sequence[_Case], jobs: int | None
 ) -> Iterator[tuple[_Case, _Outcome]]:
-    """Train each case and yield what it came to, in order; a terminal shows which one is awaited.
+    """Train each case and yield its outcome, in order; a terminal shows which one is awaited.
 
-    `train` is a function at the top of a module.
+    `train` is a function at the top of a module; None stands for as many jobs as there are cores.
     """
+    jobs = jobs or os.cpu_count() or 1
     console = Console(stderr=True)
     with ExitStack() as stack:
         if jobs == 1:

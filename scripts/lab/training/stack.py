@@ -6,7 +6,6 @@ and the stacked parameters are views into it.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch.func import functional_call, vmap
@@ -15,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ....optim.models.registry import build_model
 from ....optim.step.flat import FlatLayout
 from ....optim.step.inner import InnerOptimizers, build_inner, schedule_of
-from .learner import Batches, TrainingSize
+from .batches import TrainingSize
 
 CLIP = 1.0
 """The norm to which each peer's gradient is clipped, the default of a run."""
@@ -45,13 +44,18 @@ class Stack:
         self._batches = 0
         """Batches of which the gradients are the sum."""
 
-    def step(self, batches: torch.Tensor, number: int, n: int = 1, *, is_step: bool = True) -> None:
+    def step(self, batches: torch.Tensor, number: int, n: int = 1, *, is_step: bool = True, flipped: int = 0) -> None:
         """Make inner step `number` of the swarm on each model's batch, int64 [count, rows, length + 1].
 
-        `n` batches make one step of the optimizers; unless `is_step`, this batch's gradients wait for it.
+        `n` batches make one step of the optimizers; unless `is_step`, this batch's gradients wait for it. The last
+        `flipped` models learn inverted targets.
         """
+        tokens = batches.to(self.weights.device)
+        inputs, targets = tokens[..., :-1], tokens[..., 1:].clone()
+        honest = len(targets) - flipped
+        targets[honest:] = 255 - targets[honest:]
         with sdpa_kernel(SDPBackend.MATH):  # The others run once a model under vmap.
-            loss: torch.Tensor = self.losses(self.parameters, batches.to(self.weights.device)).sum()
+            loss: torch.Tensor = self.losses(self.parameters, inputs, targets).sum()
             loss.backward()  # type: ignore[no-untyped-call]  # of torch
         self._batches += 1
         if not is_step:
@@ -65,11 +69,6 @@ class Stack:
             gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
         self.optimizers.step(self.factor(number), math.sqrt(n))
 
-    def _loss(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = functional_call(self.model, parameters, (tokens[:, :-1], tokens[:, 1:]))
+    def _loss(self, parameters: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = functional_call(self.model, parameters, (inputs, targets))
         return loss
-
-
-def drawn(batches: Sequence[Batches]) -> torch.Tensor:
-    """Draw the next batch of each peer, int64 [peers, rows, length + 1]."""
-    return torch.stack([one.draw() for one in batches])

@@ -3,7 +3,7 @@
 Times are Unix seconds, as in event logs. Counters are the bytes of an interface, sampled some times a second.
 """
 
-import bisect
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,20 +55,6 @@ class LineSample:
     received: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerFigures:
-    """One peer between its first and its last boundary; rates in bytes/s."""
-
-    utilization: float
-    rounds: int
-    seconds: float
-    trained: float
-    sent: int
-    received: int
-    peak_up: float
-    peak_down: float
-
-
 ROUND_PARTS = ("measure", "gather", "contributions", "reduce", "outputs", "check", "votes", "restart")
 """What a peer does in a round while it does not train, in order. `measure`: Δ is computed. `gather`: until it commits to
 its contribution. `contributions`: until it holds its part of all contributions, and has said so. `reduce`: until the
@@ -85,55 +71,19 @@ def measured(boundaries: Sequence[Boundary], cycle: int) -> tuple[Boundary, ...]
     return tuple(boundary for boundary in boundaries if boundary.round >= cycle)
 
 
-def utilization_of(boundaries: Sequence[Boundary]) -> float:
-    """Return the share of time in inner steps from the first to the last boundary. Raises `ValueError` for less than two."""
-    if len(boundaries) < 2:
-        raise ValueError(f"{len(boundaries)} boundaries, and it takes two")
-    first, last = boundaries[0], boundaries[-1]
-    return (last.trained - first.trained) / (last.time - first.time)
-
-
 def peak_rate(samples: Sequence[tuple[float, float]], window: float = RATE_WINDOW) -> float:
-    """Return the greatest rate over any `window` seconds, of (time, bytes so far) in order; the mean of a shorter time.
+    """Return the greatest rate from a sample to the first one that is a `window` of seconds later, of (time, bytes so far).
 
-    Between two samples the counter is taken to grow evenly. The bytes in a window are then linear in its position as long
-    as no edge of it passes a sample, so the greatest one has an edge at a sample.
+    The mean of a shorter time; 0 without time.
     """
-    if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-        return 0.0
-    first, last = samples[0][0], samples[-1][0]
-    if last - first <= window:
-        return (samples[-1][1] - samples[0][1]) / (last - first)
-    starts = {time for time, _ in samples if time <= last - window}
-    starts |= {time - window for time, _ in samples if time >= first + window}
-    return max(counter_at(samples, start + window) - counter_at(samples, start) for start in starts) / window
-
-
-def counter_at(samples: Sequence[tuple[float, float]], time: float) -> float:
-    """Return a counter at a point in time, interpolated; outside of the samples it stands still."""
-    index = bisect.bisect_right(samples, time, key=lambda sample: sample[0])
-    if index in (0, len(samples)):
-        return samples[min(index, len(samples) - 1)][1]
-    (before, low), (after, high) = samples[index - 1], samples[index]
-    return low + (high - low) * (time - before) / (after - before)
-
-
-def peer_figures(boundaries: Sequence[Boundary], samples: Sequence[LineSample]) -> PeerFigures:
-    """Return one peer's figures between its first and its last boundary. Raises `ValueError` for less than two."""
-    share = utilization_of(boundaries)
-    first, last = boundaries[0], boundaries[-1]
-    sent = within([(sample.time, sample.sent) for sample in samples], first.time, last.time)
-    received = within([(sample.time, sample.received) for sample in samples], first.time, last.time)
-    return PeerFigures(
-        utilization=share,
-        rounds=last.round - first.round,
-        seconds=last.time - first.time,
-        trained=last.trained - first.trained,
-        sent=round(sent[-1][1] - sent[0][1]),
-        received=round(received[-1][1] - received[0][1]),
-        peak_up=peak_rate(sent),
-        peak_down=peak_rate(received),
-    )
+    rates, later = [0.0], 0
+    for time, size in samples:
+        while later < len(samples) - 1 and samples[later][0] < time + window:
+            later += 1
+        passed = samples[later][0] - time
+        if passed >= window or (passed > 0 and time == samples[0][0]):
+            rates.append((samples[later][1] - size) / passed)
+    return max(rates)
 
 
 def stalled_between(stalls: Iterable[tuple[float, float]], start: float, end: float) -> float:
@@ -141,24 +91,14 @@ def stalled_between(stalls: Iterable[tuple[float, float]], start: float, end: fl
     return sum(max(0.0, min(over, end) - max(begun, start)) for begun, over in stalls)
 
 
-def within(samples: Sequence[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
-    """Return a counter from `start` to `end`, with interpolated values at both."""
-    inner = [sample for sample in samples if start < sample[0] < end]
-    return [(start, counter_at(samples, start)), *inner, (end, counter_at(samples, end))]
-
-
-def interface_counters(table: str, device: str) -> tuple[int, int]:
-    """Return the bytes sent and received by a device, from the text of `/proc/<pid>/net/dev` (proc(5))."""
-    for line in table.splitlines():
-        name, colon, figures = line.partition(":")
-        if colon and name.strip() == device:
-            numbers = figures.split()
-            return int(numbers[8]), int(numbers[0])
-    raise ValueError(f"no device {device}")
+def interface_counters(table: str, device: str) -> tuple[int, int] | None:
+    """Return the bytes sent and received by a device, from the text of `/proc/<pid>/net/dev` (proc(5)); None without it."""
+    found = re.search(rf"^\s*{device}:\s*(\d+)(?:\s+\d+){{7}}\s+(\d+)", table, re.MULTILINE)
+    return None if found is None else (int(found[2]), int(found[1]))
 
 
 def rounds_ended(logs: Iterable[Iterable[Event]], first: int, last: int) -> tuple[int, int, int]:
-    """Count what became of rounds `first` to `last` over all peers: certified rounds, void attempts, missed results."""
+    """Count certified rounds, void attempts and missed results of rounds `first` to `last`, over all peers."""
     certified: set[int] = set()
     void: set[tuple[int, int]] = set()
     missed: set[tuple[int, int]] = set()

@@ -1,12 +1,12 @@
-"""The bench's own system: a `Swarm` that trains a synthetic model, whose steps take a given time.
+"""A peer of `bench utilization`: a `Swarm` that trains a synthetic model, whose steps take a given time.
 
 Theory of operation. A given step only waits, as a trainer does whose GPU computes, so that the CPU is the network's. Its
 optimizer moves one slice of every tensor by noise, another slice in each step: after a phase the pseudo-gradient is
 nowhere zero, for a memory traffic that does not count. Half of the noise is common to all peers, since contributions
-without anything in common would look like an attack. Real steps train a gpt on random tokens, on the CPU.
+without anything in common would look like an attack.
 
-What counts as training: the given seconds of a step, or the measured ones of a real step, and the inner optimizer's. All
-else is `Swarm.step`, in which a peer decides, measures, waits for a round and starts again.
+What counts as training: the given seconds of a step, and the inner optimizer's. All else is `Swarm.step`, in which a peer
+decides, measures, waits for a round and starts again.
 """
 
 import os
@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ....optim.models.gpt import GPT
-from ....optim.models.gpt_config import GPT_SIZES
 from ....optim.train.swarm import Swarm
-from ....optim.train.trainer import inner_of
 from ....peer.base.config import PeerConfig
 from ..bench import worker
 from ..bench.worker import WorkerAnswer
@@ -34,8 +31,6 @@ SYNTHETIC_RATE = 1e-3
 """Size of the moves: any one will do, since nothing depends on the values."""
 STALL_SECONDS = 0.1
 """Calls of `Swarm.step` longer than this are drawn as gaps in the picture."""
-REAL_BATCH, REAL_LENGTH = 4, 128
-"""Sequences of a real step, and their tokens."""
 
 
 class Synthetic(nn.Module):
@@ -78,22 +73,12 @@ class UtilizationPeer:
         """Join the run."""
         torch.set_num_threads(1)
         self._parent = os.getppid()
-        self._seconds: float | None = command["step_seconds"]
-        self._trained = 0.0
+        self._seconds: float = command["step_seconds"]
         config = PeerConfig(home=Path(command["home"]), upnp=False, device="cpu")
-        model: nn.Module
-        if self._seconds is None:
-            model = self._gpt = GPT(GPT_SIZES[command["size"]])
-            self._gpt.initialize(0)
-            self._swarm = Swarm(command["link"], model, inner_of, config=config)
-        else:
-            model = Synthetic(command["params"])
-            optimizer = SyntheticOptimizer(model, command["cover"], command["index"])
-            self._swarm = Swarm(command["link"], model, optimizer, config=config)
+        model = Synthetic(command["params"])
+        optimizer = SyntheticOptimizer(model, command["cover"], command["index"])
+        self._swarm = Swarm(command["link"], model, optimizer, config=config)
         self._swarm.__enter__()
-        for one in self._swarm.optimizers:
-            one.register_step_pre_hook(self._before_optimizer)
-            one.register_step_post_hook(self._after_optimizer)
         return {"peer": self._swarm.peer_id}
 
     def train(self, command: WorkerAnswer) -> WorkerAnswer:
@@ -101,44 +86,21 @@ class UtilizationPeer:
         swarm = self._swarm
         boundaries: list[tuple[float, float, int]] = []
         stalls: list[tuple[float, float]] = []
-        steps = 0
-        clock = StepClock(self._seconds or 0.0, time.monotonic())
+        trained = 0.0
+        clock = StepClock(self._seconds, time.monotonic())
         while not swarm.finished and os.getppid() == self._parent:
-            if self._seconds is None:
-                loss = self._compute()
-            else:
-                time.sleep(clock.wait(time.monotonic()))
-                self._trained += self._seconds
-                loss = torch.ones(())
-            before, round_ = time.time(), swarm.round
-            if self._seconds is None:
-                swarm.step(loss, tokens=STEP_TOKENS)
-            else:  # It needs no gradients, which `step` would miss.
-                swarm.optimizers[0].step()
-                swarm.after_step(loss, tokens=STEP_TOKENS)
+            time.sleep(clock.wait(time.monotonic()))
+            before, began, round_ = time.time(), time.monotonic(), swarm.round
+            swarm.optimizers[0].step()  # It needs no gradients, which `step` would miss.
+            trained += self._seconds + time.monotonic() - began
+            swarm.after_step(torch.ones(()), tokens=STEP_TOKENS)
             after = time.time()
             clock.blocked(after - before)
-            steps += 1
             if after - before > STALL_SECONDS:
                 stalls.append((before, after))
             if swarm.round > round_:
-                boundaries.append((after, self._trained, swarm.round))
-        return {"boundaries": boundaries, "stalls": stalls, "steps": steps, "root": swarm.root}
-
-    def _compute(self) -> Tensor:
-        """Make a real inner step up to its gradients, and return the loss."""
-        began = time.monotonic()
-        tokens = torch.randint(self._gpt.config.vocab_size, (REAL_BATCH, REAL_LENGTH + 1))
-        loss: Tensor = self._gpt(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._trained += time.monotonic() - began
-        return loss.detach()
-
-    def _before_optimizer(self, *_arguments: Any) -> None:
-        self._optimizer_began = time.monotonic()
-
-    def _after_optimizer(self, *_arguments: Any) -> None:
-        self._trained += time.monotonic() - self._optimizer_began
+                boundaries.append((after, trained, swarm.round))
+        return {"boundaries": boundaries, "stalls": stalls}
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ from flockstep.collectives.vector.codec import CELL
 from flockstep.optim.step.flat import FlatLayout
 from flockstep.optim.step.inner import InnerOptimizers, build_inner
 from flockstep.optim.step.outer import OuterSettings, outer_step
-from flockstep.scripts.lab.training.learner import TINY, Learner
-from flockstep.scripts.lab.training.outer import OuterSwarm, OuterTraining
+from flockstep.scripts.lab.training.batches import SIZES
+from flockstep.scripts.lab.training.swarm import Training, TrainingSwarm
+from support.learner import Learner
 from torch import nn
 
 PUBLISHED = {3: (-11, -5), 6: (-17, -23), 9: (-35, -29), 12: (-41, -47), 15: (-59, -53), 18: (-65, -71), 21: (-83, -77)}
@@ -101,12 +102,12 @@ def diloco(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_blocking_rounds_end_where_torchft_does(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = diloco(monkeypatch)
-    size, settings, peers = replace(TINY, rounds=4, steps=5), OuterSettings(lr=0.7, momentum=0.9), 2
-    swarm = OuterSwarm(OuterTraining(size=size, outer=settings, peers=peers))
+    size, settings, peers = replace(SIZES["tiny"], rounds=4, steps=5), OuterSettings(lr=0.7, momentum=0.9), 2
+    swarm = TrainingSwarm(Training(size=size, outer=settings, peers=peers))
     manager = Replicas(Barrier(peers, timeout=120))
 
     def train(index: int) -> Floats:
-        peer = Learner(size, swarm.domains, index, 0, "cpu")
+        peer = Learner(size, swarm.domains, index, 0)
         (inner,) = optimizers = build_inner(peer.model, size.inner())
         peer.inner = InnerOptimizers(optimizers)
         outer = torch.optim.SGD(peer.model.parameters(), lr=settings.lr, momentum=settings.momentum, nesterov=True)

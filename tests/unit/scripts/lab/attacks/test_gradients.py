@@ -2,13 +2,11 @@
 
 import math
 import sys
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.peer.base.errors import UsageError
-from flockstep.scripts.lab.attacks import gradients
 from flockstep.scripts.lab.attacks.gradients import ATTACKS, Attackers
 
 HONEST = (np.random.default_rng(0).standard_normal((6, 1000)) + 1).astype(np.float32)
@@ -139,9 +137,3 @@ def test_a_function_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (attackers.count, attackers.attack) == (3, "my.attacks:everyone_twice")
     assert np.array_equal(sent("my.attacks:everyone_twice:4"), 2 * OWN)
     assert np.array_equal(sent("my.attacks:everyone_twice:4:5"), 5 * OWN)
-
-
-def test_an_entry_point_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("twice", "flockstep.scripts.lab.attacks.gradients:scaled", gradients.GROUP)
-    monkeypatch.setattr(gradients, "entry_points", lambda group: [point] if group == gradients.GROUP else [])
-    assert np.array_equal(sent("twice:4:2"), 2 * OWN)

@@ -15,7 +15,6 @@ from flockstep.collectives.robust.rule import Weighting
 from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.run.manifest import RULE_NAMES
 from flockstep.peer.base.errors import UsageError
-from flockstep.scripts.lab.baselines.flag import eigen
 from flockstep.scripts.lab.baselines.gram import CLIPPING_STEPS
 from flockstep.scripts.lab.baselines.rules import RULES, rule_named
 from flockstep.scripts.lab.baselines.trimmed import Mixed, mixed
@@ -176,14 +175,6 @@ def test_a_median_is_that_of_each_element() -> None:
     for n in (1, 2, 5, 6):
         x = vectors(n)
         assert np.abs(Median().combine(x) - np.median(x, axis=0)).max() < 1e-15
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 16, 33])
-def test_jacobi_finds_eigenvectors(n: int) -> None:
-    gram = vectors(n) @ vectors(n).T
-    values, columns = eigen(gram)
-    assert np.abs(columns @ np.diag(values) @ columns.T - gram).max() < 1e-9 * np.abs(gram).max()
-    assert np.abs(columns.T @ columns - np.eye(n)).max() < 1e-12
 
 
 def test_an_unknown_rule_says_which_there_are() -> None:

@@ -1,26 +1,20 @@
 """Utilization and peak rates: arithmetic that holds for any recording."""
 
 import itertools
-import math
 
 import pytest
 from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.lab.utilization.figures import (
     ROUND_PARTS,
     Boundary,
-    LineSample,
     StepClock,
-    counter_at,
     interface_counters,
     means_of,
     measured,
     peak_rate,
-    peer_figures,
     round_parts,
     rounds_ended,
     stalled_between,
-    utilization_of,
-    within,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,63 +30,30 @@ def counter_of(pieces: list[tuple[float, int]]) -> list[tuple[float, float]]:
     return samples
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 50.0)), min_size=1, max_size=20))
-def test_utilization_is_the_share_of_all_phases_together(phases: list[tuple[float, float]]) -> None:
-    boundaries = [Boundary(50.0, 7.0, 1)]
-    for number, (trained, waited) in enumerate(phases, 2):
-        last = boundaries[-1]
-        boundaries.append(Boundary(last.time + trained + waited, last.trained + trained, number))
-    trained, waited = (sum(part) for part in zip(*phases, strict=True))
-    assert utilization_of(boundaries) == pytest.approx(trained / (trained + waited), abs=1e-9)
-
-
-def test_one_boundary_measures_nothing() -> None:
-    with pytest.raises(ValueError, match="takes two"):
-        utilization_of([Boundary(1.0, 1.0, 1)])
-
-
 @given(PIECES)
 def test_the_peak_lies_between_the_mean_and_the_steepest_piece(pieces: list[tuple[float, int]]) -> None:
     samples = counter_of(pieces)
     seconds, size = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
     steepest = max(size / seconds for seconds, size in pieces)
     peak = peak_rate(samples)
-    assert peak <= steepest * (1 + 1e-6) + 1e-6
-    # Windows of 1 s that lie side by side cover all but less than a second.
-    whole = math.floor(seconds)
-    covered = counter_at(samples, samples[0][0] + whole) - samples[0][1] if whole else size
-    assert peak >= covered / max(whole, min(seconds, 1.0)) * (1 - 1e-6) - 1e-6
-
-
-@given(PIECES, st.floats(0.0, 1.0))
-def test_no_window_has_more_than_the_peak(pieces: list[tuple[float, int]], place: float) -> None:
-    samples = counter_of(pieces)
-    free = samples[-1][0] - samples[0][0] - 1.0
-    if free > 0:
-        start = samples[0][0] + place * free
-        assert counter_at(samples, start + 1.0) - counter_at(samples, start) <= peak_rate(samples) * (1 + 1e-6) + 1e-3
+    assert 0 <= peak <= steepest * (1 + 1e-6) + 1e-6
+    if seconds <= 1:
+        assert peak == pytest.approx(size / seconds)
+    for (begun, before), (ended, after) in itertools.combinations(samples, 2):
+        if ended - begun == 1:
+            assert peak >= after - before
 
 
 def test_a_burst_within_a_window_counts_for_all_of_it() -> None:
-    samples = [(0.0, 0.0), (3.0, 0.0), (3.1, 1000.0), (9.0, 1000.0)]
-    assert peak_rate(samples) == pytest.approx(1000.0)
-    assert peak_rate(samples, window=0.1) == pytest.approx(10_000.0)
+    every = [tick / 16 for tick in range(180)]
+    samples = [(moment, 0.0 if moment <= 3.0 else 1000.0) for moment in every]
+    assert peak_rate(samples) == pytest.approx(1000.0, rel=0.06)
+    assert peak_rate(samples, window=1 / 16) == pytest.approx(16_000.0)
 
 
 @pytest.mark.parametrize("samples", [[], [(1.0, 5.0)], [(1.0, 5.0), (1.0, 5.0)]])
 def test_without_time_there_is_no_rate(samples: list[tuple[float, float]]) -> None:
     assert peak_rate(samples) == 0.0
-
-
-@given(PIECES, st.floats(95.0, 110.0), st.floats(0.0, 20.0))
-def test_a_cut_out_piece_of_a_counter_has_what_passed_meanwhile(
-    pieces: list[tuple[float, int]], start: float, length: float
-) -> None:
-    samples = counter_of(pieces)
-    piece = within(samples, start, start + length)
-    assert piece[0] == (start, counter_at(samples, start))
-    assert piece[-1] == (start + length, counter_at(samples, start + length))
-    assert all(before[1] <= after[1] for before, after in itertools.pairwise(piece))
 
 
 def test_streaming_is_measured_after_a_round_of_each_fragment_as_blocking_after_one() -> None:
@@ -102,18 +63,6 @@ def test_streaming_is_measured_after_a_round_of_each_fragment_as_blocking_after_
     assert measured(every, 1) == tuple(every)
     missed = [boundary for boundary in every if boundary.round not in (5, 6)]  # Its result came with a later one.
     assert measured(missed, 5)[0].round == 7
-
-
-def test_a_peer_is_measured_between_its_boundaries() -> None:
-    boundaries = [Boundary(10.0, 3.0, 1), Boundary(20.0, 11.0, 2)]
-    samples = [LineSample(float(second), 1000 * second, 0) for second in range(40)]
-    samples[30:] = [LineSample(sample.time, sample.sent + 10**9, 10**9) for sample in samples[30:]]
-    figures = peer_figures(boundaries, samples)
-    assert figures.utilization == pytest.approx(0.8)
-    assert figures.rounds == 1
-    assert (figures.seconds, figures.trained, figures.sent, figures.received) == (10.0, 8.0, 10_000, 0)
-    assert figures.peak_up == pytest.approx(1000.0)
-    assert figures.peak_down == 0.0
 
 
 @given(st.floats(0.01, 5.0), st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 3.0)), min_size=1, max_size=30))
@@ -140,8 +89,7 @@ def test_the_counters_of_one_device() -> None:
   eth0:  123456      12    0    0    0     0          0         0   654321      21    0    0    0     0       0          0
 """
     assert interface_counters(table, "eth0") == (654321, 123456)
-    with pytest.raises(ValueError, match="eth1"):
-        interface_counters(table, "eth1")
+    assert interface_counters(table, "eth1") is None
 
 
 def event(name: str, moment: float, number: int, **fields: int | str) -> Event:

@@ -1,4 +1,4 @@
-"""One peer of a swarm in one process: its model, inner optimizer and batches, and the held-out loss.
+"""What a swarm in one process trains: sizes by name, each peer's batches, and the held-out loss.
 
 The peers train the built-in gpt on Python's own text, split into domains. Half of each batch is from the peer's own
 domain. Everything is seeded: a peer of a seed draws the same batches whatever the others do.
@@ -14,8 +14,6 @@ from torch import nn
 
 from ....dht.run.manifest import INNER_MOMENTUM, LONE_ADAMW_LR, Inner
 from ....optim.data.text import STDLIB, texts
-from ....optim.models.registry import build_model
-from ....optim.step.inner import InnerOptimizers, build_inner, schedule_of
 
 HELDOUT = 0.05
 """The share of each domain, at its end, that is held out for the reported loss."""
@@ -38,8 +36,6 @@ class TrainingSize:
     rounds: int
     optimizer: str = "muon"
     """The inner optimizer."""
-    momentum: float = INNER_MOMENTUM
-    """Of Muon."""
     rate: float = 1.0
     """The inner learning rates, as a multiple of a run's defaults."""
 
@@ -49,21 +45,34 @@ class TrainingSize:
         return Inner(
             steps=self.steps,
             optimizer=self.optimizer,
-            momentum=self.momentum,
+            momentum=INNER_MOMENTUM,
             lr=usual.lr * self.rate,
             adamw_lr=(usual.adamw_lr if self.optimizer == "muon" else LONE_ADAMW_LR) * self.rate,
         )
 
 
-TINY = TrainingSize(
-    model={"layers": 2, "heads": 2, "width": 32, "context": 32},
-    length=32,
-    batch=4,
-    steps=12,
-    rounds=24,
-    optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
-)
-"""For a few seconds of one core: the smallest size of every training."""
+SIZES = {
+    "tiny": TrainingSize(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
+        length=32,
+        batch=4,
+        steps=12,
+        rounds=24,
+        optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
+    ),
+    "micro": TrainingSize(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32}, length=32, batch=6, steps=30, rounds=100
+    ),
+    "small": TrainingSize(
+        model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=64, batch=4, steps=25, rounds=24
+    ),
+    "1m": TrainingSize(model={"size": "1m"}, length=64, batch=4, steps=25, rounds=20),
+    "10m": TrainingSize(model={"size": "10m"}, length=256, batch=16, steps=50, rounds=30),
+    "51m": TrainingSize(
+        model={"layers": 16, "heads": 8, "width": 512, "context": 512}, length=512, batch=8, steps=100, rounds=120
+    ),
+}
+"""Sizes by name. 8 peers take 10 s of one core (tiny), 80 (micro), 2 minutes (small: 0.35M) or 5 (1m); others want a GPU."""
 
 
 class Batches:
@@ -84,29 +93,6 @@ class Batches:
         return torch.stack(rows).long()
 
 
-class Learner:
-    """One peer's model, inner optimizer and batches."""
-
-    def __init__(self, size: TrainingSize, domains: Sequence[torch.Tensor], index: int, seed: int, device: str) -> None:
-        self.size = size
-        self.model = build_model("gpt", size.model, seed=seed).to(device)
-        inner = size.inner()
-        self.inner = InnerOptimizers(build_inner(self.model, inner))
-        self.factor = schedule_of(inner, size.rounds * inner.steps)
-        self.batches, self.device = Batches(size, domains, index, seed), device
-
-    def backward(self, batch: torch.Tensor, targets: torch.Tensor | None = None) -> None:
-        """Add the gradients of a batch, int64 [rows, length + 1]; `targets` instead of its own, [rows, length]."""
-        tokens = batch.to(self.device)
-        loss = self.model(tokens[:, :-1], tokens[:, 1:] if targets is None else targets.to(self.device))
-        loss.backward()
-
-    def step(self, number: int) -> None:
-        """Make inner step `number` of the swarm with the gradients that there are, clipped."""
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.inner.step(self.factor(number))
-
-
 @torch.no_grad()
 def heldout_loss(model: nn.Module, domains: Sequence[torch.Tensor], length: int, device: str) -> float:
     """Return the held-out loss of all domains in nats per token."""
@@ -117,6 +103,11 @@ def heldout_loss(model: nn.Module, domains: Sequence[torch.Tensor], length: int,
         tokens = torch.stack([rest[start : start + length + 1] for start in starts]).long().to(device)
         losses.append(float(model(tokens[:, :-1], tokens[:, 1:])))
     return float(np.mean(losses))
+
+
+def drawn(batches: Sequence[Batches]) -> torch.Tensor:
+    """Draw the next batch of each peer, int64 [peers, rows, length + 1]."""
+    return torch.stack([one.draw() for one in batches])
 
 
 @cache
