@@ -21,6 +21,7 @@ from ..peer.base.errors import (
     ConnectFailed,
     DialAttempt,
     FlockstepError,
+    LocalError,
     NetworkError,
     OtherVersion,
     ProtocolViolation,
@@ -36,12 +37,14 @@ from ..peer.identity import Identity
 from ..peer.log.telemetry import Telemetry
 from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
+from ..peer.node.session import SESSION_PROTOCOL
 from ..peer.quota.limits import BootstrapLimits
 from .directory.interface import Directory, Validate
 from .directory.kademlia import KademliaDirectory, open_directory
 from .directory.server import DirectoryHost
 from .hivemind.directory import all_directories
 from .keys import member_key, run_key
+from .members.body import open_member
 from .members.remembered import Remembered
 from .members.table import Member, MemberTable
 from .published import validate_published
@@ -58,6 +61,9 @@ ENTER_PERIOD = 30.0
 """Seconds between retries of a bootstrap that did not answer: the members of a run may be known to any of them."""
 MOST_NAMED_BY_MEMBERS = 3
 """Bootstraps that a peer enters where its link names none, each of another network: one that lies is none of most."""
+TWIN_SECONDS = 5.0
+"""The timeout in seconds for finding another process with this peer's key: a dial over a relay takes eight round trips. A
+restart waits that long if its earlier addresses drop packets."""
 OTHERS_SECONDS = 2.0
 """Seconds for the other bootstraps once one is reached: each may know more than the first, but none may delay a peer long."""
 
@@ -145,6 +151,37 @@ async def _enter_through_members(host: Host, directory: Directory, run_id: str, 
         except NetworkError as error:
             telemetry.emit("bootstrap.unreachable", step="through members", reason=str(error))
         await trio.sleep(ENTER_PERIOD)
+
+
+async def check_alone(
+    identity: Identity, link: JoinLink, config: PeerConfig, mine: Host | None = None, stated: Sequence[Address] = ()
+) -> Sequence[Address]:
+    """Raise `LocalError` if another process that runs has this identity, as with a copied home folder.
+
+    A visitor with a new key dials the `stated` addresses, or else those of the peer's newest record in the directory; returns
+    them. The handshake proves the key of the process that answers, so neither an old record, which any server may return, nor
+    a stranger at an old address proves anything. `mine` is the host of this process if it is open already: the visitor may
+    reach that, through a relay above all.
+    """
+    me, visitor, found = identity.peer_id, replace(config, port=0, upnp=False, announce=()), ""
+    with trio.move_on_after(TWIN_SECONDS):
+        try:
+            bootstraps = replace(link, via=link.bootstraps)  # A node of hivemind takes longer to start.
+            async with open_bootstraps(Identity.generate(), bootstraps, visitor, Telemetry()) as (host, directory):
+                if not stated and (value := await directory.get(member_key(link.run_id, me))) is not None:
+                    stated = open_member(Record.decode(value)).addresses
+                await host.connect(me, stated)
+                await (await host.open_stream(me, SESSION_PROTOCOL)).aclose()  # Now its side has the connection, too.
+                if mine is None or host.peer_id not in mine.connected():
+                    found = ", ".join(host.dialled(me))
+        except* (NetworkError, RemoteError):  # Without an answer nothing shows another process.
+            pass
+    if found:
+        raise LocalError(
+            f"another process has the key of {config.home} and answers at {found}",
+            remedy="end it first, or move identity.key out of this folder, which makes this a peer of its own",
+        )
+    return stated
 
 
 async def find_again(host: Host, remembered: Remembered) -> PeerId | None:

@@ -21,7 +21,7 @@ import trio
 
 from ...peer import wire
 from ...peer.base.errors import MalformedMessage, NetworkError, RemoteError, UsageError
-from ...peer.base.transport import PeerId
+from ...peer.base.transport import Address, PeerId
 from ...peer.node.node import Node
 from ..directory.interface import Directory
 from ..keys import member_key
@@ -31,7 +31,7 @@ from .body import CACHED_BODY_BYTES, MAX_MEMBER_BYTES, MemberBody, MemberState, 
 from .claims import Probes
 from .presence import Presence
 from .remembered import Remembered
-from .table import LIFETIME, MAX_MEMBERS, PAGE, PRESENCE, MemberTable, MergeOutcome
+from .table import LIFETIME, MAX_MEMBERS, OTHER_PROCESS, PAGE, PRESENCE, MemberTable, MergeOutcome
 
 GOSSIP_PERIOD = 10.0
 PARTNERS = 3
@@ -118,6 +118,8 @@ class Gossip:
         self._rumours: dict[bytes, None] = {}
         self._refused: dict[PeerId, str] = {}
         """Why the records of peers were refused last, the oldest forgotten first."""
+        self._doubles: tuple[Address, ...] = ()
+        """The addresses in the last record that another process has signed with this peer's key, be it an earlier one."""
         self.looked = trio.Event()
         """Set once the directory has answered and the members that it named have been asked."""
         self._answered: set[PeerId] = set()
@@ -165,6 +167,16 @@ class Gossip:
         self._said, self._announced = body, trio.current_time()
         self._record = self._table.update_own(self._node.identity, body, self._announced)
         self._node.send(self._partners(), wire.Members((_encoded(self._record),)))
+
+    async def doubles(self) -> tuple[Address, ...]:
+        """Return the addresses in the last record that another process has signed with this peer's key, after a lookup.
+
+        Two processes that start at once each publish their record between two lookups, so one of them sees the other's.
+        """
+        await self._look_up(self._node.peer_id)
+        await self._publish_record()
+        await self._look_up(self._node.peer_id)
+        return self._doubles
 
     def follow(self, charter: Charter) -> None:
         """Admit members by other rules from now on."""
@@ -263,14 +275,18 @@ class Gossip:
         except NetworkError as error:
             self._node.telemetry.emit("directory.failed", peer=peer, step="find its address", reason=str(error))
 
+    async def _publish_record(self) -> None:
+        try:
+            await self._directory.provide(self._run)
+            if self._record is not None:
+                await self._directory.put(member_key(self._run, self._node.peer_id), self._record.encode())
+        except NetworkError as error:
+            self._node.telemetry.emit("directory.failed", step="publish", reason=str(error))
+
     async def _publish(self) -> None:
+        await self._look_up(self._node.peer_id)  # What it replaces may be the record of another process.
         while True:
-            try:
-                await self._directory.provide(self._run)
-                if self._record is not None:
-                    await self._directory.put(member_key(self._run, self._node.peer_id), self._record.encode())
-            except NetworkError as error:
-                self._node.telemetry.emit("directory.failed", step="publish", reason=str(error))
+            await self._publish_record()
             await trio.sleep(PUBLISH_PERIOD if self._record is not None else SEARCH_PERIODS[0])
 
     async def _exchange(self) -> None:
@@ -430,6 +446,8 @@ class Gossip:
         counted, now = self.presence.counts(record.peer), trio.current_time()
         origin, met = self._node.origin_of(carrier), self._has_met(record.peer)
         merge = self._table.merge(record, now, carrier=carrier, origin=origin, met=met)
+        if merge.reason == OTHER_PROCESS:
+            self._doubles = open_member(record).addresses
         if merge.outcome is MergeOutcome.REFUSED and self._refused.get(record.peer) != merge.reason:
             self._refused[record.peer] = merge.reason  # Once, however often it comes: it is in nobody's table.
             while len(self._refused) > MAX_MEMBERS:

@@ -48,6 +48,7 @@ MAX_LISTED = 512
 """Claims in a question to anybody, 32 kB: they would be sent again. A flood of claims makes questions no longer than that."""
 MAX_OVER_RELAY = 512
 """Members that count by sessions over one relay: as many as may reserve a place there."""
+OTHER_PROCESS = "another process has signed it with this peer's key: an earlier one, or one with a copy of the home folder"
 LAPSED = "nobody has met it for a minute"
 SUMMARY = struct.Struct(f">{TAG_BYTES}sQ")
 """An entry of a summary. A tag in place of the id is a quarter of the bytes; only keys of one owner can share one."""
@@ -124,7 +125,7 @@ class MemberTable:
         self.certified: Callable[[], Collection[PeerId] | None] = lambda: ()
         """Returns the members of the newest certificate; None while I hold none, and cannot know who came in time."""
         self._me = me
-        self._sequence = sequence
+        self._sequence = self._began = sequence
         self._rows: dict[PeerId, Member] = {}
         self._sorted: list[PeerId] | None = None
         """Their ids in order; None where a row has come or gone since."""
@@ -158,8 +159,10 @@ class MemberTable:
             return Merge(MergeOutcome.FULL, why_not)  # Before its signature costs anything.
         body = open_member(record)
         if record.peer == self._me:
-            self._sequence = max(self._sequence, record.sequence)
-            return Merge(MergeOutcome.STALE, "a record of an earlier process of mine")
+            if self._began < record.sequence <= self._sequence:
+                return Merge(MergeOutcome.STALE, "an earlier record of this process")
+            is_newer, self._sequence = record.sequence > self._sequence, max(self._sequence, record.sequence)
+            return Merge(MergeOutcome.REFUSED if is_newer else MergeOutcome.STALE, OTHER_PROCESS)
         if held is not None and record.sequence <= held.record.sequence:
             return Merge(MergeOutcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
         charter = self._charter

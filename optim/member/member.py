@@ -174,6 +174,7 @@ class Member:
         if not holds or catch_up.provider(contact.presence.active()) is not None:
             contact.announce(state=MemberState.SYNCING, **position_in_body(held.place))
             await self._look()
+            await contact.check_alone()
             heads, settings = contact.heads, self._settings
             source = await catch_up.reach(
                 contact.gossip,

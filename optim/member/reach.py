@@ -5,7 +5,7 @@ stated, and evaluations of the shared model.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from ...dht.members.gossip import Gossip
 from ...dht.members.owner_log import OwnerLog, read_pages
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
-from ...dht.rendezvous import open_bootstraps, take_manifest
+from ...dht.rendezvous import check_alone, open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
@@ -37,7 +37,7 @@ from ...dht.run.revision import kept_by, why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import CannotFollow, NetworkError, RemoteError
-from ...peer.base.transport import Host, PeerId, Rung
+from ...peer.base.transport import Address, Host, PeerId, Rung
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
@@ -67,6 +67,8 @@ class ReachedRun:
     """The certificate that the join link names, or of a newcomer its bootstraps; None if none does."""
     seeds: Seeds
     """The files of the run's data, where members provide them."""
+    check_alone: Callable[[Sequence[Address]], Awaitable[None]] | None = None
+    """Raises `LocalError` if another process with this peer's key answers there; None on a network in memory."""
 
 
 class Contact:
@@ -79,8 +81,12 @@ class Contact:
         gossip: Gossip,
         body: MemberBody,
         rung: Callable[[], Rung | None] = lambda: None,
+        check_alone: Callable[[Sequence[Address]], Awaitable[None]] | None = None,
     ) -> None:
-        """`gossip` fills the `table`. `rung` returns how others reach me, None where that is not known."""
+        """`gossip` fills the `table`. `rung` returns how others reach me, None where that is not known.
+
+        `check_alone`: see `ReachedRun`.
+        """
         self.node = node
         self.table = table
         self.gossip = gossip
@@ -91,6 +97,7 @@ class Contact:
         """The published head; None where nothing is published."""
         self.owner_log: OwnerLog | None = None
         self.evaluations: Evaluations | None = None
+        self._check_alone = check_alone
         self._rung = rung
         self._announced: float | None = None
         self._clamped = ""
@@ -110,7 +117,7 @@ class Contact:
         )
         gossip = Gossip(node, table, directory, signed.run_id, seed=seed, remembered=remembered)
         body = replace(body, invite=reached.invite)
-        contact = cls(node, table, gossip, body, lambda: reached.host.reachability.rung)
+        contact = cls(node, table, gossip, body, lambda: reached.host.reachability.rung, reached.check_alone)
         contact.heads = Heads(directory, signed.run_id, charter, node.telemetry)
         contact.evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         stated = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
@@ -132,6 +139,11 @@ class Contact:
             await self.gossip.looked.wait()
             if self.heads is not None:
                 await self.heads.looked.wait()
+
+    async def check_alone(self) -> None:
+        """Raise `LocalError` if another process has signed a record with this peer's key, and answers."""
+        if self._check_alone is not None and (stated := await self.gossip.doubles()):
+            await self._check_alone(stated)
 
     def report(self, outcome: Outcome, *, is_last: bool) -> None:
         """After a certified round: publish its head, if I proposed it or the run ends with it; read its evaluations."""
@@ -178,7 +190,9 @@ class Contact:
 @asynccontextmanager
 async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> AsyncIterator[ReachedRun]:
     """Reach a run; all is closed at the end. Whoever calls it holds the lock of the home folder. Raises `FlockstepError`."""
+    may_be_copied = identity_path(config.home).exists()
     identity = Identity.load_or_create(identity_path(config.home))
+    dialled = set(await check_alone(identity, link, config)) if may_be_copied else set()
     folder = config.home / "runs" / link.run_id
     remembered = Remembered(folder, link.run_id, telemetry)
     values = RunValues()
@@ -201,7 +215,13 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
             seeds = Seeds(node, directory, signed, config.home)
             node.nursery.start_soon(seeds.run)
-            yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor, seeds)
+
+            async def check(stated: Sequence[Address]) -> None:
+                if new := [address for address in stated if address not in dialled]:  # Old records may be shown again.
+                    dialled.update(new)
+                    await check_alone(identity, link, config, host, new)
+
+            yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor, seeds, check)
 
 
 async def report_absent(

@@ -1,6 +1,7 @@
 """Members that lose each other, or their directory, find each other again."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -62,6 +63,14 @@ class Town:
         members = [self.start(identity, folder / identity.peer_id) for identity in identities]
         await trio.sleep(5.0)
         return members
+
+
+@asynccontextmanager
+async def lone_network() -> AsyncIterator[MemoryNetwork]:
+    """A network in memory of which another one's peers see nothing."""
+    network = MemoryNetwork()
+    async with network.open():
+        yield network
 
 
 def run_test(body: Callable[[Town], Awaitable[None]]) -> None:
@@ -156,3 +165,50 @@ async def test_who_answers_with_ever_newer_records_keeps_nobody_from_renewing_it
     await trio.sleep(LIFETIME + 60.0)
     assert carl.knows(ANNA)
     assert any("the rest comes with the next exchange" in str(event.get("reason")) for event in anna.events)
+
+
+async def test_two_processes_with_one_key_find_each_others_record_however_they_start(town: Town, /) -> None:
+    town.board.latency = 0.1
+    events: list[Event] = []
+    telemetry = Telemetry(clock=trio.current_time)
+    telemetry.subscribe(events.append)
+
+    async with AsyncExitStack() as nodes:
+
+        async def start(sequence: int, run: str) -> Gossip:
+            """A process that begins at this time by its clock, on a computer of its own."""
+            network = await nodes.enter_async_context(lone_network())
+            node = await nodes.enter_async_context(
+                Node(network.transport(ANNA.peer_id), ANNA, PeerConfig(), telemetry, inline=True)
+            )
+            directory = MemoryDirectory(town.board, ANNA.peer_id, (), validate_published)
+            gossip = Gossip(node, MemberTable(run, ANNA.peer_id, sequence=sequence), directory, run, seed=0)
+            gossip.announce(MemberBody(state=MemberState.SYNCING, addresses=(f"/ip4/192.0.2.1/tcp/{sequence}",)))
+            return gossip
+
+        first = await start(1000, RUN)
+        assert await first.doubles() == await first.doubles() == ()
+        first.announce(MemberBody(state=MemberState.TRAINING, addresses=("/ip4/192.0.2.1/tcp/1000",)))
+        assert await first.doubles() == ()  # The directory may return what this process has signed before.
+        for sequence, before in ((2000, 1000), (500, 2000)):  # The clock of a restart may have been set back.
+            later = await start(sequence, RUN)
+            assert await later.doubles() == (f"/ip4/192.0.2.1/tcp/{before}",)
+        assert await first.doubles() == ("/ip4/192.0.2.1/tcp/2000",)
+        running = await start(3000, RUN)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.run)
+            await trio.sleep(1.0)  # It has published its record in place of the other one.
+            assert await running.doubles() == ("/ip4/192.0.2.1/tcp/2000",)
+            nursery.cancel_scope.cancel()
+        refused = [event for event in events if event["event"] == "member.refused"]
+        assert {event["peer"] for event in refused} == {ANNA.peer_id}
+        at_once = [await start(sequence, "b" * 52) for sequence in (1000, 2000)]
+        found: list[tuple[str, ...]] = []
+
+        async def look(gossip: Gossip) -> None:
+            found.append(await gossip.doubles())
+
+        async with trio.open_nursery() as nursery:
+            for gossip in at_once:
+                nursery.start_soon(look, gossip)
+        assert sorted(found) == [(), ("/ip4/192.0.2.1/tcp/2000",)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.dht.members.body import MAX_SHARE_BYTES, MEMBER_ADDRESSES, MemberBody, MemberState, fitted, open_member
-from flockstep.dht.members.table import LIFETIME, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
+from flockstep.dht.members.table import LIFETIME, OTHER_PROCESS, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
 from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.admission import Charter
@@ -112,11 +112,12 @@ def test_my_own_records_grow_and_outlive_a_restart() -> None:
     table = MemberTable(RUN, ME.peer_id, sequence=1000)
     first, second = (table.update_own(ME, TRAINING, now) for now in (0.0, 1.0))
     assert 1000 < first.sequence < second.sequence
+    assert "this process" in table.merge(first, 1.0).reason
     assert counted(table, 1e9) == [ME.peer_id]
     assert table.expire(1e9) == ()
     assert not table.lose(ME.peer_id, 1.0, "silent")
     again = MemberTable(RUN, ME.peer_id, sequence=0)
-    assert again.merge(second, 0.0).outcome is MergeOutcome.STALE
+    assert again.merge(second, 0.0) == Merge(MergeOutcome.REFUSED, OTHER_PROCESS)
     assert len(again) == 0
     assert again.update_own(ME, TRAINING, 0.0).sequence > second.sequence
 
