@@ -5,7 +5,6 @@
     join        `flockstep join`: trains with a run on this computer, and reports its progress.
     keep        `flockstep keep`: holds a run's state, checks, votes and serves newcomers, without training.
     loggers     TensorBoard, wandb and trackio: the curves of a peer, from its events.
-    otlp        Events over OpenTelemetry's protocol, to the collector that the environment names.
     terminal    The signals that end a process in order, and an output that may be lost before it ends.
     unfollowed  A member that cannot train under what its run's owner has revised keeps the run.
 """

@@ -45,7 +45,6 @@ from ...peer.log.metrics import EVENT_COUNTS, Figure, show_in_loop, split_host_p
 from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.quota.limits import BootstrapLimits
 from ...peer.wire.schema import decode
-from .otlp import exported
 from .terminal import ending_signals
 
 COMPANY_PERIOD = 30.0
@@ -104,7 +103,6 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
     """Serve until Ctrl-C, SIGTERM or SIGHUP; `say` my full addresses, one a line, once it accepts connections."""
     _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
     telemetry = Telemetry(log_path(config.home))
-    export = exported(lambda reason: telemetry.emit("log.unsent", step="export", reason=reason))
 
     def ready(addresses: Sequence[str]) -> None:
         for address in addresses:
@@ -117,9 +115,7 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
                 await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
 
     try:
-        with export as take:
-            telemetry.subscribe(take)
-            trio.run(until_signal)
+        trio.run(until_signal)
     except (FlockstepError, BaseExceptionGroup) as error:
         raise sole_error(error) from None
     finally:

@@ -44,7 +44,6 @@ from ..watch.story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from ..watch.words import evaluation_words, short_number, span
 from .agree import Agreement, terminal_reader
 from .loggers import Loggers, open_loggers
-from .otlp import exported
 from .terminal import ending_signals
 
 if TYPE_CHECKING:
@@ -237,14 +236,13 @@ def _event_log(config: PeerConfig, on_event: Callable[[Event], None]) -> Iterato
 def recorded(
     metrics: str, outputs: Loggers, config: PeerConfig, show: Callable[[Event], None]
 ) -> Iterator[Callable[[Event], None]]:
-    """Yield the handler of events that also counts them for Prometheus, logs their curves, and exports them."""
+    """Yield the handler of events that also counts them for Prometheus, and logs their curves."""
     figures = EventFigures()
 
     def take(event: Event) -> None:
         show(event)
         figures.take(event)
         tell_of(outputs.take(event))
-        export(event)
 
     def tell_of(failure: str) -> None:
         if failure:
@@ -255,12 +253,7 @@ def recorded(
         with _event_log(config, take) as telemetry:
             telemetry.emit("metrics.refused", step="metrics", reason=reason)
 
-    def unsent(reason: str) -> None:
-        with _event_log(config, take) as telemetry:
-            telemetry.emit("log.unsent", step="export", reason=reason)
-
     with contextlib.ExitStack() as stack:
-        export = stack.enter_context(exported(unsent))
         if metrics:
             port = stack.enter_context(shown_metrics(metrics, figures.figures, notice))
             with _event_log(config, take) as telemetry:
@@ -446,7 +439,6 @@ LINES = {
     "state.rebased": "round {round}: {reason}",
     "metrics.ready": "shows its metrics on port {port}",
     "log.failed": "logs no more: {reason}",
-    "log.unsent": "exports no events: {reason}",
     "consent.awaited": "{reason}",
     "consent.given": "trains again: {reason}",
     "revision.unfollowed": "{reason}",

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -36,7 +36,6 @@ from ..checkpoints.upload import check_target
 from ..watch.story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
 from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
-from .otlp import exported
 from .terminal import ending_signals
 
 KEEPER_LEAVE_SECONDS = 2.5
@@ -73,7 +72,7 @@ def keep(
     link = with_bootstraps(JoinLink.parse(link_text), via)
     reader = None if as_json else terminal_reader()
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
-    with closing(Telemetry(log_path(config.home))) as telemetry, ExitStack() as stack:
+    with closing(Telemetry(log_path(config.home))) as telemetry:
         with home_lock(config.home, pid=os.getpid()):  # In use by another one: nobody is asked in vain.
             signed = _manifest_of(link, config, telemetry)
             me = Identity.load_or_create(identity_path(config.home)).peer_id
@@ -86,8 +85,6 @@ def keep(
         if not as_json and (missing := voteless(signed, link, me, config, telemetry)):
             say(missing)
         telemetry.subscribe(KeepingLines(say, as_json=as_json).show)
-        export = stack.enter_context(exported(_unsent(telemetry)))
-        telemetry.subscribe(export)
         try:
             trio.run(_keep_until_signal, link, config, telemetry, metrics, publisher)
         except (FlockstepError, BaseExceptionGroup) as error:
@@ -102,14 +99,9 @@ def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
 
 async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
     """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
-    with closing(Telemetry(log_path(config.home))) as telemetry, exported(_unsent(telemetry)) as export:
-        telemetry.subscribe(export)
+    with closing(Telemetry(log_path(config.home))) as telemetry:
         stop = trio.Event()
         await keep_on(partial(keep_run, link, config, telemetry, stop), telemetry, stop)
-
-
-def _unsent(telemetry: Telemetry) -> Callable[[str], None]:
-    return lambda reason: telemetry.emit("log.unsent", step="export", reason=reason)
 
 
 async def keep_on(
@@ -263,8 +255,6 @@ def describe_keeping(event: Event) -> str:
             return f"round {event.get('round')} is published at {event.get('to')}"
         case "keeper.retry" | "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
-        case "log.unsent":
-            return f"exports no events: {event.get('reason')}"
         case "checkpoint.unpublished":
             return f"nothing is published: {event.get('reason')}"
         case "round.done":
