@@ -44,6 +44,11 @@ from .options import (
 DEFAULT_PAGE = "127.0.0.1:9402"
 """Beside 9401, which the examples give to Prometheus."""
 
+GONE = {
+    "run snapshot": "`flockstep status LINK --json` prints the same picture",
+}
+"""Verbs and options of earlier versions, and what to use instead."""
+
 app = typer.Typer(
     name="flockstep",
     no_args_is_help=True,
@@ -76,6 +81,7 @@ def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
     outlive_terminal()
     try:
+        _refuse_gone(sys.argv[1:])
         app(prog_name="flockstep")  # As the shell's completion knows it, under `python -m flockstep`, too.
     except FlockstepError as error:
         remedy = f" — {error.remedy}" if error.remedy else ""
@@ -87,6 +93,13 @@ def main() -> None:
         remedy = "pytorch.org names the command for your device"
         echo(f"flockstep: this needs torch, which is not installed — {remedy}", err=True)
         sys.exit(1)
+
+
+def _refuse_gone(arguments: Sequence[str]) -> None:
+    """Raise `UsageError` for a verb or an option that earlier versions had."""
+    given = [" ".join(arguments[:1]), " ".join(arguments[:2]), *(each.partition("=")[0] for each in arguments[1:])]
+    if gone := next((each for each in given if each in GONE), ""):
+        raise UsageError(f"`{gone if gone.startswith('-') else f'flockstep {gone}'}` is gone", remedy=GONE[gone])
 
 
 def _version(wanted: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ...peer.base.config import DEFAULT_PORT
-from ...peer.base.errors import UsageError
 from .echo import echo
 from .options import Announce, Home, Host, Json, LinkArgument, PlanGpu, PlanPeers, PlanRate, Port, Upnp, config_of
 
@@ -118,30 +117,6 @@ def credit(
     from ..watch.credit import show_credit
 
     show_credit(link, config_of(home, port=0), echo, as_csv=as_csv, as_json=as_json)
-
-
-@app.command()
-def snapshot(
-    link: Annotated[str | None, typer.Argument(help="The join link, flockstep://…, in quotes.")] = None,
-    file: Annotated[Path | None, typer.Argument(help="Where to write it.  [default: stdout]")] = None,
-    check: Annotated[Path | None, typer.Option(help="Check this snapshot instead of taking one.")] = None,
-    home: Home = None,
-) -> None:
-    """Take a signed picture of a run as JSON, or check one.
-
-    \b
-    Examples:
-      flockstep run snapshot 'flockstep://…?via=…' run.json
-      flockstep run snapshot --check run.json
-    """
-    from ..watch.snapshot import check_file, take_snapshot
-
-    if check is not None and link is None:
-        check_file(check, echo)
-    elif check is None and link is not None:
-        take_snapshot(link, file, config_of(home, port=0), echo)
-    else:
-        raise UsageError("give either a join link or --check FILE", remedy="flockstep run snapshot --help")
 
 
 @app.command()

@@ -170,7 +170,7 @@ def finite(value: JsonValue) -> JsonValue:
 class StablePeers:
     """Gives each peer one place in the table of peers for as long as a run is shown.
 
-    In a snapshot a peer's place is that of its first mention, so that one newcomer would change the numbers of all rounds.
+    In a picture's JSON a peer's place is that of its first mention: one newcomer would change the numbers of all rounds.
     """
 
     def __init__(self) -> None:

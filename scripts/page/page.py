@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from ...collectives.picture.snapshot import figures_of
+from ...collectives.picture.figures import figures_of
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError

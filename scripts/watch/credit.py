@@ -18,6 +18,7 @@ from rich.text import Text
 from ...collectives.accountability.credit import PeerCredit
 from ...collectives.chain.chain import NOTHING
 from ...collectives.chain.fork_choice import head_of
+from ...collectives.picture.fold import MAX_ROWS
 from ...dht.members.remembered import Remembered
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
@@ -26,7 +27,6 @@ from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.base.transport import PeerId
 from ...peer.log.telemetry import Telemetry
 from .console import PlainConsole
-from .snapshot import WHOLE_HISTORY
 from .watching import watched
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def fetch_credit(link: JoinLink, config: PeerConfig) -> CreditTable:
                 "the certificates of this run are for its members only, so it shows its credit to no visitor",
                 remedy="--home shows it where one of its peers has its home folder",
             )
-        await watcher.look(WHOLE_HISTORY)
+        await watcher.look(MAX_ROWS)
         chain, seen = watcher.chain, {member.peer: member.body.name for member in watcher.members()}
         if chain.head == NOTHING and any(head_of(member) != NOTHING for member in watcher.members()):
             raise NetworkError("no member shows the run's certificates", remedy="ask again while its keepers are here")

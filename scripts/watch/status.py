@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ...collectives.picture.figures import figures_of
 from ...collectives.picture.picture import Picture, RunState
-from ...collectives.picture.snapshot import figures_of
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import UsageError

@@ -1,4 +1,4 @@
-"""Looking at a run from outside: what `status`, `page`, `run info` and `run snapshot` have in common."""
+"""Looking at a run from outside: what `status`, `page` and `run info` have in common."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 
-from ...collectives.picture.fold import MAX_RECENT
 from ...collectives.picture.picture import Picture
 from ...dht.directory.interface import Directory
 from ...dht.run.link import JoinLink
@@ -48,11 +47,11 @@ def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"],
         return visit(link, config, telemetry, watch)
 
 
-def picture_of(link: JoinLink, config: PeerConfig, history: int = MAX_RECENT) -> Picture:
-    """Look at a link's run once, with so many rounds of its past. Raises `FlockstepError`."""
+def picture_of(link: JoinLink, config: PeerConfig) -> Picture:
+    """Look at a link's run once. Raises `FlockstepError`."""
 
     async def look(watcher: "RunWatcher") -> Picture:
-        await watcher.look(history)
+        await watcher.look()
         return watcher.picture()
 
     return watched(link, config, look)

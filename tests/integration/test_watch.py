@@ -1,4 +1,4 @@
-"""A run of real processes is looked at: by status, by a signed snapshot, and in the terminal."""
+"""A run of real processes is looked at: by status, as JSON, and in the terminal."""
 
 import json
 import os
@@ -15,7 +15,6 @@ from pathlib import Path
 from termios import TIOCSWINSZ
 from time import monotonic
 
-from flockstep.collectives.picture.snapshot import check_snapshot
 from flockstep.peer.identity import Identity
 from integration.test_keep import HERE, event_of, join, line_with, processes
 from support.bootstraps import TINY_RUN, publish_run
@@ -34,7 +33,7 @@ def wait_until_shown(terminal: int, is_there: Callable[[str], bool], seconds: fl
             seen += os.read(terminal, 65536).decode(errors="replace")
 
 
-def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_address: str, tmp_path: Path) -> None:
+def test_a_run_is_shown_by_status_as_json_and_in_the_terminal(bootstrap_address: str, tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
     toml.write_text(TINY_RUN)
     stranger = ("--home", str(tmp_path / "stranger"))
@@ -53,20 +52,13 @@ def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_ad
         assert "1 of 1 votes are here, 1 needed" in status.stdout
         assert "verified: every certificate from" in status.stdout
 
-        file = tmp_path / "run.json"
-        made = flockstep("run", "snapshot", link, str(file), *stranger)
+        made = flockstep("status", link, "--json", *stranger)
         assert made.returncode == 0, made.stderr
-        figures = check_snapshot(file.read_bytes())
-        assert figures["taken_by"] == Identity.load_or_create(tmp_path / "stranger" / "identity.key").peer_id
+        figures = json.loads(made.stdout)
         rounds = figures["rounds"]["round"]
         assert rounds == list(range(1, rounds[-1] + 1))
         assert rounds[-1] >= 3
         assert {member["peer"] for member in figures["members"]} >= {anna}
-        checked = flockstep("run", "snapshot", "--check", str(file))
-        assert (checked.returncode, figures["taken_by"] in checked.stdout) == (0, True)
-        file.write_bytes(file.read_bytes().replace(b'"name":"tiny"', b'"name":"huge"'))
-        refused = flockstep("run", "snapshot", "--check", str(file))
-        assert (refused.returncode, refused.stderr.count("\n"), "has not signed it" in refused.stderr) == (2, 1, True)
 
         started.append(Command("status", link, "--follow", "--json", *stranger))
         first, second = (json.loads(next(started[-1].stdout)) for _ in range(2))
@@ -98,7 +90,5 @@ def test_a_run_with_nobody_in_it_and_a_link_to_none_are_one_line_each(bootstrap_
     empty = flockstep("status", link, *home)
     assert (empty.returncode, empty.stdout.splitlines()[0]) == (0, "Nobody is in this run at the moment.")
     assert json.loads(flockstep("status", link, *home, "--json").stdout)["progress"]["state"] == "nobody here"
-    nothing = flockstep("run", "snapshot", link, *home)
-    assert (nothing.returncode, nothing.stderr.count("\n")) == (1, 1)
     unknown = flockstep("status", f"{UNKNOWN}?{link.partition('?')[2]}", *home)
     assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)

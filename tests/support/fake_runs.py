@@ -135,7 +135,7 @@ class FakeRun:
 
     @property
     def picture(self) -> Json:
-        """What stands now. As in a snapshot, the last rounds name peers by their places in a table of its own."""
+        """What stands now. As in `figures_of`, the last rounds name peers by their places in a table of its own."""
         places: dict[str, int] = {}
 
         def placed(peers: Sequence[str]) -> list[int]:

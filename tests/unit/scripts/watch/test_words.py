@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.picture.figures import figures_of
 from flockstep.collectives.picture.picture import NOT_COUNTED, Picture, RunState, RunTrouble, TroubleKind
-from flockstep.collectives.picture.snapshot import figures_of
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
