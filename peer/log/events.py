@@ -2,7 +2,7 @@
 
 One row here, one `emit`: whatever is in an event log stands in this table, and whatever reads a log (`join`, `status`,
 `demo`, `simulate`, the benches) matches on names and fields of this table. Names and fields never change their meaning:
-they are in recorded traces. `python -m flockstep.peer.log.events` writes docs/events.md.
+they are in recorded traces. `python -m flockstep.peer.log.events` prints them as a page; the web site of the docs has it.
 """
 
 import sys
@@ -418,7 +418,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("attack.made", "An attacker broke the protocol.", step="what it did"),
     ),
 }
-"""The rows by subject, in the order of docs/events.md."""
+"""The rows by subject, in the order of the page."""
 
 EVENTS: Mapping[str, EventKind] = {kind.name: kind for rows in GROUPS.values() for kind in rows}
 
@@ -438,10 +438,10 @@ def why_not_event(record: Mapping[str, object]) -> str:
 
 
 def page() -> Iterator[str]:
-    """The lines of docs/events.md."""
+    """The lines of the page of events, in Markdown."""
     yield from ("# Events", "")
-    yield "Written by `python -m flockstep.peer.log.events` from the table in `peer/log/events.py`; a test holds both against"
-    yield "each other and against every `emit`. An event is one JSON object a line in `<home>/events.jsonl`: `time`"
+    yield "Printed by `python -m flockstep.peer.log.events` from the table in `peer/log/events.py`; a test holds it against"
+    yield "every `emit`. An event is one JSON object a line in `<home>/events.jsonl`: `time`"
     yield "(Unix seconds; virtual ones in simulations), `event`, and those of the fields below that apply. A fault is"
     yield "what an event accuses its peer of: *omission*, it did not do what it should have (a slow line looks the"
     yield "same); *commission*, it did what no honest peer does."

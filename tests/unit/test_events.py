@@ -1,4 +1,4 @@
-"""The table of events, held against everything that emits events, everything that reads them, and docs/events.md."""
+"""The table of events, held against everything that emits events and everything that reads them."""
 
 import ast
 import re
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
-from flockstep.peer.log.events import EVENTS, FIELDS, page
+from flockstep.peer.log.events import EVENTS, FIELDS
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.scripts.peers.join import LINES, describe_event
-from support.sources import NAMES, ROOT, calls, nodes
+from support.sources import NAMES, calls, nodes
 
 FILES = [name for name in NAMES if not name.endswith("events.py")]
 EMITTERS = ("emit", "note", "Note")
@@ -110,11 +110,6 @@ def test_an_event_outside_of_the_table_is_an_error_here_and_none_in_a_running_pe
     monkeypatch.setattr(Telemetry, "strict", False)
     telemetry.emit("weather.fine", degrees=20)
     assert telemetry.counts["weather.fine"] == 1
-
-
-def test_the_page_of_events_is_the_table() -> None:
-    written = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
-    assert written.splitlines() == list(page()), "write it with: python -m flockstep.peer.log.events > docs/events.md"
 
 
 def test_a_common_field_is_in_several_events() -> None:
