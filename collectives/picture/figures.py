@@ -11,13 +11,13 @@ MAX_ROWS_SHOWN = 5_000
 WHOLE_ROWS = 1_000
 """Of more rounds than `MAX_ROWS_SHOWN` the last so many are all shown, and of those before every n-th."""
 THINNED_AT_ONCE = 250
-"""Rounds after which older ones are thinned: a view that is sent what changed must not be sent all anew each round."""
+"""Rounds after which older ones are thinned: a page fetches them anew only where they are others."""
 
 
 def figures_of(picture: Picture, version: str) -> dict[str, Any]:
     """Return the JSON object of a picture, taken by a flockstep of this version."""
     peers: dict[PeerId, int] = {}
-    recent = [_recent_figures(row, peers) for row in picture.recent]
+    recent = [recent_figures(row, peers) for row in picture.recent]
     votes = picture.votes
     return {
         "flockstep": version,
@@ -58,24 +58,25 @@ def figures_of(picture: Picture, version: str) -> dict[str, Any]:
 
 def round_columns(rows: Sequence[CertifiedRound]) -> dict[str, list[Any]]:
     """Return rows as columns, of a long run with the older ones thinned evenly."""
-    shown = list(_thinned(rows))
+    shown = list(thinned(rows))
     columns = {name: [getattr(row, name) for row in shown] for name in CertifiedRound.__slots__}
     columns["time"] = [None if time is None else round(time) for time in columns["time"]]
     columns["loss"] = [_number(loss) for loss in columns["loss"]]
     return columns
 
 
-def _thinned(rows: Sequence[CertifiedRound]) -> Iterator[CertifiedRound]:
+def thinned(rows: Sequence[CertifiedRound]) -> Iterator[CertifiedRound]:
+    """Yield the rows that are shown: of a long run the older ones evenly."""
     if len(rows) <= MAX_ROWS_SHOWN:
         yield from rows
         return
-    old = (len(rows) - WHOLE_ROWS) // THINNED_AT_ONCE * THINNED_AT_ONCE
-    step = -(-old // (MAX_ROWS_SHOWN - WHOLE_ROWS - THINNED_AT_ONCE))
-    yield from rows[:old:step]
-    yield from rows[old:]
+    whole = (rows[-1].round - WHOLE_ROWS) // THINNED_AT_ONCE * THINNED_AT_ONCE
+    step = -(-len(rows) // (MAX_ROWS_SHOWN - WHOLE_ROWS - THINNED_AT_ONCE))
+    yield from (row for row in rows if row.round > whole or (row.round - 1) % step == 0)
 
 
-def _recent_figures(row: RecentRound, peers: dict[PeerId, int]) -> dict[str, Any]:
+def recent_figures(row: RecentRound, peers: dict[PeerId, int]) -> dict[str, Any]:
+    """Return the JSON object of a round; peers are named by their places in `peers`, which grows."""
     def places(named: Sequence[PeerId]) -> list[int]:
         return [peers.setdefault(peer, len(peers)) for peer in named]
 

@@ -5,35 +5,19 @@ peer follows; a bootstrap adds figures of its own. The page is that of `promethe
 """
 
 import contextlib
-import ipaddress
-import re
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import trio
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ..base.errors import LocalError, UsageError
 from ..base.transport import Traffic
 from .telemetry import Event, Telemetry
-
-LOCAL_HOST = "127.0.0.1"
-"""Where a page is shown if no host is named: it has no password."""
-
-MAX_READERS = 16
-"""Connections to a page at once, each of which takes a thread and an open file; Prometheus has one for some milliseconds."""
-READER_SECONDS = 10.0
-"""Seconds in which a reader must send or take something: Prometheus' own timeout."""
-
-_HOST_PORT = re.compile(r"^(?:\[([0-9a-f:.]+)\]|([^:]*))(?::[0-9]*)?$", re.ASCII | re.IGNORECASE)
-"""A Host header (RFC 9110, 7.2): an IPv6 address in brackets, or another name, and a port."""
+from .web import WebServer
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -163,97 +147,13 @@ def _family_of(figure: Figure) -> Family:
     return GaugeMetricFamily(figure.name, figure.help, labels=list(figure.labels))
 
 
-class _Reader(WSGIRequestHandler):
-    """One connection of a reader."""
-
-    timeout = READER_SECONDS
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  The base class names it.
-        """Log no requests."""
-
-
-class _PageServer(ThreadingMixIn, WSGIServer):
-    """Serves `MAX_READERS` connections; the oldest is closed for a newer one, so that who holds many keeps nobody out."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, notice: Callable[[str], None]) -> None:
-        self._notice = notice
-        self._readers: dict[socket.socket, None] = {}
-        self._lock = threading.Lock()
-        self._noticed: set[str] = set()
-        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__((str(address[0]), port), _Reader)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own."""
-        with self._lock:
-            self._readers[request] = None
-            is_crowded = len(self._readers) > MAX_READERS
-            if is_crowded:
-                oldest = next(iter(self._readers))
-                del self._readers[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends, and closes it.
-        if is_crowded:
-            self._closed(f"more than {MAX_READERS} connections at once: the oldest was closed")
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """End a connection that was served."""
-        with self._lock:
-            self._readers.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note a connection that broke, in place of the traceback that the base class prints."""
-        self._closed(f"a connection broke, or was silent for {READER_SECONDS:g} s")
-
-    def _closed(self, reason: str) -> None:
-        with self._lock:
-            is_new = reason not in self._noticed
-            self._noticed.add(reason)
-        if is_new:
-            self._notice(reason)
-
-
 @contextlib.contextmanager
 def shown_metrics(place: str, figures: Figures, notice: Callable[[str], None]) -> Iterator[int]:
-    """Show the figures at `HOST:PORT` or, on this computer alone, at `PORT`; yields the port. Raises `LocalError`.
-
-    `notice` is called from a thread with the reason why connections were closed, once for each.
-    """
-    host, port = split_host_port(place)
+    """Show the figures at a place as `WebServer` takes it; yields the port. Raises `UsageError` or `LocalError`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Source(figures))
-    try:
-        server = _PageServer(host, port, notice)
-    except OSError as error:
-        remedy = "choose another port for --metrics; port 0 takes any"
-        raise LocalError(f"cannot show metrics at {place}: {error.strerror or error}", remedy=remedy) from error
-    app = make_wsgi_app(registry)
-    is_private = ipaddress.ip_address(str(server.server_address[0])).is_loopback  # Else others see the figures anyway.
-    server.set_app(_for_own_names(app, host) if is_private else app)
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _for_own_names(app: Callable[..., Iterable[bytes]], host: str) -> Callable[..., Iterable[bytes]]:
-    """Refuse requests for foreign names, as the page of a run does."""
-
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if is_own_name(environ.get("HTTP_HOST", ""), host):
-            return app(environ, start_response)
-        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
-        return [b"this is not the name of this page: use its address"]
-
-    return answer
+    with WebServer(place, make_wsgi_app(registry), notice, option="--metrics") as server:
+        yield server.port
 
 
 async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, task_status: Any) -> None:
@@ -270,23 +170,3 @@ async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, ta
         telemetry.emit("metrics.ready", port=port)
         task_status.started()
         await trio.sleep_forever()
-
-
-def split_host_port(text: str, option: str = "--metrics") -> tuple[str, int]:
-    """Split `HOST:PORT`, or `PORT` of this computer, as an option gives it. Raises `UsageError`."""
-    host, _, port = text.rpartition(":") if ":" in text else (LOCAL_HOST, "", text)
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise UsageError(f"{option} {text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
-    return host.strip("[]"), int(port)
-
-
-def is_own_name(stated: str, host: str) -> bool:
-    """Return True for a Host header that is an IP address, localhost or `host`, with any port.
-
-    A stranger's web site could point its own name here and read what is served (DNS rebinding), but no address.
-    """
-    name = _HOST_PORT.sub(r"\1\2", stated)
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return name.lower() in ("localhost", host.lower())

@@ -6,6 +6,7 @@ licence (MIT) lies beside it.
 
 import gzip
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -24,30 +25,47 @@ PLACES = {"{install}": install_command(), "{install gpu}": install_command("gpu"
 """What stands in the page for how to install flockstep."""
 
 
+COMPRESSION = 5
+"""zlib's level: 9 takes four times as long for 5 % less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asset:
     """One file, ready to be sent."""
 
     media_type: str
-    etag: str
     body: bytes
     """Compressed by gzip."""
+    digest: str
+    """Of what is in it, in hex."""
 
 
-def load_assets() -> dict[str, Asset]:
-    """Read the files beside the code, by name."""
-    folder = Path(__file__).parent / "static"
-    files = sorted(path for path in folder.iterdir() if path.suffix in TYPES)
-    return {path.name: _asset(TYPES[path.suffix], _filled(path)) for path in files}
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """The files of the page. What its HTML loads lies in a folder named by a hash of all of it."""
+
+    pages: Mapping[str, Asset]
+    """The HTML."""
+    folder: str
+    files: Mapping[str, Asset]
 
 
-def _filled(path: Path) -> bytes:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".html":
-        for place, known in PLACES.items():
-            text = text.replace(place, escape(known))
+def asset_of(media_type: str, body: bytes) -> Asset:
+    """Return the file of these bytes."""
+    return Asset(media_type, gzip.compress(body, COMPRESSION, mtime=0), hashlib.sha256(body).hexdigest()[:16])
+
+
+def load_assets() -> Assets:
+    """Read the files beside the code."""
+    paths = sorted(path for path in (Path(__file__).parent / "static").iterdir() if path.suffix in TYPES)
+    files = {path.name: asset_of(TYPES[path.suffix], path.read_bytes()) for path in paths if path.suffix != ".html"}
+    folder = "static-" + hashlib.sha256("".join(each.digest for each in files.values()).encode()).hexdigest()[:16]
+    pages = {path.name: asset_of(TYPES[".html"], _filled(path, folder)) for path in paths if path.suffix == ".html"}
+    return Assets(pages, folder, files)
+
+
+def _filled(path: Path, folder: str) -> bytes:
+    text = path.read_text(encoding="utf-8").replace('"static/', f'"{folder}/')
+    for place, known in PLACES.items():
+        text = text.replace(place, escape(known))
     return text.encode()
-
-
-def _asset(media_type: str, body: bytes) -> Asset:
-    return Asset(media_type, f'"{hashlib.sha256(body).hexdigest()[:16]}"', gzip.compress(body, mtime=0))

@@ -7,19 +7,18 @@ import time
 import webbrowser
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from ...collectives.picture.figures import figures_of
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError
 from ...peer.base.plain import plain_text
 from ...peer.log.telemetry import Telemetry, log_path
 from ..watch.watching import WatchThread, show_pictures, watched
-from .delta import JsonValue
-from .feed import StablePeers
 from .server import PageServer
+from .shown import JsonValue, Page, PictureSplitter
 
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
@@ -50,13 +49,13 @@ def serve_page(
 
 def _follow(link: JoinLink, config: PeerConfig, server: PageServer, say: Callable[[str], None]) -> None:
     """Follow a run; after a failure again."""
-    last: JsonValue = None
+    last: Page | None = None
     said = ""
 
-    def show(picture: JsonValue) -> None:
+    def show(page: Page) -> None:
         nonlocal last
-        last = picture
-        server.publish(picture)
+        last = page
+        server.publish(page)
 
     while True:
         try:
@@ -65,7 +64,8 @@ def _follow(link: JoinLink, config: PeerConfig, server: PageServer, say: Callabl
             if last is None:
                 raise
             reason = plain_text(str(error))
-            server.publish({**last, "progress": {**last["progress"], "reason": f"the run is not reached: {reason}"}})
+            progress = {**last.picture["progress"], "reason": f"the run is not reached: {reason}"}
+            server.publish(replace(last, picture={**last.picture, "progress": progress}))
             if reason != said:
                 say(f"{reason}; looking again every {RETRY_PERIOD:.0f} s")
             said = reason
@@ -100,16 +100,16 @@ class EarlyPage:
     def follow(self, link_text: str) -> None:
         """Show the run of a link from now on. Raises `UsageError`."""
         link = JoinLink.parse(link_text)
-        self._server.publish(unseen("looking for the run", link))
+        self._server.publish(Page(unseen("looking for the run", link)))
         self._stack.enter_context(WatchThread(link, self._config, partial(show_run, self._server.publish)))
 
 
-async def show_run(show: Callable[[JsonValue], object], watcher: "RunWatcher") -> None:
+async def show_run(show: Callable[[Page], object], watcher: "RunWatcher") -> None:
     """Show each new picture of a watcher until cancelled. Raises `NetworkError`."""
     from ... import __version__
 
-    peers = StablePeers()
-    await show_pictures(lambda picture: show(peers.placed(figures_of(picture, __version__))), watcher)
+    splitter = PictureSplitter(__version__)
+    await show_pictures(lambda picture: show(splitter.split(picture)), watcher)
 
 
 def unseen(reason: str, link: JoinLink | None = None) -> JsonValue:

@@ -19,9 +19,9 @@ from ...peer.identity import Identity
 from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
 from ..watch.voters import who_decides
-from .delta import JsonValue
 from .page import RETRY_PERIOD, show_run, unseen
 from .server import PageServer
+from .shown import JsonValue, Page
 
 MAX_RUNS_SHOWN = 8
 """Runs that are watched at once: anybody may publish one, and each costs a question to its members every two seconds."""
@@ -76,9 +76,9 @@ async def serve_runs(
     here = tuple(via[:MAX_VIA])
     pictures: dict[str, JsonValue] = {}
 
-    def show(run: str, picture: JsonValue) -> None:
-        pictures[run] = picture
-        server.publish(picture, run)
+    def show(run: str, page: Page) -> None:
+        pictures[run] = page.picture
+        server.publish(page, run)
 
     async def watch(run: str, scope: trio.CancelScope, node: Node, directory: Directory) -> None:
         link = JoinLink(run, here)
@@ -112,9 +112,9 @@ async def serve_runs(
                     server.forget(run)
                 for run in [run for run in wanted if run not in scopes]:
                     scopes[run] = trio.CancelScope()
-                    show(run, unseen("looking for its members", JoinLink(run, here)))
+                    show(run, Page(unseen("looking for its members", JoinLink(run, here))))
                     nursery.start_soon(watch, run, scopes[run], node, directory)
-                server.publish({"runs": [run_line(pictures[run]) for run in wanted]})
+                server.publish(Page({"runs": [run_line(pictures[run]) for run in wanted]}))
                 await trio.sleep(RUNS_PERIOD)
         finally:
             for run in scopes:  # After a bug it begins anew, perhaps with others.

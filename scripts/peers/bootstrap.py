@@ -41,8 +41,9 @@ from ...peer.bootstrap.server import BootstrapServer
 from ...peer.https.certificate import TlsCertificate
 from ...peer.https.serve import WebPlace
 from ...peer.identity import Identity, identity_path
-from ...peer.log.metrics import EVENT_COUNTS, Figure, show_in_loop, split_host_port, traffic_figures
+from ...peer.log.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figures
 from ...peer.log.telemetry import Telemetry, log_path
+from ...peer.log.web import split_host_port
 from ...peer.quota.limits import BootstrapLimits
 from ...peer.wire.schema import decode
 from .terminal import ending_signals

@@ -31,8 +31,9 @@ from ...peer.base.config import PeerConfig
 from ...peer.base.errors import CannotFollow, FlockstepError, LocalError, UsageError
 from ...peer.base.loading import uncollected
 from ...peer.base.plain import SHORT_ID
-from ...peer.log.metrics import EventFigures, shown_metrics, split_host_port
+from ...peer.log.metrics import EventFigures, shown_metrics
 from ...peer.log.telemetry import Event, Telemetry, log_path
+from ...peer.log.web import split_host_port
 from ..volunteer.availability import Availability, Shift, await_shift, shift
 from ..volunteer.control import training_here
 from ..volunteer.gpu import gpu_of

@@ -29,8 +29,9 @@ from ...peer.base.home_lock import home_lock
 from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.base.transport import Address, Host, PeerId
 from ...peer.identity import Identity, identity_path
-from ...peer.log.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
+from ...peer.log.metrics import EventFigures, Figure, Figures, show_in_loop, traffic_figures
 from ...peer.log.telemetry import Event, Telemetry, log_path
+from ...peer.log.web import split_host_port
 from ..checkpoints.publish import Publisher, check_publishing
 from ..checkpoints.upload import check_target
 from ..watch.story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of

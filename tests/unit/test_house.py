@@ -85,7 +85,7 @@ PURE = {
     "optim/step/ramp.py",
     "optim/shards/index.py",
     "scripts/checkpoints/card.py",
-    "scripts/page/delta.py",
+    "scripts/page/shown.py",
     "scripts/runs/plan.py",
     "scripts/volunteer/hours.py",
     "scripts/volunteer/idle.py",
@@ -127,8 +127,6 @@ ONLY_USERS = {
     "pyarrow": ("optim/data/pages.py",),
     "tokenizers": ("optim/data/controls.py",),
     "jinja2": ("optim/shards/chat.py",),
-    "starlette": ("scripts/page/server.py",),
-    "uvicorn": ("scripts/page/server.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 

@@ -1,72 +1,77 @@
-// Keeps a copy of the server's picture: fetches the whole once, then applies what changed, as server-sent events.
+// Asks the server for its newest picture, and for the rounds before those in it where they are others.
 
-import { apply } from "./patch.js";
-
-const RETRY_MS = 3000; // After a failure; a server that restarts is back by then.
-const REFUSED_MS = 30000; // After a stream was refused, as by a server with too many viewers.
-const STATES = { live: "page up to date", lost: "connection lost, trying again", old: "too many viewers: renewed every 30 s" };
+const PERIOD_MS = 2000; // Between two questions; an answer without news has no body.
+const LIVE = "page up to date", LOST = "connection lost, trying again";
 
 // Calls `show(picture, keys)` for each picture; `keys` are the top-level names that changed, null for all.
 export function follow(show, status) {
-  let picture = null, source = null, timer = null;
+  let etag = "", texts = null, older = { name: "", rounds: {}, recent: [] };
 
-  async function start() {
-    stop();
-    try {
-      const answer = await fetch("picture.json", { cache: "no-cache" });
-      if (!answer.ok) throw new Error(answer.statusText);
-      const whole = await answer.json();
-      picture = whole.picture;
-      show(picture, null);
-      listen(whole.mark);
-    } catch (error) {
-      console.warn(`flockstep: ${error}`);
-      again(RETRY_MS, STATES.lost);
-    }
-  }
-
-  function listen(mark) {
-    source = new EventSource(`events?after=${encodeURIComponent(mark)}`);
-    source.onopen = () => report(STATES.live);
-    source.onerror = () => {
-      // The browser connects again by itself, and names the last event it has; a refusal is final to it.
-      if (source.readyState === EventSource.CLOSED) again(REFUSED_MS, STATES.old);
-      else report(STATES.lost);
-    };
-    source.onmessage = (event) => change(JSON.parse(event.data));
-    source.addEventListener("anew", start);
-  }
-
-  function change(operations) {
+  async function look() {
+    const answer = await fetched("picture.json", etag);
+    if (answer.status === 304) return;
+    const newest = await answer.json();
+    if (newest.older !== older.name) older = await before(newest.older);
+    etag = answer.headers.get("etag");
     performance.mark("update");
-    try {
-      apply(picture, operations);
-    } catch (error) {
-      console.warn(`flockstep: ${error}`);
-      start();
-      return;
-    }
-    show(picture, [...new Set(operations.map(([, path]) => path[0] ?? ""))]);
+    const changed = news(newest);
+    show(joined(newest, older), changed);
     performance.measure("update", "update");
   }
 
-  function again(delay, text) {
-    stop();
-    report(text);
-    timer = setTimeout(start, delay);
+  // The names whose values differ from those before; older rounds are named by a hash of what they are.
+  function news({ older: name, ...picture }) {
+    const before = texts;
+    texts = new Map(Object.entries(picture).map(([key, value]) => [key, JSON.stringify(value)]));
+    texts.set("rounds", texts.get("rounds") + name).set("recent", texts.get("recent") + name);
+    return before && [...new Set([...before.keys(), ...texts.keys()])].filter((key) => before.get(key) !== texts.get(key));
   }
 
-  function stop() {
-    clearTimeout(timer);
-    source?.close();
-    source = null;
+  async function next() {
+    try {
+      await look();
+      report(LIVE);
+    } catch (error) {
+      console.warn(`flockstep: ${error}`);
+      report(LOST);
+    }
+    setTimeout(next, PERIOD_MS);
   }
 
   function report(text) {
     if (status.textContent === text) return;
     status.textContent = text;
-    status.dataset.state = text === STATES.live ? "live" : "lost";
+    status.dataset.state = text === LIVE ? "live" : "lost";
   }
 
-  start();
+  next();
+}
+
+async function fetched(name, etag = "") {
+  const answer = await fetch(name, etag ? { cache: "no-store", headers: { "if-none-match": etag } } : {});
+  if (!answer.ok && answer.status !== 304) throw new Error(`${name}: ${answer.status} ${answer.statusText}`);
+  return answer;
+}
+
+async function before(name) {
+  if (!name) return { name, rounds: {}, recent: [] };
+  const { rounds, peers, recent } = await (await fetched(name)).json();
+  return { name, rounds, recent: named(recent, peers) };
+}
+
+// The rounds of both, each once: a proxy may show a picture that is older than the file that it names.
+function joined({ rounds = {}, peers = [], recent = [], ...picture }, older) {
+  const from = rounds.round?.[0] ?? Infinity, num = (older.rounds.round ?? []).filter((round) => round < from).length;
+  const columns = Object.entries(rounds).map(([name, column]) => [name, [...(older.rounds[name] ?? []).slice(0, num), ...column]]);
+  const before = older.recent.filter(({ round }) => round < from);
+  return { ...picture, rounds: Object.fromEntries(columns), recent: [...named(recent, peers), ...before] };
+}
+
+// Rounds name peers by their places in a table beside them: by their ids from here on.
+function named(recent, peers) {
+  const ids = (places) => places.map((place) => peers[place]);
+  return recent.map((row) => ({
+    ...row, roster: ids(row.roster), cut: ids(row.cut), flagged: ids(row.flagged), voters: ids(row.voters),
+    out: row.out.map(({ peer, reason }) => ({ peer: peers[peer], reason })),
+  }));
 }

@@ -26,13 +26,9 @@ export function peerCell(peer, name, names = new Map(), mark = "") {
   return { text, claimed: names.get(peer) ?? plain(name), title: plain(peer), className: "peer" };
 }
 
-function strips(recent, peers) {
-  const places = new Map(peers.map((peer, place) => [peer, place]));
+function strips(recent) {
   const rounds = recent.slice(0, STRIP).reverse().map((round) => [round.cut, round.voters, round.roster].map((each) => new Set(each)));
-  return (peer) => {
-    const place = places.get(peer);
-    return rounds.map((sets) => SIGNS[sets.findIndex((set) => set.has(place))] ?? "·").join("");
-  };
+  return (peer) => rounds.map((sets) => SIGNS[sets.findIndex((set) => set.has(peer))] ?? "·").join("");
 }
 
 export class People {
@@ -65,8 +61,8 @@ export class People {
     return { text, className: "strip", label: `work in ${[...text].filter((sign) => sign === SIGNS[0]).length} of ${text.length} rounds` };
   }
 
-  show({ members = [], peers = [], recent = [], credit = [], rounds = {} }) {
-    this.strip = strips(recent, peers);
+  show({ members = [], recent = [], credit = [], rounds = {} }) {
+    this.strip = strips(recent);
     this.names = uniqueNames(members);
     this.members.show([...members].sort((a, b) => (b.credit - a.credit) || (a.peer < b.peer ? -1 : 1)));
     const voters = members.filter((member) => member.votes).length;

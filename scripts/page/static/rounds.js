@@ -15,7 +15,6 @@ export class Rounds {
   constructor() {
     this.columns = {};
     this.rows = new Map();
-    this.peers = [];
     this.names = new Map();
     const kind = "number";
     this.rounds = new Table("rounds", [
@@ -23,7 +22,7 @@ export class Rounds {
       { name: "time", kind, from: "tablet time", cell: (r) => clock(this.of(r, "time")) },
       { name: "loss", kind, claimed: true, cell: (r) => loss(this.of(r, "loss")) },
       { name: "took part", kind, cell: (r) => `${r.cut.length} of ${r.roster.length - keeping(r).length}` },
-      { name: "left out, and why", cell: (r) => ({ text: absences(r, this.peers, this.names), className: "why" }) },
+      { name: "left out, and why", cell: (r) => ({ text: absences(r, this.names), className: "why" }) },
       { name: "signed", from: "laptop audit", kind, cell: (r) => signed(r) },
       { name: "state", from: "laptop audit", cell: (r) => ({ text: plain(r.root).slice(0, 8), title: plain(r.root), className: "hex" }) },
       { name: "certificate", from: "desktop audit", cell: (r) => ({ text: plain(r.hash).slice(0, 8), title: plain(r.hash), className: "hex" }) },
@@ -41,10 +40,9 @@ export class Rounds {
     return this.columns[name]?.[this.rows.get(round.round)];
   }
 
-  show({ rounds = {}, peers = [], recent = [], troubles = [], members = [] }) {
+  show({ rounds = {}, recent = [], troubles = [], members = [] }) {
     this.names = uniqueNames(members);
     this.columns = rounds;
-    this.peers = peers;
     const numbers = rounds.round ?? [], from = Math.max(0, numbers.length - recent.length);
     this.rows = new Map(numbers.slice(from).map((number, index) => [number, from + index]));
     byId("rounds").classList.toggle("timeless", !recent.some((row) => isNumber(this.of(row, "time"))));
@@ -65,11 +63,11 @@ function signed(round) {
 }
 
 // Who was left out, by reason: "came too late: a1b2c3d4, e5f6a7b8; was not here: …".
-function absences(round, peers, names) {
+function absences(round, names) {
   const byReason = new Map();
   for (const { peer, reason } of round.out ?? []) {
     if (reason === VOTED) continue;
-    byReason.set(reason, [...(byReason.get(reason) ?? []), names.get(peers[peer]) ?? tail(peers[peer])]);
+    byReason.set(reason, [...(byReason.get(reason) ?? []), names.get(peer) ?? tail(peer)]);
   }
   const parts = [...byReason].map(([reason, peers]) => `${plain(reason)}: ${peers.slice(0, 6).join(", ")}` + (peers.length > 6 ? ` and ${peers.length - 6} more` : ""));
   return parts.join("; ") || DASH;

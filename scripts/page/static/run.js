@@ -21,9 +21,9 @@ function show(picture, keys) {
   if (changed("progress", "members", "rounds", "evaluations")) showTiles(picture);
   if (changed("rounds", "evaluations")) chart.show(picture.rounds, picture.evaluations);
   if (changed("evaluations", "members")) samples.show(picture.evaluations ?? [], uniqueNames(picture.members));
-  if (changed("members", "peers", "recent", "credit", "rounds")) people.show(picture);
+  if (changed("members", "recent", "credit", "rounds")) people.show(picture);
   if (changed("votes", "decides", "members")) showVotes(picture);
-  if (changed("rounds", "peers", "recent", "troubles", "members")) rounds.show(picture);
+  if (changed("rounds", "recent", "troubles", "members")) rounds.show(picture);
   if (changed("link", "joining")) showLink(picture);
   if (changed("run", "owner", "taken_by", "flockstep", "verified")) showFoot(picture);
   if (changed("rounds")) tell(picture);

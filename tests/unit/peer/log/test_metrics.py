@@ -15,16 +15,15 @@ from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.log.events import EVENTS
 from flockstep.peer.log.metrics import (
     EVENT_COUNTS,
-    MAX_READERS,
     METRICS,
     ROUND_ENDS,
     EventFigures,
     Figure,
     show_in_loop,
     shown_metrics,
-    split_host_port,
 )
 from flockstep.peer.log.telemetry import Event
+from flockstep.peer.log.web import MAX_HEAD_BYTES, MAX_READERS, split_host_port
 from support.recorded import recorded
 
 ROOT = Path(__file__).parents[4]
@@ -81,6 +80,19 @@ def test_who_holds_many_connections_open_keeps_no_reader_out_and_is_closed() -> 
     assert notices == [f"more than {MAX_READERS} connections at once: the oldest was closed"]
 
 
+@pytest.mark.parametrize("rest", [b".evil.example\r\n\r\n", b"", b"\r\nX: "])
+def test_a_head_beyond_its_limit_is_not_read_on_and_not_taken_for_what_fits(rest: bytes) -> None:
+    """Cut at the limit, the name of a stranger's web site would read as an address."""
+    start, end = b"GET /", b" HTTP/1.1\r\nHost: 127.0.0.1"
+    notices: list[str] = []
+    with shown_metrics("127.0.0.1:0", lambda: FIGURES, notices.append) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(start + b"a" * (MAX_HEAD_BYTES - len(start + end)) + end + rest)
+            assert connection.recv(1) == b""
+        assert fetched(port) == PAGE
+    assert notices == [f"the head of a request did not end within {MAX_HEAD_BYTES} bytes"]
+
+
 async def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
     telemetry, events = recorded()
 
@@ -98,7 +110,7 @@ async def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
 def test_a_port_that_is_taken_is_one_clear_error() -> None:
     with (
         shown_metrics("0", lambda: FIGURES, list[str]().append) as port,
-        pytest.raises(LocalError, match=f"cannot show metrics at 127.0.0.1:{port}") as raised,
+        pytest.raises(LocalError, match=f"cannot listen at 127.0.0.1:{port} for --metrics") as raised,
         shown_metrics(f"127.0.0.1:{port}", lambda: FIGURES, list[str]().append),
     ):
         pass
