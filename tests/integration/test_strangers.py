@@ -393,7 +393,7 @@ async def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str
 
 
 async def test_the_table_names_every_protocol_that_hosts_answer() -> None:
-    table = (Path(__file__).parents[2] / "docs" / "strangers.md").read_text().partition("## Each protocol")[2]
+    table = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text().partition("### Each protocol")[2]
     names = set(re.findall(r"`(/[a-z0-9./-]+)`", table.partition("\n## ")[0]))
 
     found: set[str] = set()
