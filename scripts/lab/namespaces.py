@@ -1,11 +1,12 @@
 """Network namespaces as computers, with lines of a given rate, delay and loss between them; as root on Linux.
 
-Theory of operation. A namespace is a computer or a router with a network of its own; `start` runs a process in it. A line
-goes from a device there to a bridge in another namespace. Its rate is shaped at both ends, each where packets leave, by a
-token bucket (tc-tbf(8)), which delays what is too fast in a queue of `QUEUE_MS` and drops the rest. Its delay and loss are
+Theory of operation. A namespace is a computer or a router with a network of its own; `command` runs a process in it. A
+line goes from a device there to a bridge in another namespace. Its rate is shaped at both ends, each where packets leave, by
+a token bucket (tc-tbf(8)), which delays what is too fast in a queue of `QUEUE_MS` and drops the rest. Its delay and loss are
 made by `wire.c` between two TAP devices, since many kernels come without netem. Nothing leaves the namespaces.
 
-Leaving the context ends the processes, then the namespaces. Those of a program that was killed are removed by the next one.
+Leaving the context ends what runs in the namespaces, then these. Those of a program that was killed are removed by the next
+one.
 """
 
 import os
@@ -64,8 +65,6 @@ def check_namespaces(programs: Sequence[str]) -> None:
     probe = f"{PREFIX}{os.getpid()}-probe"
     try:
         run_program("ip", "netns", "add", probe)
-        if "nft" in programs:
-            run_program("ip", "netns", "exec", probe, "nft", "add", "table", "ip", "probe")
     finally:
         with suppress(LocalError):
             run_program("ip", "netns", "del", probe)
@@ -88,21 +87,15 @@ def _remove(name: str) -> None:
 
 
 class Namespaces:
-    """Namespaces, lines and processes, as a context. `folder` is for the compiled wire."""
+    """Namespaces and lines, as a context. `folder` is for the compiled wire."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.prefix = f"{PREFIX}{os.getpid()}-"
         self._names: list[str] = []
-        self._processes: list[subprocess.Popen[Any]] = []
         self._wires: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
-        try:
-            self.build()
-        except BaseException:
-            self.close()
-            raise
         return self
 
     def __exit__(
@@ -110,46 +103,19 @@ class Namespaces:
     ) -> None:
         self.close()
 
-    def build(self) -> None:
-        """Make what is there from the start; for those who inherit."""
-
     def close(self) -> None:
-        """End every process, then every namespace."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(3)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End every namespace, with what runs in it."""
         for wire in self._wires:
             wire.kill()
             wire.wait()
-        for process in (*self._processes, *self._wires):
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            assert wire.stdout is not None
+            wire.stdout.close()
         for name in self._names:
             _remove(self.prefix + name)
 
     def command(self, computer: str) -> list[str]:
         """Return what to write before a command that shall run on a computer; it becomes that command (exec)."""
         return ["ip", "netns", "exec", self.prefix + computer]
-
-    def start(self, computer: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process on a computer; it ends with the context."""
-        process = subprocess.Popen([*self.command(computer), *command], **options)
-        self._processes.append(process)
-        return process
-
-    def kill(self, computer: str) -> None:
-        """Send SIGKILL to everything that was started on a computer."""
-        for process in self._processes:
-            if isinstance(process.args, list) and process.args[3] == self.prefix + computer:
-                process.kill()
-                process.wait()
 
     def inside(self, computer: str, command: str, text: str | None = None) -> str:
         """Return the output of a command on a computer or router. Raises `LocalError`."""

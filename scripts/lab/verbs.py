@@ -237,7 +237,7 @@ def simulate(
         list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=); repeatable.")
     ] = None,
     attack: Annotated[
-        list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as alie:2 or withholding:1; repeatable.")
+        list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as withholding:1; repeatable.")
     ] = None,
     rule: Annotated[str, typer.Option(help="Of the defence.  [default: gramguard; without tensors mean]")] = "",
     tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
@@ -266,7 +266,7 @@ def simulate(
     Examples:
       flockstep simulate --peers 8 --loss 0.01 --churn 1
       flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5..7
-      flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
+      flockstep simulate --attack withholding:2 --attack lying_owner:1
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
       flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
       flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01

@@ -48,7 +48,7 @@ from flockstep.peer.process.bridge import Channel, Command, Handler
 from flockstep.peer.process.shared import SharedVectors
 from flockstep.scripts.lab.attacks.gradients import Attack, Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, made
-from flockstep.scripts.lab.simulate.harm import careless
+from support.careless import careless
 
 HONEST = "honest"
 TESTS = str(Path(__file__).parents[1])
@@ -131,7 +131,7 @@ class Peer(Participant):
         name, _, scale = corruption.attack.partition(":")
         if name == HONEST:
             return
-        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", LIARS)
+        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", LIARS if name in LIARS else ())
         if name in LIARS:
             options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
             options |= {"fellows": corruption.fellows} if name in TOGETHER else {}

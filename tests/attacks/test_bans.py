@@ -33,7 +33,7 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire import MAX_CLAIM_BYTES, Accusations, Claim
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
-from flockstep.scripts.lab.simulate.harm import careless
+from support.careless import careless
 from support.certificates import certify, grow, seats, signed
 from support.liars import banned, events_of, honest, lies, to_some
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from flockstep.peer.base.errors import LocalError
 from flockstep.scripts.lab.namespaces import Namespaces, ShapedLine, check_namespaces, run_program
@@ -58,6 +59,9 @@ def why_not() -> str:
     """What this machine lacks; empty if it has all."""
     try:
         check_namespaces(("ip", "tc", "nft"))
+        with Namespaces(Path("/tmp")) as probe:
+            probe.add("probe")
+            probe.inside("probe", "nft add table ip probe")
     except LocalError as error:
         return f"{error}: {error.remedy}"
     return ""
@@ -70,11 +74,46 @@ class Lab(Namespaces):
         super().__init__(folder)
         self.homes = homes
         self.bootstraps = bootstraps
+        self._processes: list[subprocess.Popen[Any]] = []
 
-    def build(self) -> None:
-        self._build_public()
-        for number, home in enumerate(self.homes):
-            self._build_home(number, home)
+    def __enter__(self) -> Self:
+        try:
+            self._build_public()
+            for number, home in enumerate(self.homes):
+                self._build_home(number, home)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End every process, then every namespace."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(3)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        super().close()
+
+    def start(self, computer: str, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+        """Start a process on a computer; it ends with the context."""
+        process = subprocess.Popen([*self.command(computer), *command], **options)
+        self._processes.append(process)
+        return process
+
+    def kill(self, computer: str) -> None:
+        """Send SIGKILL to everything that was started on a computer."""
+        for process in self._processes:
+            if isinstance(process.args, list) and process.args[3] == self.prefix + computer:
+                process.kill()
+                process.wait()
 
     def public_ip(self, number: int) -> str:
         """The address by which the world knows a home at first."""

@@ -1,13 +1,11 @@
 """`flockstep simulate --attack`: every defence reports its attack, the honest are unharmed."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flockstep.collectives.driver.averager import Averager
-from flockstep.collectives.vector.arrays import Floats
 from flockstep.peer import wire
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
@@ -44,22 +42,6 @@ def test_honest_vectors_differ_as_pseudo_gradients_do() -> None:
     assert np.array_equal(rounds[0][3], State(0, tensors=True).contribution("3", 1))
 
 
-def test_without_a_rule_a_lie_goes_into_the_outputs_and_the_distance_says_how_far() -> None:
-    near, far = (simulate(attacked(attack, rule="mean")).harm for attack in ("sign_flip:1", "sign_flip:1:10"))
-    assert [distance.round for distance in far.distances] == [1, 2, 3]
-    for small, large in zip(near.distances, far.distances, strict=True):
-        assert small.applied == small.mean < 1 < large.applied  # The rule is the mean.
-    (liar,) = far.made
-    assert far.made[liar] == 3
-    assert far._names[liar] == "p4"
-
-
-def test_with_a_rule_a_lie_is_flagged_and_hardly_moves_the_outputs() -> None:
-    harm = simulate(attacked("sign_flip:2:10", peers=7, rounds=2)).harm
-    assert all(distance.applied < 0.25 < 2.5 < distance.mean for distance in harm.distances)
-    assert {harm._names[peer]: rounds for peer, rounds in harm.flagged.items()} == {"p5": 2, "p6": 2}
-
-
 def test_an_output_that_is_not_what_the_rule_makes_of_the_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.scripts.lab.simulate.world.rule_named", lambda name: rule_named("geometric_median"))
     (first, *_) = simulate(replace(CALM, rounds=1)).violations
@@ -67,20 +49,20 @@ def test_an_output_that_is_not_what_the_rule_makes_of_the_cut_is_named(monkeypat
 
 
 def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_honest() -> None:
-    report = simulate(attacked("mimic:1", "nan:1", peers=7, rounds=1, rule="mean"))
+    report = simulate(attacked("lazy:1", "lying_sender:1", peers=7, rounds=1))
     assert not report.violations
     attacks: Any = report.harm.figures()["attacks"]
     assert [(one["attack"], one["peers"]) for one in attacks] == [
-        ("mimic:1", ["p5"]),
-        ("nan:1", ["p6"]),
+        ("lazy:1", ["p5"]),
+        ("lying_sender:1", ["p6"]),
         ("honest", ["p0", "p1", "p2", "p3", "p4"]),
     ]
     assert [list(one["banned"]) for one in attacks] == [[], ["p6"], []]
+    assert attacks[0]["flagged"] == {"p5": 1}  # Zeros are no work.
     assert attacks[1]["banned"]["p6"]["by"] == 5
-    assert "no part" in attacks[1]["banned"]["p6"]["reason"]
     lines: list[str] = []
     report.show(lines.append, as_json=False)
-    assert any(line.startswith("p6 (nan:1) was banned by 5 honest peers") for line in lines)
+    assert any(line.startswith("p6 (lying_sender:1) was banned by 5 honest peers") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -127,15 +109,6 @@ def test_who_has_lied_as_an_owner_gets_no_part_again() -> None:
     assert report.harm.made[liar] == 1  # Nor does it give itself one: it checks as all do.
 
 
-def test_greed_weighs_more_and_laziness_shortens_the_mean() -> None:
-    punctual, greedy, lazy = (
-        simulate(attacked(f"{name}:2", rounds=1, rule="mean")).harm.distances[0].applied
-        for name in ("late", "greedy", "lazy")
-    )
-    assert 1.1 * punctual < greedy
-    assert 0.39 < lazy < 0.43  # Two of five bring nothing, and rounding adds its share.
-
-
 def test_old_words_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     old: list[str] = []
     receive = Averager._receive
@@ -167,7 +140,7 @@ def test_where_the_run_asks_for_four_peers_a_chain_that_one_makes_alone_is_nothi
 
 
 def test_the_same_seed_gives_the_same_attack() -> None:
-    traces = {simulate(attacked("noise:2", "late:1", rounds=1, rule="mean", seed=seed)).trace for seed in (1, 1, 2)}
+    traces = {simulate(attacked("late:1", rounds=1, rule="mean", seed=seed)).trace for seed in (1, 1, 2)}
     assert len(traces) == 2
 
 
@@ -180,31 +153,13 @@ def test_a_ban_or_a_charge_of_an_honest_peer_is_a_violation_and_of_an_attacker_i
     assert [violation.invariant for violation in checks.violations] == ["honest peers"]
 
 
-def all_of_them_zero(honest: Floats, own: Floats, round_number: int, generator: object) -> Floats:
-    assert honest.shape == (3, own.shape[1])
-    assert np.linalg.norm(honest) > np.linalg.norm(own) > 0
-    return np.zeros(own.shape[1], np.float32)
-
-
-def too_few(honest: Floats, own: Floats, round_number: int, generator: object) -> Floats:
-    return own[:, 1:]
-
-
-def test_anybody_can_add_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.lab.attacks.gradients.all_of_them_zero", all_of_them_zero, raising=False)
-    monkeypatch.setattr("flockstep.scripts.lab.attacks.gradients.too_few", too_few, raising=False)
-    report = simulate(attacked("flockstep.scripts.lab.attacks.gradients:all_of_them_zero:2", rounds=1))
-    assert not report.violations
-    with pytest.raises(UsageError, match=r"too_few returned no float32 vectors of shape \(1, 16384\)"):
-        simulate(attacked("flockstep.scripts.lab.attacks.gradients:too_few:1", rounds=1))
-
-
 @pytest.mark.parametrize(
     ("attacks", "words"),
     [
-        (("sign_flip:5",), "none of 5 peers is honest"),
-        (("sign_flip:3", "late:2"), "sign_flip:3, late:2: none"),
-        (("label_flip:1",), "no labels to flip"),
+        (("lazy:5",), "none of 5 peers is honest"),
+        (("lazy:3", "late:2"), "lazy:3, late:2: none"),
+        (("sign_flip:1",), "no attack 'sign_flip'"),
+        (("my.module:attack:1",), "no attack 'my.module:attack'"),
         (("flood:1:2",), "flood has no scale"),
         (("lying_owner:1:0",), "of lying_owner is 0.001 to 1"),
         (("late:1:-1",), "of late is 0 to 3600"),

@@ -36,8 +36,8 @@ class Attackers:
     scale: float | None = None
 
     @classmethod
-    def parse(cls, text: str, others: Collection[str] = ()) -> "Attackers":
-        """Parse `NAME:COUNT[:SCALE]`. Raises `UsageError`, also for a name that neither this file nor `others` has."""
+    def parse(cls, text: str, known: Collection[str] = ()) -> "Attackers":
+        """Parse `NAME:COUNT[:SCALE]`. Raises `UsageError`, also for a name that is not `known`, else not of this file."""
         fields = text.split(":")
         is_function = len(fields) > 1 and fields[1].isidentifier()  # A count is no identifier.
         name, rest = (":".join(fields[:2]), fields[2:]) if is_function else (fields[0], fields[1:])
@@ -47,8 +47,8 @@ class Attackers:
                 raise ValueError
         except (IndexError, ValueError):
             raise UsageError(f"cannot read the attack {text!r}", remedy="write it as alie:4 or ipm:4:1.5") from None
-        if name not in others:
-            _find(name, others)
+        if name not in known:
+            _find(name, known)
         return cls(name, count, scale)
 
     def __str__(self) -> str:
@@ -283,14 +283,16 @@ NAMED = (
 """The attacks that `all` stands for: each by name, with 4 and with 2 attackers."""
 
 
-def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
-    if name in ATTACKS:
-        return ATTACKS[name]
+def _find(name: str, known: Collection[str] = ()) -> Callable[..., Any]:
+    """Return an attack of this file, or a function of one's own; where others are `known`, there is no other."""
     module, colon, function = name.partition(":")
-    if not colon:
-        known = [*ATTACKS, *others]
-        hint = did_you_mean(name, known)
-        raise UsageError(f"there is no attack {name!r}{hint}", remedy=f"choose one of {', '.join(known)}")
+    if name in ATTACKS and not known:
+        return ATTACKS[name]
+    if known or not colon:
+        remedy = f"choose one of {', '.join(known or ATTACKS)}"
+        if name in ATTACKS or colon:
+            remedy = "`flockstep bench robust` has the attacks on contributions"
+        raise UsageError(f"there is no attack {name!r}{did_you_mean(name, known or ATTACKS)}", remedy=remedy)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

@@ -21,8 +21,8 @@ from ....peer.base.install import WHERE, install_command
 from ..baselines.rules import rule_named
 from ..table import table_lines, written
 from ..words import count, listed, numbers
-from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
-from .measure import Case, Row, measure_case
+from .group import enter_own_network, is_alone, raise_loopback
+from .measure import Case, Figures, measure_case
 
 BASELINE = "hivemind"
 BASELINE_CODECS = ("fp32", "fp16", "uniform8", "blockwise8")
@@ -75,7 +75,7 @@ def run_allreduce(
             status.update(f"{case.system} {case.codec}, {case.peers} peers × {case.params / 1e6:g}M")
             rows.append(measure_case(case, repeat, kill_after, Path(folder) / str(number)))
             if as_json:
-                write_line(json.dumps(rows[-1].as_json()))
+                write_line(json.dumps(rows[-1]))
     for line in () if as_json else tables(rows):
         write_line(line)
 
@@ -92,41 +92,34 @@ def require_baseline(python: str) -> None:
         raise UsageError(f"{BASELINE} is not installed for {python}", remedy=remedy)
 
 
-def tables(rows: Sequence[Row]) -> Iterator[str]:
+def tables(rows: Sequence[Figures]) -> Iterator[str]:
     """Yield a table of medians over the rounds for each size of the task, then how ours compare with the baseline's best."""
-    source = "on the interface" if interface_bytes() is not None else "by our own transport"
-    for size in dict.fromkeys((row.case.peers, row.case.params) for row in rows):
-        those = [row for row in rows if (row.case.peers, row.case.params) == size]
-        killed = f"; {those[0].disturbance}" if those[0].disturbance else ""
+    for size in dict.fromkeys((row["peers"], row["params"]) for row in rows):
+        those = [row for row in rows if (row["peers"], row["params"]) == size]
+        source = "on the interface" if those[0]["bytes_from"] == "interface" else "by our own transport"
+        killed = f"; {those[0]['disturbance']}" if those[0]["disturbance"] else ""
         title = f"{size[0]} peers × {size[1] / 1e6:g}M parameters; bytes counted {source}{killed}"
         headings = ("system and codec", *FIGURES.values(), "error", "same", "exact", "outcome")
         yield from table_lines(title, headings, [[*_cells(row)] for row in those])
-        theirs = [row for row in those if row.case.system == BASELINE]
-        for ours in (row for row in those if row.case.system != BASELINE and row.rounds):
+        for ours in (row for row in those if row["system"] != BASELINE and row["rounds"]):
             ratios = []
             for figure, heading in FIGURES.items():
-                best = min((value for row in theirs if (value := row.figure(figure))), default=None)
-                mine = ours.figure(figure)
-                if best is not None and mine is not None:
-                    ratios.append(f"{heading} {mine / best:.2f}×")
+                theirs = [row[figure] for row in those if row["system"] == BASELINE and row[figure]]
+                if theirs and ours[figure] is not None:
+                    ratios.append(f"{heading} {ours[figure] / min(theirs):.2f}×")
             if ratios:
-                yield f"flockstep {ours.case.codec} against {BASELINE}'s best codec in each: {', '.join(ratios)}"
+                yield f"flockstep {ours['codec']} against {BASELINE}'s best codec in each: {', '.join(ratios)}"
     yield "Medians. same: all survivors hold the same bits; exact: these are the bits of the encoded mean."
 
 
-def _cells(row: Row) -> Iterator[str]:
-    figures = row.as_json()
-    yield f"{row.case.system} {row.case.codec}" + ("" if row.case.rule == "mean" else f" {row.case.rule}")
+def _cells(row: Figures) -> Iterator[str]:
+    yield f"{row['system']} {row['codec']}" + ("" if row["rule"] == "mean" else f" {row['rule']}")
     for name in FIGURES:
-        value = row.figure(name)
-        is_time = name.endswith("_s")
+        is_time, value = name.endswith("_s"), row[name]
         yield written(value if value is None or is_time else value / 1e6, ".2f" if is_time else ".1f")
-    yield written(row.figure("rel_l2"), ".0e")
-    yield "yes" if figures["bit_identical"] else "no"
-    yield {True: "yes", False: "no", None: ""}[figures["exact"]]
-    outcome: str = figures["outcome"]
-    if figures["reason"]:
-        outcome += f": {figures['reason']}"
-    elif row.disturbance and figures["contributors"]:
-        outcome += f", {figures['contributors']} of {row.case.peers}"
-    yield outcome
+    yield written(row["rel_l2"], ".0e")
+    yield "yes" if row["bit_identical"] else "no"
+    yield {True: "yes", False: "no", None: ""}[row["exact"]]
+    partly = row["disturbance"] and row["contributors"]
+    detail = f": {row['reason']}" if row["reason"] else f", {row['contributors']} of {row['peers']}" if partly else ""
+    yield row["outcome"] + detail

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ....peer.base.disk import write_whole
 from ....peer.base.errors import LocalError
 from ....peer.log.telemetry import log_path, read_events
@@ -118,8 +120,9 @@ class Trainer:
     def steps_between(self, start: float, end: float) -> float:
         """Return the inner steps between two points in time, interpolated between its reports."""
         self.first("step", after=end)
-        reports = [(event["time"], event["step"]) for event in self.all("step")]
-        return _at(reports, end) - _at(reports, start)
+        times, steps = zip(*((event["time"], event["step"]) for event in self.all("step")), strict=True)
+        at_start, at_end = np.interp((start, end), times, steps)
+        return float(at_end - at_start)
 
 
 def run_join(options: JoinOptions, write_line: Callable[[str], None], report: Callable[[str], None]) -> None:
@@ -263,17 +266,3 @@ def written(figures: dict[str, Any]) -> Iterator[str]:
     yield f"  of that for the state  {figures['sync_s']:.2f} s  for {figures['state_bytes'] / 1e6:.0f} MB"
     yield f"  loading torch first    {figures['loading_s']:.2f} s, which comes on top"
     yield f"members were slower by   {figures['members_slowdown']:.1%}  {figures['all_members_slowdown']}"
-
-
-def _at(reports: Sequence[tuple[float, int]], moment: float) -> float:
-    """Interpolate the steps done at a moment from (time, steps) in order."""
-    before, after = reports[0], reports[-1]
-    for report in reports:
-        if report[0] <= moment:
-            before = report
-        else:
-            after = report
-            break
-    if after[0] <= before[0]:
-        return before[1]
-    return before[1] + (after[1] - before[1]) * (moment - before[0]) / (after[0] - before[0])

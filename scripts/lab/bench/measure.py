@@ -7,9 +7,9 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ....peer.base.errors import LocalError
 from .group import Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
@@ -34,69 +34,43 @@ class Case:
     """The aggregation rule; the baseline has no choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundFigures:
-    """One round, as the survivors saw it; None if not measured, or without a meaning for a system."""
-
-    wall_s: float
-    cpu_s: float
-    bytes_per_peer: float | None
-    peak_memory_bytes: int | None
-    rel_l2: float | None
-    bit_identical: bool
-    exact: bool | None
-    outcome: str
-    reason: str
-    contributors: int | None
-    attempts: int
+Figures: TypeAlias = dict[str, Any]
+"""One round as the survivors saw it, or a case: seconds, bytes; None if not measured, or without a meaning for a system."""
+MEDIANS = ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes", "rel_l2")
+"""The figures of a round of which a case has the median."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A case and its rounds."""
-
-    case: Case
-    rounds: tuple[RoundFigures, ...]
-    disturbance: str = ""
-    """A signal to the last peer in each round."""
-    failure: str = ""
-
-    def figure(self, name: str) -> float | None:
-        """Return the median over the rounds; None if it was not measured."""
-        known = [value for figures in self.rounds if (value := getattr(figures, name)) is not None]
-        return statistics.median(known) if known else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the row for programs."""
-        last = self.rounds[-1] if self.rounds else None
-        outcomes = dict.fromkeys(figures.outcome for figures in self.rounds) | ({"failed": None} if self.failure else {})
-        return {
-            "system": self.case.system,
-            "peers": self.case.peers,
-            "params": self.case.params,
-            "codec": self.case.codec,
-            "rule": self.case.rule,
-            **{name: self.figure(name) for name in ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes")},
-            "rel_l2": self.figure("rel_l2"),
-            "bit_identical": not self.failure and all(figures.bit_identical for figures in self.rounds),
-            "exact": None if last is None else last.exact,
-            "outcome": ", ".join(outcomes),
-            "reason": self.failure or next((figures.reason for figures in self.rounds if figures.reason), ""),
-            "contributors": last.contributors if last else None,
-            "attempts": max((figures.attempts for figures in self.rounds), default=None),
-            "bytes_from": "interface" if interface_bytes() is not None else "transport",
-            "disturbance": self.disturbance or None,
-            "wall_s_of_rounds": [round(figures.wall_s, 4) for figures in self.rounds],
-            "rounds": [asdict(figures) for figures in self.rounds],
-        }
+def row_of(case: Case, rounds: Sequence[Figures], disturbance: str = "", failure: str = "") -> Figures:
+    """Return a case as written in JSON, from its rounds and a signal to the last peer in each."""
+    known = {name: [figures[name] for figures in rounds if figures[name] is not None] for name in MEDIANS}
+    last = rounds[-1] if rounds else {"exact": None, "contributors": None}
+    outcomes = dict.fromkeys([*(figures["outcome"] for figures in rounds), *(["failed"] if failure else [])])
+    return {
+        "system": case.system,
+        "peers": case.peers,
+        "params": case.params,
+        "codec": case.codec,
+        "rule": case.rule,
+        **{name: statistics.median(values) if values else None for name, values in known.items()},
+        "bit_identical": not failure and all(figures["bit_identical"] for figures in rounds),
+        "exact": last["exact"],
+        "outcome": ", ".join(outcomes),
+        "reason": failure or next((figures["reason"] for figures in rounds if figures["reason"]), ""),
+        "contributors": last["contributors"],
+        "attempts": max((figures["attempts"] for figures in rounds), default=None),
+        "bytes_from": "interface" if interface_bytes() is not None else "transport",
+        "disturbance": disturbance or None,
+        "wall_s_of_rounds": [round(figures["wall_s"], 4) for figures in rounds],
+        "rounds": list(rounds),
+    }
 
 
-def measure_case(case: Case, repeat: int, kill_after: float | None, folder: Path) -> Row:
+def measure_case(case: Case, repeat: int, kill_after: float | None, folder: Path) -> Figures:
     """Run a case. A system that fails gives a row with the reason: the others are measured all the same.
 
     With `kill_after` the last peer gets SIGKILL so many seconds into each round.
     """
-    rounds: list[RoundFigures] = []
+    rounds: list[Figures] = []
     disturbance = "" if kill_after is None else f"SIGKILL of one peer after {kill_after:g} s"
     groups, each = (1, repeat) if kill_after is None else (repeat, 1)  # A system that lost a peer starts afresh.
     try:
@@ -108,8 +82,8 @@ def measure_case(case: Case, repeat: int, kill_after: float | None, folder: Path
                 for _ in range(each):
                     rounds.append(_round(group, kill_after))
     except LocalError as error:
-        return Row(case, tuple(rounds), disturbance, str(error))
-    return Row(case, tuple(rounds), disturbance)
+        return row_of(case, rounds, disturbance, str(error))
+    return row_of(case, rounds, disturbance)
 
 
 def _open(group: Group, case: Case) -> None:
@@ -123,7 +97,7 @@ def _open(group: Group, case: Case) -> None:
     group.call({"op": "meet", "greetings": greetings}, OPENING_SECONDS)
 
 
-def _round(group: Group, kill_after: float | None) -> RoundFigures:
+def _round(group: Group, kill_after: float | None) -> Figures:
     workers = group.workers
     group.call({"op": "fill"}, OPENING_SECONDS)
     survivors = workers if kill_after is None else workers[:-1]
@@ -147,19 +121,19 @@ def _round(group: Group, kill_after: float | None) -> RoundFigures:
         per_peer = sum(own) / len(own) if own else None
     results = [answer for _, answer in answers]
     checks = _check(survivors, results, len(workers))
-    return RoundFigures(
-        wall_s=wall,
-        cpu_s=spent - cpu,
-        bytes_per_peer=per_peer,
-        peak_memory_bytes=max(peaks, default=None),
-        rel_l2=max((check["rel_l2"] for check in checks), default=None),
-        bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
-        exact=all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
-        outcome=measure_summary([result["outcome"] for result in results]),
-        reason="over before that" if early else _reason(results),
-        contributors=min((len(result["contributors"]) for result in results if "contributors" in result), default=None),
-        attempts=max(result.get("attempts", 1) for result in results),
-    )
+    return {
+        "wall_s": wall,
+        "cpu_s": spent - cpu,
+        "bytes_per_peer": per_peer,
+        "peak_memory_bytes": max(peaks, default=None),
+        "rel_l2": max((check["rel_l2"] for check in checks), default=None),
+        "bit_identical": len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
+        "exact": all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
+        "outcome": measure_summary([result["outcome"] for result in results]),
+        "reason": "over before that" if early else _reason(results),
+        "contributors": min((len(result["contributors"]) for result in results if "contributors" in result), default=None),
+        "attempts": max(result.get("attempts", 1) for result in results),
+    }
 
 
 def _answer(worker: Worker, deadline: float) -> tuple[float, WorkerAnswer]:

@@ -9,16 +9,14 @@ Under sessions each peer leaves with the same chance in every round, and another
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
 from ....peer import wire
+from ....peer.memory.network import MemoryNetwork
 from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
 from .peer import SimulatedPeer
-
-if TYPE_CHECKING:
-    from .world import World
 
 LEAVING_SECONDS = 1e-3
 """Seconds from a message to its strike: enough for the message to leave, too few for a response."""
@@ -28,10 +26,33 @@ FEWEST = 2
 """Churn never leaves fewer peers, since that would end the run."""
 
 
+class Swarm(Protocol):
+    """What faults happen to: the peers of a simulation and their network."""
+
+    living: dict[str, SimulatedPeer]
+    network: MemoryNetwork
+    nursery: trio.Nursery
+
+    def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
+        """Emit an event of the simulation itself."""
+
+    def hit(self, victim: SimulatedPeer) -> None:
+        """Record that a peer was stalled, cut off or killed."""
+
+    def end(self, peer: SimulatedPeer, why: str) -> None:
+        """Kill a peer."""
+
+    def join(self) -> None:
+        """Start one more peer."""
+
+    def restart(self, name: str) -> None:
+        """Start a killed peer again."""
+
+
 class Chaos:
     """Injects the faults of the options."""
 
-    def __init__(self, swarm: "World", options: SimulateOptions) -> None:
+    def __init__(self, swarm: Swarm, options: SimulateOptions) -> None:
         self._swarm = swarm
         self._options = options
         self._random = random.Random(f"{options.seed} chaos")

@@ -277,11 +277,6 @@ class SimulateOptions:
         if self.attacks and not self.tensors:
             raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
         for attackers in self.attacks:
-            if attackers.poisons_labels:
-                raise UsageError(
-                    f"{attackers}: a simulation does not train, so there are no labels to flip",
-                    remedy="try it with `flockstep bench robust`",
-                )
             low, high = SCALED.get(attackers.name, (-math.inf, math.inf))
             if attackers.scale is not None and attackers.name in LIARS.keys() - SCALED.keys():
                 liars = " and ".join(SCALED)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
@@ -44,9 +44,6 @@ from ....peer.wire import MAX_PARTS
 from ..baselines.rules import rule_named
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
-
-if TYPE_CHECKING:
-    from .world import World
 
 SIM_RUN = "s" * 52
 SIM_STEPS = 20
@@ -98,11 +95,33 @@ def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
     averager.average = watched  # type: ignore[method-assign]  # As the attacks do.
 
 
+class Watcher(Protocol):
+    """What a simulated peer reports to, of itself first."""
+
+    def assembled(self, peer: "SimulatedPeer") -> None:
+        """It is assembled, and has sent no message yet."""
+
+    def sent(self, sender: "SimulatedPeer", message: wire.RoundMessage) -> None:
+        """It has sent a message of a round."""
+
+    def started(self, peer: "SimulatedPeer", contribution: Contribution) -> None:
+        """It takes part in an attempt."""
+
+    def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
+        """An attempt has ended for it, and its state includes the round if it was certified."""
+
+    def served(self, provider: str, key: bytes, taker: "SimulatedPeer") -> None:
+        """It has fetched bytes from another peer."""
+
+    def moved(self, peer: "SimulatedPeer") -> None:
+        """It has taken its state from another peer."""
+
+
 class SimulatedPeer:
     """One process of a peer; `state` is the initial state of the run."""
 
     def __init__(
-        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: "World", state: State
+        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: Watcher, state: State
     ) -> None:
         self.name = name
         self.identity = identity

@@ -39,6 +39,7 @@ from .harm import Cast, Harm
 from .options import SimulateOptions
 from .peer import SimulatedPeer
 from .report import Report
+from .state import State
 
 GRAIN = 5e-3
 """Seconds; packets arrive on multiples of this, so that one wake-up of the clock delivers many of them."""
@@ -95,13 +96,15 @@ class World:
         self, options: SimulateOptions, log: IO[bytes] | None, folder: Path, tell: Callable[[str], object]
     ) -> None:
         self.living: dict[str, SimulatedPeer] = {}
+        self.network: MemoryNetwork
+        self.nursery: trio.Nursery
         self._folder = folder
         self._tell = tell
         self.trace = hashlib.blake2b()
         self._options = options
         self._log = log
         self._names: dict[str, str] = {}
-        self.cast = Cast(options, self.honest)
+        self.cast = Cast(options)
         self.checks = Checks(options, self._named, rule_named(options.rule), self.cast.roles)
         self.harm = Harm(self.cast.roles, self._names)
         self._random = random.Random(f"{options.seed} roads")
@@ -168,7 +171,9 @@ class World:
             self._count += 1
         options = self._options
         identity = self._identity(number)
-        state = self.cast.state(number, identity.peer_id)
+        if founder:
+            self.cast.assign(number, identity.peer_id)
+        state = State(options.seed, tensors=options.tensors)
         peer = SimulatedPeer(f"p{number}", identity, options, self.charter, self, state)
         self._names[peer.peer] = peer.name
         telemetry = Telemetry(clock=trio.current_time)
@@ -197,9 +202,9 @@ class World:
         self.network.kill(peer.peer)
         peer.scope.cancel()
 
-    def hit(self, peer: SimulatedPeer) -> None:
+    def hit(self, victim: SimulatedPeer) -> None:
         """Record that a peer was stalled, cut off or killed."""
-        self.checks.hit.add(peer.name)
+        self.checks.hit.add(victim.name)
 
     def assembled(self, peer: SimulatedPeer) -> None:
         """A peer is assembled, and has sent no message yet."""
@@ -221,7 +226,7 @@ class World:
             return
         self.checks.ended(peer, averaged, trio.current_time())
         if averaged.outcome.kind is OutcomeKind.DONE:
-            self.harm.ended(averaged, peer.state.codec, self.checks.cut(averaged.outcome))
+            self.harm.ended(averaged.outcome)
 
     def served(self, provider: str, key: bytes, taker: SimulatedPeer) -> None:
         """A peer has fetched bytes from another one."""

@@ -16,26 +16,26 @@ from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.bench import worker
 from flockstep.scripts.lab.bench.allreduce import allreduce_cases, run_allreduce, tables
 from flockstep.scripts.lab.bench.group import PACKAGE, Group, peak_of
-from flockstep.scripts.lab.bench.measure import Case, RoundFigures, Row, measure_case, measure_summary
+from flockstep.scripts.lab.bench.measure import Case, measure_case, measure_summary, row_of
 from flockstep.scripts.lab.bench.worker import FILL_BLOCK, OPENING_SECONDS, block, compare, exact_mean, fill
 
 BENCH = Path(__file__).parents[5] / "scripts" / "lab" / "bench"
 CASE = Case("flockstep", sys.executable, "int4/int8", 4, 70_000)
 THREE = replace(CASE, peers=3)
 """What is run: a peer is a process that imports for two seconds."""
-FIGURES = RoundFigures(
-    wall_s=1.0,
-    cpu_s=2.0,
-    bytes_per_peer=3e6,
-    peak_memory_bytes=4_000_000,
-    rel_l2=0.5,
-    bit_identical=True,
-    exact=None,
-    outcome="done",
-    reason="",
-    contributors=None,
-    attempts=1,
-)
+FIGURES: dict[str, Any] = {
+    "wall_s": 1.0,
+    "cpu_s": 2.0,
+    "bytes_per_peer": 3e6,
+    "peak_memory_bytes": 4_000_000,
+    "rel_l2": 0.5,
+    "bit_identical": True,
+    "exact": None,
+    "outcome": "done",
+    "reason": "",
+    "contributors": None,
+    "attempts": 1,
+}
 
 
 def cases(**changes: Any) -> list[Case]:
@@ -138,52 +138,54 @@ def test_outcomes_in_one_word_where_one_is_enough() -> None:
 
 
 def test_a_row_gives_medians_and_is_identical_only_if_every_round_was() -> None:
-    rounds = [replace(FIGURES, wall_s=wall, peak_memory_bytes=None) for wall in (3.0, 1.0, 2.0)]
-    rounds[1] = replace(rounds[1], bit_identical=False, outcome="hung")
-    figures = Row(CASE, tuple(rounds)).as_json()
+    rounds = [FIGURES | {"wall_s": wall, "peak_memory_bytes": None} for wall in (3.0, 1.0, 2.0)]
+    rounds[1] |= {"bit_identical": False, "outcome": "hung"}
+    figures = row_of(CASE, rounds)
     assert (figures["wall_s"], figures["peak_memory_bytes"], figures["bit_identical"]) == (2.0, None, False)
     assert figures["outcome"] == "done, hung"
     assert [one["outcome"] for one in figures["rounds"]] == ["done", "hung", "done"]
-    failed = Row(CASE, (), "", "no luck").as_json()
+    failed = row_of(CASE, (), failure="no luck")
     assert failed.keys() == figures.keys()
     assert (failed["outcome"], failed["reason"], failed["wall_s"]) == ("failed", "no luck", None)
 
 
 def test_we_are_compared_with_the_best_codec_in_each_figure() -> None:
-    slow = Row(replace(CASE, system="hivemind", codec="fp16"), (replace(FIGURES, wall_s=4.0, cpu_s=1.0),))
-    busy = Row(replace(CASE, system="hivemind", codec="uniform8"), (replace(FIGURES, wall_s=2.0, cpu_s=8.0),))
-    larger = Row(replace(slow.case, params=1), (replace(FIGURES, wall_s=0.001),))
-    lines = [*tables([Row(CASE, (FIGURES,)), slow, busy, larger, Row(busy.case, (), "", "failed")])]
+    theirs = replace(CASE, system="hivemind", codec="fp16")
+    slow = row_of(theirs, [FIGURES | {"wall_s": 4.0, "cpu_s": 1.0}])
+    busy = row_of(replace(theirs, codec="uniform8"), [FIGURES | {"wall_s": 2.0, "cpu_s": 8.0}])
+    larger = row_of(replace(theirs, params=1), [FIGURES | {"wall_s": 0.001}])
+    lines = [*tables([row_of(CASE, [FIGURES]), slow, busy, larger, row_of(theirs, (), failure="no luck")])]
     (line,) = [line for line in lines if line.startswith("flockstep int4/int8 against hivemind")]
     assert "wall s 0.50×, CPU s 2.00×, sent MB 1.00×, peak MB 1.00×" in line
+    assert any(line.endswith("failed: no luck") for line in lines)
 
 
 def test_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_path: Path) -> None:
     row = measure_case(THREE, 2, None, tmp_path / "case")
-    assert row.failure == ""
-    assert [figures.outcome for figures in row.rounds] == ["done", "done"]
-    assert all(figures.bit_identical and figures.exact for figures in row.rounds)
-    assert {figures.contributors for figures in row.rounds} == {3}
-    assert 0.01 < (row.figure("rel_l2") or 0) < 0.3
-    assert (row.figure("bytes_per_peer") or 0) > CASE.params * 0.75
-    json.dumps(row.as_json())
+    assert row["reason"] == ""
+    assert [figures["outcome"] for figures in row["rounds"]] == ["done", "done"]
+    assert all(figures["bit_identical"] and figures["exact"] for figures in row["rounds"])
+    assert {figures["contributors"] for figures in row["rounds"]} == {3}
+    assert 0.01 < row["rel_l2"] < 0.3
+    assert row["bytes_per_peer"] > CASE.params * 0.75
+    json.dumps(row)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_what_the_survivors_of_a_killed_peer_get_is_exact_too(tmp_path: Path) -> None:
     row = measure_case(THREE, 1, 0.0, tmp_path / "case")
-    (figures,) = row.rounds
-    assert (row.failure, figures.outcome) == ("", "done")
-    assert figures.bit_identical
-    assert figures.exact
-    assert "SIGKILL" in row.as_json()["disturbance"]
+    (figures,) = row["rounds"]
+    assert figures["outcome"] == "done"
+    assert figures["bit_identical"]
+    assert figures["exact"]
+    assert "SIGKILL" in row["disturbance"]
 
 
 def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
     row = measure_case(replace(CASE, system="bench_of_nobody", peers=2), 1, None, tmp_path / "case")
-    assert row.rounds == ()
-    assert "bench_of_nobody" in row.failure
-    assert "No module named" in row.failure
+    assert row["rounds"] == []
+    assert "bench_of_nobody" in row["reason"]
+    assert "No module named" in row["reason"]
 
 
 def test_a_late_answer_is_not_taken_for_that_to_the_next_command(tmp_path: Path) -> None:
