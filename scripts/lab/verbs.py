@@ -51,6 +51,26 @@ def allreduce(
     run_allreduce(cases, repeat, kill_after, typer.echo, as_json=as_json)
 
 
+@app.command()
+def gpu(
+    cpu: Annotated[bool, typer.Option("--cpu", help="The same commands in a tiny size, on the processor.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Try everything on one CUDA GPU, in ten minutes: a table.
+
+    It is what scripts/test-gpu runs: joins in each precision, memory, speed.
+
+    \b
+    Examples:
+      flockstep bench gpu --json
+      flockstep bench gpu --cpu
+    """
+    from .bench.gpu import run_gpu
+
+    if not run_gpu(typer.echo, partial(typer.echo, err=True), cpu=cpu, as_json=as_json):
+        raise typer.Exit(1)
+
+
 @app.command(name="join")
 def bench_join(
     members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,

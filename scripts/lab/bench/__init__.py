@@ -1,6 +1,7 @@
 """`flockstep bench`: measurements beside other systems.
 
     allreduce  `flockstep bench allreduce`: speed, cost and error of an average, beside hivemind.
+    gpu        `flockstep bench gpu`, as `scripts/test-gpu` calls it: what runs on one CUDA GPU, in at most ten minutes.
     group      The bench's workers as processes: start, command, measure from outside, signal, and always end.
     hivemind   Bench baseline: hivemind's `DecentralizedAverager`, a DHT and a daemon for each peer.
     join       `flockstep bench join`: a newcomer's time to its first inner step, and the members' cost.
