@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..dht.run.manifest import OWN
 from ..peer.base.config import PeerConfig
-from ..peer.base.errors import NotAgreed, UsageError
+from ..peer.base.errors import UsageError
 from ..peer.base.troubles import NEEDS_PROGRAM
 
 PUBLIC_TEXT = "text:{stdlib}"
@@ -74,7 +74,7 @@ def host_of(source: str) -> str:
 
 
 def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
-    """Return True if the user agrees to a manifest's source, False if it is public. Raises `NotAgreed` if neither is so.
+    """Return True if the user agrees to a manifest's source, False if it is public. Raises `UsageError` if neither is so.
 
     `mine` is whether this peer has signed the manifest.
     """
@@ -83,7 +83,7 @@ def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
     if mine or source == config.allow_data:
         return True
     if not is_public_data(source):
-        raise NotAgreed(
+        raise UsageError(
             f"the run would read {source} on this computer, and nobody here has agreed to that",
             remedy=f"if you do, pass --allow-data {shlex.quote(source)}; or train on data of yours with --data",
         )

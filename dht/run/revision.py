@@ -13,8 +13,8 @@ Hence, of two revisions with one number the one that the voters decide on is the
 old one never comes back; one that nobody proposes has no effect. A setting that only a later version knows passes the
 voters of this one.
 
-A peer that cannot train under a revision raises `CannotFollow`, whatever the reason is, and goes on as a keeper, which
-needs the sections `KEPT` alone (`kept_by`).
+A peer that does not know a setting of a revision cannot train under it (`CannotFollow`). One that trains nothing needs the
+sections `KEPT` alone (`kept_by`).
 """
 
 import json
@@ -27,17 +27,15 @@ from typing import Any
 
 from ...peer.base.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from ...peer.base.install import NEWER
-from ...peer.base.plain import plain_text
 from ...peer.base.transport import PeerId
 from ..records import Record
-from .manifest import MAX_OUTER_LR, OWN, TEXT_KINDS, TOKENS_KIND, Manifest, SignedManifest
+from .manifest import MAX_OUTER_LR, Manifest, SignedManifest
 from .settings import faults as value_faults
 from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
 REVISABLE: Mapping[str, tuple[str, ...]] = {
     "outer": ("rounds", "lr", "momentum", "momentum_warmup"),
     "inner": ("lr", "adamw_lr", "weight_decay", "momentum", "warmup_steps", "schedule", "clip", "ramp"),
-    "data": ("source",),
     "codec": ("contribution", "result", "choices"),
     "eval": ("every", "prompts"),
 }
@@ -50,6 +48,7 @@ _FIXED = {
     "owner": "the owner's key is the run's",
     "seed": "all have begun from it",
     "model": "the state has its shape",
+    "[data] source": "volunteers have agreed to it; `flockstep run succeed` goes on with other data from the run's state",
     "[data] tokenizer": "the model has learned its tokens",
     "[data] tokenizer_hash": "the model has learned its tokens",
     "data": "the data is cut into the same sequences and batches by all",
@@ -82,7 +81,6 @@ class Revision:
 
 
 UNREVISED = Revision(0, "{}")
-OWN_FIXED = f'[data] source cannot become "{OWN}", nor cease to be: it says who brings the model'
 
 
 @lru_cache(maxsize=64)  # Every certificate carries it.
@@ -130,8 +128,6 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
         sections.setdefault(section, {})[key] = value
     changed = {section: _with(getattr(manifest, section), values) for section, values in sections.items()}
     after = replace(manifest, **changed)
-    if after.is_own != manifest.is_own:  # Whoever joined by `flockstep join` has no loop of its own, nor the other way round.
-        raise UsageError(f"a revision that makes no valid run: {OWN_FIXED}")
     for fault in (*(it for section in changed for it in value_faults(getattr(after, section), section)), *after.faults()):
         raise UsageError(f"a revision that makes no valid run: {fault}")
     if not 0 < after.outer.lr <= MAX_OUTER_LR:  # No peer could make an outer step by it.
@@ -152,9 +148,7 @@ def revised_by(signed: SignedManifest, data: bytes, sections: frozenset[str] | N
     try:
         return revised(signed.manifest, replace(revision, settings=named))
     except UsageError as error:
-        unfollowed = CannotFollow(str(error), remedy=error.remedy)
-        unfollowed.revision = revision.number
-        raise unfollowed from error
+        raise CannotFollow(str(error), remedy=error.remedy) from error
 
 
 def kept_by(signed: SignedManifest, data: bytes) -> Manifest:
@@ -195,10 +189,7 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
     text = _dump({name: value for name, value in whole.items() if value != _value_of(manifest, name)})
     if len(text.encode()) > MAX_REVISION_SETTINGS_BYTES:
         raise UsageError(f"the revised settings take {len(text.encode())} bytes, at most {MAX_REVISION_SETTINGS_BYTES} fit")
-    source, kinds = revised(manifest, Revision(1, text)).data.source, (*TEXT_KINDS, TOKENS_KIND)
-    if source != manifest.data.source and source.partition(":")[0] not in kinds:
-        remedy = f"a source begins with one of {', '.join(f'{kind}:' for kind in kinds)}"
-        raise UsageError(f"no member could train on {plain_text(source)}", remedy=remedy)
+    revised(manifest, Revision(1, text))
     return text
 
 

@@ -15,8 +15,6 @@ keeper has that on its disk.
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,10 +29,9 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.codec import CELL
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.layout import UNPINNED
-from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import kept_by, open_revision, why_not_revise
+from ...dht.run.revision import kept_by
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import CannotFollow, LocalError
+from ...peer.base.errors import LocalError
 from ...peer.base.transport import PeerId
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS
@@ -94,32 +91,6 @@ class Keeper:
         """Seconds for slower members to become ready after me: none of those that wait loses its patience before."""
         self._idle: Counter[PeerId] = Counter()
         """By member, the certified rounds in a row that it was here and contributed nothing to."""
-
-    @property
-    def newest(self) -> tuple[int, SignedManifest]:
-        """The number of the owner's newest revision, and the run under it: one that is to follow, or what holds now.
-
-        Where nobody can train under what holds there is no round that could name another one.
-        """
-        held = stated = b""
-        if self.kept is not None:
-            held, stated = _revision_of(self.kept), self.kept.archive.conduct.revision
-        newest, settings = held, self.settings
-        if not why_not_revise(self._signed, stated, held):
-            with suppress(CannotFollow):  # Of a later version: it does not hold yet.
-                newest, settings = stated, kept_by(self._signed, stated)
-        number = open_revision(newest, self._signed.run_id, self.charter.owner).number
-        return number, replace(self._signed, manifest=settings)
-
-    @property
-    def is_over(self) -> bool:
-        """True once I hold the state after the run's last round."""
-        return self.kept is not None and self.is_settled and self.kept.place.round >= self.settings.num_rounds
-
-    @property
-    def is_settled(self) -> bool:
-        """True while I hold the run's state and take part."""
-        return self.kept is not None and self.kept.is_settled
 
     async def run(self) -> None:
         """Keep the run until cancelled. Raises `LocalError`."""

@@ -69,13 +69,11 @@ class Shares:
         *,
         batch_size: int,
         workers: int,
-        instead: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """Yield batches of a dataset, collated as torch's DataLoader does, until a stop. Raises `UsageError`.
 
-        `instead`: it takes the place of the dataset that is shared by leases so far. Once a batch was there, data that
-        cannot be read is waited for, and each wait is an event.
+        Once a batch was there, data that cannot be read is waited for, and each wait is an event.
         """
         if hasattr(dataset, "dataset") and hasattr(dataset, "collate_fn"):  # Of torch, or made like it.
             raise UsageError(
@@ -83,11 +81,6 @@ class Shares:
                 remedy="give it loader.dataset, with the loader's batch_size=, workers= and collate_fn=",
             )
         units = units_of(dataset, self._seed)
-        if instead and self._shared is not None and self._shared.units.source != units.source:
-            self.publish(self._shared, last=True)
-            del self._walks[self._shared.units.source]
-            self._shared = self._view = None
-            self._published = Share()
         walk = self._walks.get(units.source)
         if walk is None:
             walk = self._walks[units.source] = Walk(units, self._lease(units), self)

@@ -118,18 +118,6 @@ def pinned_data(data: Data, where: str) -> tuple[Data, int]:
     index.check_length(data.sequence_length, f"{where}: {data.source}")
     name, hash_ = (BYTES, "") if index.tokenizer == BYTES else (TOKENIZER, index.tokenizer)
     if data.tokenizer not in (BYTES, name) or data.tokenizer_hash not in ("", hash_):
-        raise _other_tokenizer(data, where, "leave tokenizer and tokenizer_hash out: they are filled in")
+        what = f"{where}: {data.source} was packed with another tokenizer than {shortened(data.tokenizer, 80)}"
+        raise UsageError(what, remedy="leave tokenizer and tokenizer_hash out: they are filled in")
     return replace(data, source=source, tokenizer=name, tokenizer_hash=hash_), index.vocab_size
-
-
-def check_revised(data: Data, index: ShardIndex) -> None:
-    """Raise `UsageError` where packed data do not suit the other settings of a run that trains."""
-    index.check_length(data.sequence_length, data.source)
-    made_by = BYTES if data.tokenizer == BYTES else data.tokenizer_hash.partition("/")[0]
-    if made_by != index.tokenizer:
-        raise _other_tokenizer(data, "the run", "pack them with the run's: the model has learned its tokens")
-
-
-def _other_tokenizer(data: Data, where: str, remedy: str) -> UsageError:
-    name = shortened(data.tokenizer, 80)
-    return UsageError(f"{where}: {data.source} was packed with another tokenizer than {name}", remedy=remedy)

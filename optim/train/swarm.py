@@ -262,11 +262,6 @@ class Swarm:
         """Rounds that this peer's state has behind it."""
         return self._status.round
 
-    @property
-    def revision(self) -> int:
-        """The number of the owner's revision by which this peer trains; 0 for the manifest itself."""
-        return self._number(self._revision)
-
     def _number(self, revision: bytes) -> int:
         return open_revision(revision, self.run_id, self._signed.manifest.owner).number
 
@@ -309,7 +304,6 @@ class Swarm:
         *,
         batch_size: int,
         workers: int = 0,
-        instead: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """Yield my share of a dataset until a stop, as batches of samples collated as torch's DataLoader does.
@@ -319,7 +313,7 @@ class Swarm:
         Peers with the same data split it among themselves by leases: as long as no peer dies, no sample comes twice in an
         epoch (`data.leases`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or any iterable that
         can be iterated again: then each peer skips what the others take. Each rank gets an equal piece of every batch.
-        Of several datasets the first is split; `instead`: this one takes its place.
+        Of several datasets the first is split.
         Raises `UsageError` for a dataset that is empty or can be read only once, for a DataLoader, for samples that make no
         batch, and for a batch that ranks cannot split.
         """
@@ -331,9 +325,7 @@ class Swarm:
         first = self._ranks.first
         batches: Iterator[Any] = iter(())
         if first:
-            batches = self._first.batches(
-                dataset, batch_size=batch_size, workers=workers, instead=instead, collate_fn=collate_fn
-            )
+            batches = self._first.batches(dataset, batch_size=batch_size, workers=workers, collate_fn=collate_fn)
         for batch in self._ranks.deal(batches):
             self._batch_tokens += tokens_in(batch)
             yield batch
@@ -445,7 +437,7 @@ class Swarm:
 
     def _gather(self, scale: float) -> None:
         """Count one more batch of which the gradients are there. Raises `UsageError`."""
-        if self._status.revision != self._revision and self._number(self._status.revision) >= self.revision:
+        if self._status.revision != self._revision and self._number(self._status.revision) >= self._number(self._revision):
             self._revise()
         if self._inner.num_own_steps:
             raise UsageError(

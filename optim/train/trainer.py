@@ -5,7 +5,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...collectives.state.archive import has_ledger
 from ...dht.run.manifest import Data, SignedManifest
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import CannotFollow, FlockstepError, LocalError, NotAgreed
+from ...peer.base.errors import FlockstepError, LocalError
 from ...peer.log.telemetry import Event, Telemetry
 from ..consent import trusts_data
 from ..data.datasets import SequenceUnits
@@ -81,16 +80,14 @@ def join_run(
     save: Path | None,
     on_event: Callable[[Event], None],
     stop: threading.Event,
-    agree: Callable[[SignedManifest, bool, int], str],
+    agree: Callable[[SignedManifest, int], str],
     farewell: Callable[[], str] = lambda: "left",
     rest: Callable[[], str] = lambda: "",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
-    `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with False
-    when its owner has named other data since, where nobody can be asked; then with the round at which the run is, as far as
-    that is known. It returns how its user agrees, or raises.
-    What a member cannot train on in a run that its owner has revised is `CannotFollow`, and so is any other failure there.
+    `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with the round
+    at which the run is, as far as that is known. It returns how its user agrees, or raises.
     `farewell` gives the word to the others when `stop` was set. `rest` is called before each inner step: it may wait, and
     returns why it did.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
@@ -105,7 +102,7 @@ def join_run(
             torch.cuda.set_device(device)
         with Swarm(link, config=config, on_event=on_event, stop=stop) as swarm:
             # Data before the model: a wrong path fails before anything takes long.
-            source = open_agreed(swarm, agree, is_new=True)
+            source = open_agreed(swarm, agree)
             if swarm.speaks:
                 check_room(swarm.signed, device, config, swarm.telemetry)
             model = build(swarm, source, device)
@@ -116,15 +113,7 @@ def join_run(
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
-
-            def reopen() -> TokenSource | SequenceUnits:
-                again = open_agreed(swarm, agree, is_new=False)
-                check_tokenizer(swarm.model, again)
-                return again
-
-            with following(swarm):
-                adaptive = local_rank is None or not config.shard
-                train(swarm, source, device, adaptive=adaptive, reopen=reopen, rest=rest)
+            train(swarm, source, device, adaptive=local_rank is None or not config.shard, rest=rest)
             if stop.is_set():
                 swarm.reason = farewell()
             if save is not None:
@@ -134,24 +123,17 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_agreed(
-    swarm: Swarm, agree: Callable[[SignedManifest, bool, int], str], *, is_new: bool
-) -> TokenSource | SequenceUnits:
-    """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
+def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, int], str]) -> TokenSource | SequenceUnits:
+    """Open the data of a run. Raises `FlockstepError` where the user has not agreed."""
     signed, config = swarm.signed, swarm.config
     data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
-    try:
-        if not config.data:
-            trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
-        if not mine:
-            how = swarm.from_first(lambda: agree(signed, is_new, swarm.begun))  # No rank opens what its user refuses.
-            swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=how)
-    except NotAgreed as refused:
-        refused.revision = swarm.revision
-        raise
-    with following(swarm):
-        members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
-        return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
+    if not config.data:
+        trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
+    if not mine:
+        how = swarm.from_first(lambda: agree(signed, swarm.begun))  # No rank opens what its user refuses.
+        swarm.telemetry.emit("run.agreed", step="join", reason=how)
+    members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
+    return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
 
 
 def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device) -> nn.Module:
@@ -162,8 +144,7 @@ def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.devic
     model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
     check_forward(model)
     check_length(signed.manifest.data.sequence_length, longest_of(model))
-    with following(swarm):
-        check_tokenizer(model, source)
+    check_tokenizer(model, source)
     if config.checkpoint_activations:
         recompute_activations(model)
     if config.load_in_4bit:
@@ -184,25 +165,6 @@ def open_reported(
     if skips.warning:
         telemetry.emit("data.sparse", step="open the data", reason=skips.warning)
     return source
-
-
-@contextlib.contextmanager
-def following(swarm: Swarm) -> Iterator[None]:
-    """Raise `CannotFollow` for what fails in a run that its owner has revised, where this peer is no newcomer.
-
-    One rule for all settings, whatever fails: the data are not there, hold nothing, or have tokens that the model does
-    not know. What a peer trains on by its user's word (`--data`) is no matter of the owner's.
-    """
-    try:
-        yield
-    except LocalError as error:
-        if isinstance(error, CannotFollow):
-            error.revision = error.revision or swarm.revision
-        elif swarm.revision and not swarm.config.data and has_ledger(swarm.config.home / "runs" / swarm.run_id):
-            unfollowed = CannotFollow(str(error), remedy=error.remedy)
-            unfollowed.revision = swarm.revision
-            raise unfollowed from error
-        raise
 
 
 def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
@@ -292,12 +254,11 @@ def train(
     device: torch.device,
     *,
     adaptive: bool,
-    reopen: Callable[[], TokenSource | SequenceUnits],
     rest: Callable[[], str] = lambda: "",
 ) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`.
 
-    `reopen` opens the data that the owner has named since; `rest` may wait before a step, and returns why.
+    `rest` may wait before a step, and returns why.
     """
     batch_size, config, now = swarm.manifest.data.batch_size, swarm.config, swarm.manifest
     forward = ForwardPass(swarm.model, device, config)
@@ -333,11 +294,7 @@ def train(
             swarm.telemetry.emit("device.rests", step="train", reason=reason)
             has_rested = True
         before, now = now, swarm.manifest
-        if now.data != before.data and not config.data:
-            source = reopen()
-            forward.separate = can_separate(swarm, source)
-            batches = swarm.share_of(source, batch_size=batch_size, instead=True)
-        if (now.data, now.eval) != (before.data, before.eval):
+        if now.eval != before.eval:
             may_evaluate(swarm, source, device, config, separate=forward.separate, together=together)
         batch = next(batches, None)
         if batch is None:  # A stop while data was waited for.

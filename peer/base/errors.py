@@ -3,8 +3,7 @@
 FlockstepError
 ├── LocalError            my bug or my setting: shown to the user, nobody is charged
 │   └── UsageError        a wrong argument, file or link (exit code 2)
-│       └── CannotFollow  settings of a run that this peer cannot train under
-│           └── NotAgreed what a run would open here, without its user's consent
+│       └── CannotFollow  settings of a run that this version of flockstep does not know
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
 │   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
@@ -44,14 +43,7 @@ class UsageError(LocalError):
 
 
 class CannotFollow(UsageError):
-    """A run's settings, as its owner has revised them, under which this peer cannot train: a member then keeps the run."""
-
-    revision = 0
-    """The number of the revision; 0 for the manifest, or where it is not known."""
-
-
-class NotAgreed(CannotFollow):
-    """A run would open something on this computer, and its user has not agreed to that."""
+    """A run's settings, as its owner has revised them, which this version does not know: it cannot train under them."""
 
 
 class RemoteError(FlockstepError):

@@ -45,6 +45,7 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 """Beside 9401, which the examples give to Prometheus."""
 
 GONE = {
+    "agree": "the data of a run are those of its manifest; `flockstep run succeed` goes on with others",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
 """Verbs and options of earlier versions, and what to use instead."""
@@ -280,25 +281,6 @@ def plan(
 
     fleet = fleet_named(peers, gpu, rate, tokens_per_s)
     plan_run(file, fleet, echo, model=model, as_json=as_json)
-
-
-@app.command()
-def agree(
-    link: LinkArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree without a question.")] = False,
-    home: Home = None,
-) -> None:
-    """Agree to the data that a run's owner has named since the join.
-
-    The peer here then trains on.
-
-    \b
-    Example:
-      flockstep agree 'flockstep://…?via=…'
-    """
-    from ..peers.agree import agree_to_data, terminal_reader
-
-    agree_to_data(link, config_of(home, port=0), echo, terminal_reader(), yes=yes)
 
 
 @app.command()

@@ -247,7 +247,7 @@ def revise(
     """
     from ..runs.owner import revise_run
 
-    echo(revise_run(link, settings or (), file, config_of(home, port=0), echo).describe())
+    echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
 
 
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:

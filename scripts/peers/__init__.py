@@ -6,5 +6,4 @@
     keep        `flockstep keep`: holds a run's state, checks, votes and serves newcomers, without training.
     loggers     TensorBoard, wandb and trackio: the curves of a peer, from its events.
     terminal    The signals that end a process in order, and an output that may be lost before it ends.
-    unfollowed  A member that cannot train under what its run's owner has revised keeps the run.
 """

@@ -2,32 +2,24 @@
 
 At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
 is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
-no others. The owner may revise the data later: each source is agreed to by itself, and `--yes` is no answer to one that
-was not shown. Without a terminal there is nobody to ask, so nothing is joined without `--yes`.
+no others. Without a terminal there is nobody to ask, so nothing is joined without `--yes`.
 """
 
-import json
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from textwrap import wrap
 
-from ...dht.members.remembered import Remembered
-from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import revised_by
-from ...dht.run.statements import OwnerStatements
 from ...optim.consent import FROM_MEMBERS, host_of
 from ...peer.base.config import PeerConfig
 from ...peer.base.disk import write_whole
-from ...peer.base.errors import LocalError, NotAgreed, UsageError
+from ...peer.base.errors import LocalError, UsageError
 from ...peer.base.plain import plain_text
-from ...peer.log.telemetry import Telemetry, log_path
 from ..watch.voters import who_decides
 from .terminal import ending_signals
 
@@ -40,10 +32,6 @@ LABEL_WIDTH, WIDTH = 10, 80
 """Characters of a label, and of a line: as many as a terminal has at least."""
 LOOPBACK = "127.0.0.1"
 YES = ("y", "yes")
-SOURCES_FILE = "agreed-data"
-"""In the folder of a run: the data sources that the user has agreed to."""
-MAX_SOURCES = 64
-"""Of revised ones, the newest: an owner may name thousands."""
 
 
 class Purpose(StrEnum):
@@ -63,18 +51,16 @@ class Agreement:
     yes: bool
     purpose: Purpose = Purpose.JOIN
 
-    def agree(self, signed: SignedManifest, may_ask: bool = True, begun: int = 0) -> str:
+    def agree(self, signed: SignedManifest, begun: int = 0) -> str:
         """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal.
 
-        `signed` holds the settings as the owner has revised them. `may_ask` is false in a run that this computer is in.
-        `begun` is the round at which the run is; 0 where that is not known. Raises `LocalError` for a run that is over, and
-        `UsageError` where nobody can be asked.
+        `signed` holds the settings as the owner has revised them; `begun` is the round at which the run is, 0 where that is
+        not known. Raises `LocalError` for a run that is over, and `UsageError` where nobody can be asked.
         """
         folder = self.config.home / "runs" / signed.run_id
-        agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
-        if self.purpose is Purpose.JOIN and (agreed.exists() or not may_ask):
-            return self._agree_to_data(signed, folder, may_ask)
-        if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
+        joined = folder / "agreed"
+        agreed = joined if self.purpose is Purpose.JOIN else folder / "agreed-keep"
+        if agreed.exists() or joined.exists():  # Who joins also keeps, and not the other way round.
             return "agreed to before"
         if begun >= signed.manifest.num_rounds:
             raise LocalError(
@@ -97,74 +83,7 @@ class Agreement:
             done = "joined" if self.purpose is Purpose.JOIN else "kept"
             raise LocalError(f"not {done}", remedy="the other members have not heard of this computer")
         write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
-        if self.purpose is Purpose.JOIN:
-            self.remember_data(signed)
         return how
-
-    def allows(self, signed: SignedManifest) -> bool:
-        """Return True if the user has agreed to the data of a run as its owner has revised it."""
-        sources = self._sources(self.config.home / "runs" / signed.run_id)
-        return signed.manifest.data.source in (*sources, self.config.allow_data)
-
-    def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
-        """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""
-        source, shown = signed.manifest.data.source, plain_text(signed.manifest.data.source)
-        if self.config.data or source in self._sources(folder):
-            return "agreed to before"
-        if source == self.config.allow_data:
-            how = "agreed to by --allow-data"
-        elif self.read is None or not may_ask:
-            what = f"the run's owner has named other data, {shown}, to which nobody here has agreed"
-            raise NotAgreed(what, remedy=f"flockstep agree, or --allow-data {shlex.quote(shown)}")
-        elif _says_yes(self.read, shown):
-            how = "agreed to by its user"
-        else:
-            raise LocalError("not joined", remedy="the other members have not heard of this computer")
-        self.remember_data(signed)
-        return how
-
-    def _sources(self, folder: Path) -> list[str]:
-        """Return the data that the user has agreed to: what was shown, which may not be what the run was published with."""
-        try:
-            found = json.loads((folder / SOURCES_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            found = []
-        return [it for it in (found if isinstance(found, list) else []) if isinstance(it, str)]
-
-    def remember_data(self, signed: SignedManifest) -> None:
-        """Write down that the user has agreed to the data of a run as its owner has revised it."""
-        folder = self.config.home / "runs" / signed.run_id
-        sources = list(dict.fromkeys((*self._sources(folder), signed.manifest.data.source)))
-        write_whole(folder / SOURCES_FILE, json.dumps(sources[-MAX_SOURCES:]).encode())
-
-
-def agree_to_data(
-    text: str, config: PeerConfig, say: Callable[[str], None], read: Callable[[str], str] | None, *, yes: bool
-) -> None:
-    """Ask whether this computer may train on the data that a run's owner has named since. Raises `FlockstepError`.
-
-    What was named is read from the disk, where the peer of this home folder keeps it.
-    """
-    link = JoinLink.parse(text)
-    folder = config.home / "runs" / link.run_id
-    with closing(Telemetry(log_path(config.home))) as telemetry:
-        remembered = Remembered(folder, link.run_id, telemetry)
-        published = remembered.manifest()
-        if published is None:
-            raise UsageError(f"no peer in {config.home} has joined this run", remedy="name its folder with --home")
-        stated = remembered.statements(OwnerStatements(link.run_id, published.manifest.owner))
-    signed = replace(published, manifest=revised_by(published, stated.revision))
-    agreement, source = Agreement(config, say, read, yes), plain_text(signed.manifest.data.source)
-    if agreement.allows(signed):
-        say(f"The run trains on {source}, as agreed to before.")
-        return
-    if not yes:
-        if read is None:
-            raise UsageError("there is no terminal to ask on", remedy=f"--yes agrees to {source}")
-        if not _says_yes(read, source):
-            raise LocalError("not agreed", remedy="this computer goes on holding the run's state, and trains nothing")
-    agreement.remember_data(signed)
-    say(f"Agreed: this computer trains on {source} from now on.")
 
 
 def describe_run(
@@ -223,12 +142,6 @@ def describe_run(
         yield from _row("open", f"TCP port {config.port}, to your local network; --host {LOOPBACK} closes it")
     to_pause = "" if keeps else f"`flockstep pause --home {home}` for a while, "
     yield from _row("to stop", f"{to_pause}Ctrl-C for good; a service: `flockstep service remove`")
-
-
-def _says_yes(read: Callable[[str], str], source: str) -> bool:
-    host = host_of(source)
-    place = f", read from {host}" if host else ""
-    return read(f"The run's owner has named other data, {source}{place}. Train on it? [y/N] ").strip().lower() in YES
 
 
 def terminal_reader() -> Callable[[str], str] | None:

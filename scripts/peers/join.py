@@ -23,12 +23,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...collectives.state.archive import has_ledger
 from ...dht.members.table import LEFT
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import SignedManifest
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import CannotFollow, FlockstepError, LocalError, UsageError
+from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.base.loading import uncollected
 from ...peer.base.plain import SHORT_ID
 from ...peer.log.metrics import EventFigures, shown_metrics
@@ -149,11 +147,6 @@ def _train_in_shifts(
     with uncollected():
         from ...optim.train.trainer import Summary, free_device, join_run
 
-    folder, has_kept = config.home / "runs" / JoinLink.parse(link).run_id, False
-
-    def agree(signed: SignedManifest, is_new: bool, begun: int) -> str:
-        return agreement.agree(signed, is_new and not has_kept, begun)  # A member waits for no answer.
-
     def note(event: str, reason: str) -> None:
         with _event_log(config, on_event) as telemetry:
             telemetry.emit(event, step="availability", reason=reason)
@@ -177,20 +170,10 @@ def _train_in_shifts(
                     save=options.save,
                     on_event=on_event,
                     stop=now.over,
-                    agree=agree,
+                    agree=agreement.agree,
                     farewell=farewell,
                     rest=now.rest,
                 )
-            except CannotFollow as refused:
-                if "RANK" in os.environ or not has_ledger(folder):  # A newcomer is no member that could keep.
-                    raise
-                free_device()
-                from .unfollowed import keep_unfollowed  # A keeper has the network here, a trainer in a process.
-
-                kept, has_kept = keep_unfollowed(link, config, agreement, refused, now.over, on_event), True
-                config = kept.config
-                if kept.end is not None:
-                    return Summary(*kept.end, "finished")
             except FlockstepError:
                 if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                     raise KeyboardInterrupt from None
@@ -440,10 +423,6 @@ LINES = {
     "state.rebased": "round {round}: {reason}",
     "metrics.ready": "shows its metrics on port {port}",
     "log.failed": "logs no more: {reason}",
-    "consent.awaited": "{reason}",
-    "consent.given": "trains again: {reason}",
-    "revision.unfollowed": "{reason}",
-    "revision.retried": "tries to train again: {reason}",
     "peer.paused": "paused: {reason}",
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",

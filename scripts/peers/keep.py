@@ -43,8 +43,6 @@ KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
 KEEPER_STAY_SECONDS = 120.0
 """Seconds that a keeper whose vote may be needed stays after Ctrl-C for one more round; a second one ends it at once."""
-LOOK_PERIOD = 1.0
-"""Seconds between two looks at whether a keeper is to go on."""
 KEEPER_RETRY_PERIOD = 30.0
 """Seconds between two attempts of a keeper that goes on after errors to reach its run."""
 
@@ -131,14 +129,13 @@ async def keep_run(
     stop: trio.Event,
     patience: Callable[[], float] = lambda: 0.0,
     metrics: str = "",
-    is_over: Callable[[Keeper], bool] | None = None,
 ) -> None:
     """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
 
     `CannotFollow` among them where a later version has revised what decides the outer step: no step is made by it.
 
     `patience` returns the seconds to stay at most for a round in which my vote may be needed; `metrics` is the place of a
-    page for Prometheus. `is_over` is asked whether to set `stop`, of the settled keeper.
+    page for Prometheus.
     """
     with home_lock(config.home, pid=os.getpid()):
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
@@ -148,20 +145,9 @@ async def keep_run(
             nursery.start_soon(keeper.run)
             if metrics:
                 await nursery.start(show_in_loop, metrics, keeper_figures(reached.host, telemetry), telemetry)
-            if is_over is not None:
-                nursery.start_soon(_look, keeper, is_over, stop)
             await stop.wait()
             await keeper.leave("left", patience())
             telemetry.emit("peer.leave", reason="left")
-
-
-async def _look(keeper: Keeper, is_over: Callable[[Keeper], bool], stop: trio.Event) -> None:
-    """Set `stop` once `is_over` is true of a settled keeper."""
-    while True:
-        await trio.sleep(LOOK_PERIOD)
-        if keeper.is_settled and is_over(keeper):
-            stop.set()
-            return
 
 
 def keeper_figures(host: Host, telemetry: Telemetry) -> Figures:

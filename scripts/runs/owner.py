@@ -38,12 +38,10 @@ from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
-from ..watch.story import KEEPER_DEVICE
 from ..watch.watching import watched
 
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
-    from ...optim.shards.index import ShardIndex
 
 DONE = {
     OwnerVerb.VOUCH: "You vouch for {peer}",
@@ -113,47 +111,24 @@ def revise_run(
     given: Sequence[str],
     file: Path | None,
     config: PeerConfig,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Stated:
     """Sign a revision of the settings of the run of a link, and publish it. Raises `FlockstepError`.
 
-    `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is. Before it is
-    signed `say` is told what it costs the members that are here.
+    `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is.
     """
-    from ...optim.consent import SWARM
-    from ...optim.data.hub import pinned_source
-    from ...optim.shards.packed import check_revised, is_packed, pinned_packed
-
     link = JoinLink.parse(text)
     changes = {**_read_changes(file), **dict(map(_parse_change, given))}
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
     certified = _check_not_over(link, config)
-    index: ShardIndex | None = None
-    for name, value in changes.items():
-        if name.endswith(".source") and isinstance(value, str):
-            if value.startswith(f"tokens:{SWARM}"):
-                remedy = "publish them elsewhere, or create a new run"
-                raise UsageError("the data that members provide are those of the manifest alone", remedy=remedy)
-            if is_packed(value):
-                changes[name], index = pinned_packed(value)
-            else:
-                changes[name] = pinned_source(value)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         before = open_revision(log.revision, log.run, log.owner)
         settings = settings_of(manifest, before, changes)
         after = revised(manifest, Revision(before.number + 1, settings))
-        if index is not None:
-            check_revised(after.data, index)
         here = await members()
         # What members state shows more than the chain where the run's bootstraps are behind it.
         check_rounds(max(certified + 1, _round_of_run(here) if here else 1), after)
-        if (source := after.data.source) != revised(manifest, before).data.source:
-            training = sum(member.body.device != KEEPER_DEVICE for member in here)
-            say(f"{plain_text(source)} is other data. Of the members here, {training} train. Each of them whose user")
-            say("has not agreed to it, and trains on no data of its own, holds the state and trains nothing until then:")
-            say(f"    flockstep agree '{link}'")
         return OwnerStatement(OwnerVerb.REVISE, log.owner, settings=settings)
 
     return _state(link, config, choose)

@@ -158,8 +158,6 @@ class PeerStory:
                 self.waits_for = _text(event, "reason")
             case "peer.resumed":
                 self.waits_for = ""
-            case "consent.awaited" | "revision.unfollowed":
-                self.state = "keeping"
 
     def kill(self) -> None:
         """Mark it as killed from outside, which its own log cannot show."""

@@ -1,26 +1,18 @@
 """The owner bans a peer of its run, and pardons it: through the command, a bootstrap, and real peers."""
 
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep import Swarm
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.optim.train.trainer import join_run
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
-from flockstep.scripts.peers.agree import Agreement
 from flockstep.scripts.runs.owner import revise_run, state_as_owner
-from flockstep.scripts.runs.run import create_run, run_info
-from support.bootstraps import TINY_RUN
-from support.commands import slowed
-from support.packed import packed, train_tokenizer
+from flockstep.scripts.runs.run import run_info
 from support.trainers import RUN, Trainer
 
 
@@ -130,81 +122,3 @@ def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: st
                 member.join()
     assert [member.error for member in both] == [None, None]
 
-
-class Volunteer(threading.Thread):
-    """`flockstep join` in a thread of this process; its network process is a real one."""
-
-    def __init__(self, link: str, home: Path, **settings: str) -> None:
-        super().__init__()
-        self.events: list[Event] = []
-        self.error: BaseException | None = None
-        self.stop = threading.Event()
-        self._arrived = threading.Condition()
-        self._link = link
-        self._config = PeerConfig(home=home, host="127.0.0.1", port=0, device="cpu", **settings)  # type: ignore[arg-type]
-
-    def run(self) -> None:
-        agreement = Agreement(self._config, lambda line: None, None, yes=True)
-        try:
-            join_run(
-                self._link, self._config, save=None, on_event=self._receive, stop=self.stop, agree=agreement.agree
-            )
-        except BaseException as error:  # noqa: BLE001  The test looks at it.
-            self.error = error
-        with self._arrived:
-            self._arrived.notify_all()
-
-    def _receive(self, event: Event) -> None:
-        with self._arrived:
-            self.events.append(event)
-            self._arrived.notify_all()
-
-    def sources(self) -> list[str]:
-        return [Path(str(event["name"])).name for event in self.events if event["event"] == "data.shared"]
-
-    def await_that(self, is_so: Callable[[], bool]) -> None:
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: is_so() or self.error is not None, 120), self.events[-5:]
-        assert self.error is None
-
-
-def test_other_data_is_trained_on_by_whoever_agrees_to_it_and_the_others_stop_with_a_line(
-    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tokenizers")
-    monkeypatch.setattr(Swarm, "step", slowed(Swarm.step))
-    toml, config = tmp_path / "run.toml", PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
-    toml.write_text(TINY_RUN + '[admission]\nvoters = "members"\n')
-    link = create_run(toml, [bootstrap_address], config, lambda line: None)
-    other = tmp_path / "other.txt"
-    other.write_text("All work and no play. " * 4000)
-    owner, bob = Volunteer(link, config.home), Volunteer(link, tmp_path / "bob")
-    carol = Volunteer(link, tmp_path / "carol", allow_data=f"text:{other}")
-    started = [owner, bob]
-    try:
-        owner.start()
-        bob.start()
-        for volunteer in started:
-            volunteer.await_that(lambda volunteer=volunteer: len(volunteer.sources()) == 1)  # type: ignore[misc]
-        packed(tmp_path / "packed", tokenizer=train_tokenizer(tmp_path / "tokenizer.json"))
-        with pytest.raises(UsageError, match="was packed with another tokenizer than bytes"):
-            revise_run(link, [f"data.source=tokens:{tmp_path}/packed"], None, config)
-        revise_run(link, [f"data.source=text:{other}", "eval.every=1"], None, config)
-        owner.await_that(lambda: len(owner.sources()) == 2)
-        assert owner.sources()[1] == "other.txt"
-        owner.await_that(lambda: any(event["event"] == "eval.measured" for event in owner.events))
-        bob.join(120)
-        assert isinstance(bob.error, UsageError)
-        assert "nobody here has agreed to that" in str(bob.error)
-        started.append(carol)
-        carol.start()  # It opens the data that the run trains on now, and never the other.
-        carol.await_that(lambda: len(carol.sources()) == 1)
-        assert carol.sources() == ["other.txt"]
-        last = max(int(str(event["round"])) for event in owner.events if event["event"] == "round.done")
-        owner.await_that(lambda: int(str(owner.events[-1].get("round", 0))) > last)  # With Carol, too.
-    finally:
-        for volunteer in started:
-            volunteer.stop.set()
-            if volunteer.ident is not None:
-                volunteer.join()
-    assert (owner.error, carol.error) == (None, None)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.dht.run.link import JoinLink
-from flockstep.scripts.peers.agree import SOURCES_FILE
 from support.commands import Command
 
 RUN = """
@@ -41,10 +39,13 @@ prompts = ["def "]
 class Rank:
     """One process of a peer that joins a run; as `torchrun` starts it where there are others."""
 
-    def __init__(self, link: str, home: Path, *options: str, ranks: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, link: str, home: Path, *options: str, ranks: dict[str, str] | None = None, agrees: bool = True
+    ) -> None:
         place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
         environment = {**os.environ, **(ranks or {})}
-        self.process = Command("join", link, *place, "--json", "--yes", *options, stderr=subprocess.PIPE, env=environment)
+        options = ("--json", *(["--yes"] if agrees else []), *options)
+        self.process = Command("join", link, *place, *options, stderr=subprocess.PIPE, env=environment)
 
     def roots(self, rounds: int) -> dict[int, str]:
         """The state roots of the first rounds, as they come."""
@@ -68,7 +69,7 @@ class Rank:
         raise AssertionError(f"it ended early: {self.process.communicate()[1]}")
 
 
-def ranks_of(link: str, home: Path, *options: str, nodes: int = 1, local: int = 2) -> list[Rank]:
+def ranks_of(link: str, home: Path, *options: str, nodes: int = 1, local: int = 2, agrees: bool = True) -> list[Rank]:
     """The processes of a peer, as `torchrun` starts them on some nodes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,7 +78,7 @@ def ranks_of(link: str, home: Path, *options: str, nodes: int = 1, local: int = 
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     place |= {"GROUP_WORLD_SIZE": str(nodes), "LOCAL_WORLD_SIZE": str(local)}
     return [
-        Rank(link, home, *options, ranks={**place, "RANK": str(rank), "LOCAL_RANK": str(rank % local)})
+        Rank(link, home, *options, ranks={**place, "RANK": str(rank), "LOCAL_RANK": str(rank % local)}, agrees=agrees)
         for rank in range(size)
     ]
 
@@ -123,14 +124,9 @@ def test_peers_of_several_ranks_hold_the_states_of_a_plain_one_and_end_when_a_ra
     assert plain[0].process.poll() is None
 
 
-def test_no_rank_opens_data_that_its_user_has_not_agreed_to(publish: Callable[..., str], tmp_path: Path) -> None:
-    link, home = publish(RUN, "owner"), tmp_path / "refused"
-    folder = home / "runs" / JoinLink.parse(link).run_id
-    folder.mkdir(parents=True)
-    (folder / "agreed").touch()
-    (folder / SOURCES_FILE).write_text(json.dumps(["text:other"]))  # What was agreed to; the run has another source.
-    first, second = ranks_of(link, home)
+def test_no_rank_opens_what_its_user_has_not_agreed_to(publish: Callable[..., str], tmp_path: Path) -> None:
+    first, second = ranks_of(publish(RUN, "owner"), tmp_path / "refused", agrees=False)
     _, said = second.process.communicate(timeout=120)
     first.process.kill()
     first.process.communicate()
-    assert "rank 0 of this peer has ended: the run's owner has named other data" in said
+    assert "rank 0 of this peer has ended: there is no terminal to ask on" in said

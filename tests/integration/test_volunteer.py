@@ -115,53 +115,6 @@ def test_whoever_trains_a_run_to_its_end_is_thanked_and_reads_how_to_take_the_mo
     assert (tmp_path / "my-model" / "model.safetensors").exists()
 
 
-def test_a_member_that_has_not_agreed_to_other_data_keeps_the_run_until_it_has(
-    publish: Callable[..., str], tmp_path: Path
-) -> None:
-    """It stays a member through it, agrees without a restart, and needs nobody's word for data that it knows."""
-    link, owner_home, home = publish(TINY_RUN, "owner"), tmp_path / "owner", tmp_path / "bob"
-    others = [tmp_path / "one.txt", tmp_path / "two.txt"]
-    for other in others:
-        other.write_text(f"All work and no play makes {other.name} a dull text. " * 2000)
-
-    def revise(source: str) -> str:
-        return str(flockstep("run", "revise", link, "--set", f"data.source={source}", "--home", str(owner_home)).stdout)
-
-    with (tmp_path / "owner.txt").open("w", encoding="utf-8") as log:
-        owner = Command("join", link, "--home", str(owner_home), *HERE, "--yes", stdout=log.fileno())
-    with joined(link, home) as bob:
-        bob.until("round.done")
-        assert "2 train. Each of them" in revise(f"text:{others[0]}")
-        assert "flockstep agree" in str(bob.until("consent.awaited")["reason"])
-        bob.until("round.done")
-    with joined(link, home) as bob:  # Without a terminal, after a restart: the same.
-        bob.until("consent.awaited")
-        bob.until("round.done")
-        assert f"trains on text:{others[0]}" in flockstep("agree", link, "--home", str(home), "--yes").stdout
-        bob.until("consent.given")
-        assert str(bob.until("data.shared")["name"]).endswith("one.txt")
-        bob.until("round.done")
-        revise(f"text:{others[1]}")
-        bob.until("consent.awaited")
-        revise("text:{stdlib}")
-        bob.until("consent.given")
-        assert str(bob.until("data.shared")["name"]) == "text:{stdlib}"
-        bob.until("round.done")
-        others[0].unlink()  # Agreed to before, and gone: nobody can train, and no round is left that could revise the run.
-        revise(f"text:{others[0]}")
-        assert "one.txt" in str(bob.until("revision.unfollowed")["reason"])
-        revise("text:{stdlib}")
-        assert "revised it again" in str(bob.until("revision.retried")["reason"])
-        assert str(bob.until("data.shared")["name"]) == "text:{stdlib}"
-        bob.until("run.revised")
-        bob.until("round.done")
-    assert owner.poll() is None
-    owner.send_signal(signal.SIGTERM)
-    owner.wait(120)
-    never = flockstep("agree", link, "--home", str(tmp_path / "nobody"))
-    assert (never.returncode, never.stderr.count("\n")) == (2, 1)
-
-
 @pytest.mark.parametrize("options", [["--hours", "7-25"], ["--max-up", "0.01"]])
 def test_limits_that_make_no_sense_are_one_line(options: list[str], tmp_path: Path) -> None:
     wrong = flockstep("join", "flockstep://nothing", "--home", str(tmp_path), *options)

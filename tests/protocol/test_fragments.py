@@ -50,7 +50,7 @@ def test_a_killed_keeper_restores_its_checkpoint_and_replays_the_fragments_since
         await run.until(lambda: all_at([*both, *trainers], due + 2))
         run.kill(both[1])
         again = run.keep(1)
-        await run.until(lambda: again.keeper is not None and again.keeper.is_settled)
+        await run.until(lambda: again.keeper is not None and again.keeper.kept is not None and again.keeper.kept.is_settled)
         await run.until(lambda: all_at([both[0], again, *trainers], due + 4))
         (restored,) = again.named("state.restored")
         assert int(str(restored["round"])) >= due + 2

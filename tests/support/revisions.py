@@ -17,7 +17,6 @@ WALKED: dict[str, tuple[Any, ...]] = {
     "inner.schedule": ("linear", "constant"),
     "inner.clip": (0.5, 0.0, 1e6),
     "inner.ramp": (2, 1, 8),
-    "data.source": ("text:other", "json:nowhere", "hf:no/where"),
     "codec.contribution": ("bf16", "lloyd2", "fp32", "int8"),
     "codec.result": ("int8", "bf16", "fp32", "lloyd2"),
     "codec.choices": ("bf16", "lloyd2 int8 bf16 fp32"),

@@ -16,7 +16,7 @@ from flockstep.optim.shards.reader import TokenShards
 from flockstep.optim.shards.tokenizer_config import decode_config
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.digest import digest
-from flockstep.peer.base.errors import LocalError, NetworkError, NotAgreed, UsageError
+from flockstep.peer.base.errors import LocalError, NetworkError, UsageError
 from flockstep.scripts.runs.run import create_run
 from support.packed import STORIES, packed, train_tokenizer
 
@@ -75,7 +75,7 @@ def test_a_manifest_names_them_by_the_length_and_the_hash_of_their_index(tmp_pat
     for place in (f"{size}", f"0@{'0' * 64}", f"12345678@{'0' * 64}", "/etc"):
         source = f"tokens:swarm:{place}"
         assert not is_public_data(source)
-        with pytest.raises(NotAgreed):
+        with pytest.raises(UsageError):
             open_corpus(Data(source=source), PeerConfig(home=tmp_path / "home"))
     for wrong in (tmp_path / "none", f"{size}@{'0' * 64}"):
         with pytest.raises(UsageError, match="there are no packed data in"):

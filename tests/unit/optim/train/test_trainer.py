@@ -12,15 +12,14 @@ from typing import cast
 import pytest
 import torch
 from flockstep import PeerConfig
-from flockstep.collectives.state.archive import LEDGER_FILE
 from flockstep.dht.run.manifest import Data, EvalSettings, Manifest
 from flockstep.optim.data.datasets import SequenceUnits
 from flockstep.optim.data.sources import open_source
 from flockstep.optim.models.registry import build_model, recompute_activations, training_loss
 from flockstep.optim.step.examples import BEGINS
 from flockstep.optim.train.swarm import Swarm
-from flockstep.optim.train.trainer import ForwardPass, can_separate, check_tokenizer, following, may_evaluate
-from flockstep.peer.base.errors import CannotFollow, UsageError
+from flockstep.optim.train.trainer import ForwardPass, can_separate, check_tokenizer, may_evaluate
+from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
 from support.recorded import recorded
@@ -132,24 +131,6 @@ def test_where_compiling_fails_the_model_trains_without_it(monkeypatch: pytest.M
 def test_another_error_is_not_taken_for_one_of_compiling() -> None:
     forward = ForwardPass(Seen(), CPU, PeerConfig(compile_model=True))
     assert not forward.gives_up_compiling(RuntimeError("mat1 and mat2 shapes"), Telemetry())
-
-
-@pytest.mark.parametrize(
-    ("revision", "own", "is_member"), [(0, "", True), (2, "text:mine", True), (2, "", False), (2, "", True)]
-)
-def test_only_a_member_of_a_run_that_was_revised_cannot_follow_it(
-    tmp_path: Path, revision: int, own: str, is_member: bool
-) -> None:
-    folder = tmp_path / "runs" / "run"
-    folder.mkdir(parents=True)
-    (folder / LEDGER_FILE).write_bytes(b"certificates" if is_member else b"")
-    swarm = cast(Swarm, SimpleNamespace(revision=revision, config=PeerConfig(home=tmp_path, data=own), run_id="run"))
-    with pytest.raises(UsageError, match="no such data") as raised, following(swarm):
-        raise UsageError("no such data", remedy="use others")
-    follows = (revision, own, is_member) != (2, "", True)
-    assert isinstance(raised.value, CannotFollow) is not follows
-    assert raised.value.remedy == "use others"
-    assert follows or raised.value.revision == 2  # type: ignore[attr-defined]
 
 
 def test_a_peer_that_cannot_evaluate_says_so_and_trains(tmp_path: Path) -> None:

@@ -28,12 +28,11 @@ class User:
         yes: bool = False,
         terminal: bool = True,
         data: str = "",
-        allow: str = "",
         purpose: Purpose = Purpose.JOIN,
     ) -> None:
         self.answers = list(answers)
         self.lines: list[str] = []
-        config = PeerConfig(home=home, data=data, allow_data=allow)
+        config = PeerConfig(home=home, data=data)
         self.agreement = Agreement(config, self.lines.append, self.read if terminal else None, yes, purpose)
 
     def read(self, question: str) -> str:
@@ -85,11 +84,11 @@ def test_rows_break_between_words_and_are_no_wider_than_a_terminal(tmp_path: Pat
 def test_a_run_that_is_over_is_not_asked_about_and_its_round_is_shown_before_that(tmp_path: Path) -> None:
     early = User(tmp_path, "n")
     with pytest.raises(LocalError, match="not joined"):
-        early.agreement.agree(signed(), True, 99)
+        early.agreement.agree(signed(), 99)
     assert "100 rounds of about 50 steps each, of which 99 are done" in " ".join(" ".join(early.lines).split())
     late = User(tmp_path)
     with pytest.raises(LocalError, match="this run is over: all of its 100 rounds are done") as over:
-        late.agreement.agree(signed(), True, 100)
+        late.agreement.agree(signed(), 100)
     assert "flockstep export" in over.value.remedy
     assert late.lines == []
 
@@ -109,12 +108,6 @@ def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path)
         user.agreement.agree(other)
     assert "  from      data.example.org, which sees this computer's IP address" in user.lines
     assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="text:{stdlib}")))
-    revised = User(tmp_path, "n")
-    (tmp_path / "runs" / other.run_id).mkdir(parents=True)
-    (tmp_path / "runs" / other.run_id / "agreed").touch()
-    with pytest.raises(LocalError, match="not joined"):
-        revised.agreement.agree(other)
-    assert f"{source}, read from data.example.org. Train on it?" in revised.lines[-1]
 
 
 def test_a_keeper_is_shown_no_size_of_a_model_that_nobody_trains(tmp_path: Path) -> None:
@@ -146,48 +139,6 @@ def test_yes_is_remembered(tmp_path: Path) -> None:
     insists = User(tmp_path, yes=True)
     assert insists.agreement.agree(signed()) == "agreed to by --yes"
     assert User(tmp_path).agreement.agree(signed()) == "agreed to before"
-
-
-def revised(source: str) -> SignedManifest:
-    """The run as its owner has revised its data."""
-    return replace(signed(), manifest=replace(signed().manifest, data=replace(signed().manifest.data, source=source)))
-
-
-def test_other_data_is_agreed_to_by_itself(tmp_path: Path) -> None:
-    assert User(tmp_path, yes=True).agreement.agree(signed()) == "agreed to by --yes"
-    for user in (User(tmp_path, yes=True, terminal=False), User(tmp_path, terminal=False)):
-        with pytest.raises(UsageError, match=r"named other data, hf:org/b\\x1b, to which nobody here has agreed"):
-            user.agreement.agree(revised("hf:org/b\x1b"))
-    with pytest.raises(UsageError, match="nobody here has agreed"):  # While it trains there is nobody to ask.
-        User(tmp_path, "y").agreement.agree(revised("hf:org/b"), False)
-    with pytest.raises(LocalError, match="not joined"):
-        User(tmp_path, "no").agreement.agree(revised("hf:org/b"))
-    assert User(tmp_path, "y").agreement.agree(revised("hf:org/b")) == "agreed to by its user"
-    assert User(tmp_path).agreement.agree(revised("hf:org/b"), False) == "agreed to before"
-    assert User(tmp_path).agreement.agree(signed(), False) == "agreed to before"
-    assert User(tmp_path, data="text:/mine").agreement.agree(revised("hf:org/c"), False) == "agreed to before"
-    assert User(tmp_path, allow="hf:org/c").agreement.agree(revised("hf:org/c"), False) == "agreed to by --allow-data"
-    assert User(tmp_path).agreement.agree(revised("hf:org/b"), False) == "agreed to before"
-
-
-def test_without_a_terminal_what_was_shown_at_first_is_all_that_holds(tmp_path: Path) -> None:
-    assert User(tmp_path, terminal=False, yes=True).agreement.agree(revised("hf:org/b")) == "agreed to by --yes"
-    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "agreed to before"
-    for other in (revised("hf:org/c"), signed()):
-        with pytest.raises(UsageError, match="nobody here has agreed"):
-            User(tmp_path, terminal=False, yes=True).agreement.agree(other)
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_data_of_the_manifest_are_agreed_to_only_if_they_were_shown(tmp_path: Path, terminal: bool) -> None:
-    """An owner publishes with one source, revises it before anybody joins, and revises it back afterwards."""
-    user = User(tmp_path, "y", terminal=terminal, yes=not terminal)
-    user.agreement.agree(revised("hf:org/b"))
-    assert not any("text:{stdlib}" in line for line in user.lines)
-    assert not user.agreement.allows(signed())
-    with pytest.raises(UsageError, match=r"named other data, text:\{stdlib\}, to which nobody here has agreed"):
-        user.agreement.agree(signed(), False)
-    assert user.agreement.agree(revised("hf:org/b"), False) == "agreed to before"
 
 
 def test_what_the_owner_wrote_is_shown_as_text_and_data_of_ones_own_beside_it(tmp_path: Path) -> None:
