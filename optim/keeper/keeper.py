@@ -144,7 +144,7 @@ class Keeper:
             raise LocalError(f"the run's state takes {needed}", remedy="keep it on a computer with more") from error
         vectors = theta, momentum
         kept = await Member.open(self._reached, self._contact, vectors, cells, tensors, resume=self._resume)
-        await kept.held.resume(BLANK)
+        kept.held.place = BLANK
         if self._resume:
             await kept.held.restore()
         return kept

@@ -91,17 +91,14 @@ class AttachVectors(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class JoinRun(Command[None]):
-    """Become a member that nobody waits for yet, whose state stands at `position`."""
+    """Become a member that nobody waits for yet."""
 
-    position: ChainPosition
     device: str
     version: str
     layout: bytes
     """The fingerprint of the parameters that are trained."""
     frozen: bytes
     """The fingerprint of those that are not."""
-    again: bool = False
-    """Whether an earlier process of this peer was a member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 It runs the network process and owns the flat vectors, on the first rank only. What it decides it returns as plain
 dataclasses, so that every rank of the peer receives the same (`ranks`, `swarm`); the model is theirs.
 
-Training never stops because of the network: while the network process is dead or unreachable every round is void, and a
-thread starts another one, which then takes the run's state like a newcomer. Once this peer is a member, a command that
-the network process cannot carry out raises nothing here either: what others send can be the cause.
+Training never stops because of other peers: once this peer is a member, a command that the network process cannot carry out
+raises nothing here, since what others send can be the cause. The death of the network process ends this peer
+(`NetworkDied`): whoever starts it again goes on from its last checkpoint, and one phase is lost.
 """
 
 import contextlib
@@ -23,9 +23,8 @@ import numpy as np
 from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.evaluation.draw import DueEvaluation
-from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.arrays import Floats
-from ...collectives.vector.codec import CELL, MAX_CONTRIBUTED
+from ...collectives.vector.codec import MAX_CONTRIBUTED
 from ...collectives.vector.mixed import codecs_named
 from ...collectives.vector.partition import fragment_of
 from ...dht.run.manifest import Manifest, SignedManifest
@@ -68,8 +67,6 @@ from .share import Shares
 _A = TypeVar("_A")
 
 ENTRY = "flockstep.optim.member.participant:main"
-RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Backoff between attempts to restart the network process; the last one repeats."""
 GOODBYE_SECONDS = 2.0
 NETWORK_LEAVE_SECONDS = 0.9
 """For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
@@ -193,14 +190,14 @@ def fragment_after(rounds: int, layout: FlatLayout, manifest: Manifest) -> slice
 class PeerClient:
     """One peer of a run, as its trainer drives it from one thread.
 
-    Raises `FlockstepError` until it has joined; later the network raises nothing.
+    Raises `FlockstepError` until it has joined; later of what concerns the network only `NetworkDied`, in any method.
     """
 
     def __init__(self, link: str, config: PeerConfig, telemetry: Telemetry, stop: threading.Event) -> None:
         self.config = config
         self.pulse = NO_PULSE
         self.position = BLANK
-        """Where my state stands in the run; kept here for the next network process, should this one die."""
+        """Where this peer's state stands in the run."""
         self._link = link
         self._telemetry = telemetry
         self._stop = stop
@@ -210,28 +207,23 @@ class PeerClient:
         self._waiting_for = ""
         self._flight: Flight | None = None
         self._shared: SharedVectors | None = None
-        self._tensors: tuple[TensorAt, ...] = ()
-        self._join: JoinRun | None = None
         self._joined = False
-        self._leases: PublishLeases | None = None
-        self._restarted: NetworkProcess | None = None
-        self._restarter: threading.Thread | None = None
+        self._num_leases = 0
+        """How often leases were published."""
         self._round: PendingAnswer[RoundEnded] | None = None
-        self._why_void = ""
         self._round_ended_at = time.monotonic()
         """When the last round that I began ended, by the monotonic clock."""
-        self._is_torn = False
-        """Whether the network process died in a round, so that θ may have made a part of its outer step."""
         self._ready_at: dict[PeerId, float] = {}
         """When the members that are ready for the pulse's round became so, by the monotonic clock."""
-        self._process = _spawn()
+        self._process = NetworkProcess(ENTRY, (TelemetryNotice, Pulse))
         self.pacing: Pacing | None = None
         """Of the last certified round; None in blocking mode."""
 
     def open(self) -> RunOpened:
         """Reach the run."""
         try:
-            opened = self._open(self._process)
+            config = replace(self.config, home=self.config.home.absolute())
+            opened = self._process.call(OpenRun(self._link, config), cancel=self._stop.is_set)
         finally:
             self._drain()
         self.peer_id = opened.peer_id
@@ -254,8 +246,9 @@ class PeerClient:
         )
         codec = codecs_named(manifest.codec.contributions)
         shapes = vectors_of(layout.num_cells, manifest.outer.fragments, codec)
-        self._tensors, self._shared = layout.describe(), self._shared_vectors(shapes, memory)
-        self._attach(self._shared)
+        self._shared = self._shared_vectors(shapes, memory)
+        self._process.call(AttachVectors(self._shared.path, layout.num_cells, layout.describe()))
+        self._shared.unlink()
 
     def _shared_vectors(self, shapes: Vectors, memory: int | None) -> SharedVectors:
         """Create the shared vectors in memory; in a file where they do not fit. Raises `LocalError`."""
@@ -273,8 +266,8 @@ class PeerClient:
 
         `frozen` is the fingerprint of what is not trained. Raises `UsageError` where the others have another model.
         """
-        self._join = JoinRun(self.position, device, version, self._layout.pin().hash, frozen)
-        self._enter(self._join)
+        self._call(JoinRun(device, version, self._layout.pin().hash, frozen))
+        self._sync()
         self._joined = True
         rounds, peers = self._manifest.num_rounds, self.pulse.active
         self._telemetry.emit("run.joined", run=self._run_id, round=self.round, rounds=rounds, peers=peers)
@@ -303,7 +296,7 @@ class PeerClient:
 
     @property
     def vectors(self) -> TrainingVectors:
-        """θ, m and Δ; on some systems other ones after the network process was restarted."""
+        """θ, m and Δ."""
         assert self._shared is not None
         return TrainingVectors.of(self._shared)
 
@@ -360,8 +353,9 @@ class PeerClient:
             reason = f"no result {steps} inner steps after the capture: training waits for it"
             self._telemetry.emit("round.overdue", step="train", reason=reason, round=self.round + 1)
             return Act.SETTLE, reason
-        if self._poll():
-            return Act.CATCH_UP, "the network process was restarted"
+        self._drain()
+        if self._process.died:
+            raise NetworkDied
         pulse = self.pulse
         current = pulse.round == self.round + 1
         if current and pulse.behind:
@@ -440,7 +434,7 @@ class PeerClient:
             return PhaseOutcome(self.status(), PhaseEnd.ABSTAINED, f"abstained: {reason}")
         self._flight = Flight(work, progress.steps, time.monotonic(), self._phase_started)
         self._begin_phase()
-        self._start_round(work)
+        self._round = self._process.start(work)
         return PhaseOutcome(self.status(), PhaseEnd.BEGUN, reason)
 
     def settle(self) -> PhaseOutcome:
@@ -474,31 +468,24 @@ class PeerClient:
         return PhaseOutcome(self.status(), PhaseEnd.VOID, ended.reason)
 
     def catch_up(self, reason: str, delta: Floats | None) -> CaughtUp:
-        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ of all cells, then W = θ_new − Δ.
-
-        Where Δ may be none, since θ was torn when it was measured, W = θ_new.
-        """
+        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ of all cells, then W = θ_new − Δ."""
         assert delta is not None
-        before, changed, torn = self.round, False, self._is_torn
+        before, changed = self.round, False
         with contextlib.suppress(Cancelled):
-            changed = self._reenter() if self._poll() else self._sync()
-            self._is_torn = False
-        if torn:
-            delta.fill(0)
-            self._telemetry.emit("phase.lost", step="catch up", reason=reason, round=self.round)
-        if changed or torn:
+            changed = self._sync()
+        if changed:
             np.subtract(self.vectors.theta, delta, out=delta)
         self._progress.waited()
         self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
         self._ready_at.clear()
-        return CaughtUp(self.status(), changed or torn)
+        return CaughtUp(self.status(), changed)
 
     def close(self, reason: str) -> None:
         """Leave; a peer that has finished serves the last state until the others have it too."""
         if reason == "finished":
             until = time.monotonic() + LINGER_SECONDS
-            while time.monotonic() < until and not self._stop.wait(0.1):
-                self._poll()
+            while time.monotonic() < until and not self._stop.wait(0.1) and not self._process.died:
+                self._drain()
                 pulse = self.pulse
                 if pulse.round == self.round + 1 and pulse.kept == self.round and not pulse.lagging:
                     break
@@ -530,7 +517,7 @@ class PeerClient:
     def publish_first(self, share: Share, ranking: Ranking) -> View | None:
         """Publish which units of the data I lease. Returns what is known of the others', None without the network."""
         try:
-            return None if self._restarter is not None else self._call(self._next_leases(share, ranking, urgent=True))
+            return self._call(self._next_leases(share, ranking, urgent=True))
         except Cancelled:
             return None  # A peer that leaves needs no view.
         except FlockstepError as error:
@@ -542,9 +529,8 @@ class PeerClient:
         self._process.post(self._next_leases(share, ranking, urgent=urgent))
 
     def _next_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> PublishLeases:
-        number = 1 if self._leases is None else self._leases.number + 1
-        self._leases = PublishLeases(share, ranking, number, urgent)
-        return self._leases
+        self._num_leases += 1
+        return PublishLeases(share, ranking, self._num_leases, urgent)
 
     def _sync(self) -> bool:
         """Take the run's newest state, unless mine is it. Returns whether (θ, m) changed."""
@@ -556,32 +542,20 @@ class PeerClient:
         self.position = synced.position
         return synced.changed
 
-    def _start_round(self, command: AverageDelta) -> None:
-        """Begin an attempt of a round with what `delta` holds; `_end_round` tells how it ended."""
-        self._round, self._why_void = None, "the network process is being restarted"
-        if self._restarter is not None:
-            return
-        try:
-            self._round = self._process.start(command)
-        except NetworkDied as error:
-            self._why_void = str(error)
-            self._fail("average", error)
-
     @property
     def _round_is_over(self) -> bool:
         """Whether `_end_round` would not wait."""
         self._drain()
-        return self._round is None or self._round.is_here
+        assert self._round is not None
+        return self._round.is_here
 
     def _end_round(self) -> RoundEnded:
-        """Wait for the end of the round that I began; a dead network process makes it void."""
+        """Wait for the end of the round that I began."""
         pending, self._round = self._round, None
-        if pending is None:
-            return RoundEnded(self.position, OutcomeKind.VOID, self._why_void)
+        assert pending is not None
         try:
             ended = pending.wait(cancel=self._waiting)
         except FlockstepError as error:
-            self._is_torn = isinstance(error, NetworkDied)
             self._fail("average", error)
             return RoundEnded(self.position, OutcomeKind.VOID, str(error))
         self._drain()
@@ -589,61 +563,18 @@ class PeerClient:
         self.position = ended.position
         return ended
 
-    def _poll(self) -> bool:
-        """Process the notices that have arrived. Returns whether a restarted network process waits for `_reenter`."""
-        self._drain()
-        if self._process.died and self._restarter is None:
-            self._restart("its process has ended")
-        return self._restarted is not None
-
-    def _reenter(self) -> bool:
-        """Continue with the restarted network process as a newcomer with my vectors. Returns whether (θ, m) changed."""
-        assert self._restarted is not None
-        assert self._restarter is not None
-        assert self._shared is not None
-        assert self._join is not None
-        self._restarter.join()
-        self._process, self._restarted, self._restarter = self._restarted, None, None
-        if self._shared.path is None:  # This system cannot name a file that has no name any more.
-            self._shared = self._shared.copy()
-        self._telemetry.emit("network.restarted", step="network process")
-        try:
-            self._attach(self._shared)
-            return self._enter(self._join)
-        except Cancelled:
-            raise
-        except FlockstepError as error:  # Half entered, the new process is of no use either.
-            self._restart(str(error))
-            return False
-
     def _end(self, reason: str) -> None:
         """Send a goodbye and end the process; in less than three seconds."""
-        if self._restarter is None and not self._process.died:
-            try:
-                self._process.call(LeaveRun(reason), timeout=GOODBYE_SECONDS)
-            except FlockstepError as error:
-                self._telemetry.emit("peer.leave_failed", step="send goodbye", reason=str(error))
+        try:
+            self._process.call(LeaveRun(reason), timeout=GOODBYE_SECONDS)
+        except NetworkDied as error:
+            self._telemetry.emit("network.died", step="network process", reason=str(error))
+        except FlockstepError as error:
+            self._telemetry.emit("peer.leave_failed", step="send goodbye", reason=str(error))
         self._process.stop(NETWORK_LEAVE_SECONDS)
         self._drain()
-        if self._restarted is not None:
-            self._restarted.stop(NETWORK_LEAVE_SECONDS)
         if self._shared is not None:
             self._shared.unlink()
-
-    def _open(self, process: NetworkProcess) -> RunOpened:
-        config = replace(self.config, home=self.config.home.absolute())
-        return process.call(OpenRun(self._link, config), cancel=self._stop.is_set)
-
-    def _attach(self, shared: SharedVectors) -> None:
-        assert shared.path is not None
-        self._process.call(AttachVectors(shared.path, shared["theta"].size // CELL, self._tensors))
-        shared.unlink()
-
-    def _enter(self, join: JoinRun) -> bool:
-        self._call(replace(join, position=self.position, again=self._joined))
-        if self._leases is not None:  # A restarted process does not know them.
-            self._process.post(replace(self._leases, urgent=True))
-        return self._sync()
 
     def _call(self, command: Command[_A]) -> _A:
         answer = self._process.call(command, cancel=self._waiting)
@@ -669,36 +600,7 @@ class PeerClient:
                     self.pulse = pulse
 
     def _fail(self, step: str, error: FlockstepError) -> None:
-        """Emit why a command failed; a dead process is restarted. Raises what a newcomer or one who leaves must know."""
-        if isinstance(error, NetworkDied):
-            self._restart(str(error))
-        elif isinstance(error, Cancelled) or not self._joined:
+        """Emit why a command failed. Raises what a newcomer or one who leaves must know, and `NetworkDied`."""
+        if isinstance(error, Cancelled | NetworkDied) or not self._joined:
             raise error
-        else:
-            self._telemetry.emit("network.failed", step=step, reason=str(error))
-
-    def _restart(self, reason: str) -> None:
-        if self._restarter is None:
-            self._telemetry.emit("network.died", step="network process", reason=reason)
-            self._process.stop(NETWORK_LEAVE_SECONDS)
-            self._restarter = threading.Thread(target=self._bring_up, name="network restart", daemon=True)
-            self._restarter.start()
-
-    def _bring_up(self) -> None:
-        turn = 0
-        while not self._stop.is_set():
-            process = _spawn()
-            try:
-                self._open(process)
-            except FlockstepError as error:
-                process.stop(NETWORK_LEAVE_SECONDS)
-                self._telemetry.emit("network.retry", step="restart", reason=str(error))
-                time.sleep(RESTART_SECONDS[min(turn, len(RESTART_SECONDS) - 1)])
-                turn += 1
-                continue
-            self._restarted = process
-            return
-
-
-def _spawn() -> NetworkProcess:
-    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))
+        self._telemetry.emit("network.failed", step=step, reason=str(error))

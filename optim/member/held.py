@@ -110,13 +110,6 @@ class HeldState:
         await self._node.compute(self._state.apply, bounds, outputs)
         self.place = replace(self.place, root=self._state.root)
 
-    async def resume(self, place: ChainPosition) -> None:
-        """Begin at a position. At the run's start the ledger keeps its certificates until I have searched for providers."""
-        if place.certificate is None:
-            self.place = place
-        else:
-            await self.advance(place)
-
     async def restore(self) -> None:
         """Begin where my disk ends: at my newest checkpoint, after replaying the rounds whose outputs are kept here.
 

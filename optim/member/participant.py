@@ -77,7 +77,7 @@ class Connected:
         """Reach a run: host, directory, manifest, node; all are closed at the end. Raises `FlockstepError`."""
         telemetry = Telemetry()
         telemetry.subscribe(lambda event: channel.post(TelemetryNotice(event)))
-        with home_lock(command.config.home, pid=os.getppid()):  # The trainer, which would restart this process.
+        with home_lock(command.config.home, pid=os.getppid()):  # The trainer: whoever ends that ends both.
             async with reach_run(JoinLink.parse(command.link), command.config, telemetry) as reached:
                 yield cls(channel, nursery, command.config, reached)
 
@@ -154,14 +154,11 @@ class Participant:
         )
 
     async def join(self, command: JoinRun) -> None:
-        """Become a member that nobody waits for yet: with the trainer's state, or, if it has none, that of my disk."""
-        self._joined = command.again
+        """Become a member that nobody waits for yet, with the state of my disk if it has one."""
         held = self.member.held
-        await held.resume(command.position)
-        if command.position == BLANK and self._resume:
+        held.place = BLANK
+        if self._resume:
             await held.restore()
-        elif command.again:
-            await self._check_kept(command.position)
         self._contact.announce(
             state=MemberState.SYNCING,
             device=command.device,
@@ -172,15 +169,6 @@ class Participant:
         )
         self._contact.begin(held.place.head)
         self._nursery.start_soon(self._send_pulses)
-
-    async def _check_kept(self, position: ChainPosition) -> None:
-        """Restore the state from disk where an earlier process of mine died in the middle of an outer step."""
-        await self.member.held.hash()
-        is_known = position.certificate is not None or bool(self._signed.manifest.start)  # Not a state that the seed makes.
-        if self._position.root != position.root and is_known:
-            reason = f"the vectors have the root {self._position.root.hex()[:8]}, not {position.root.hex()[:8]}"
-            self._telemetry.emit("state.torn", step="restart", reason=reason, round=position.round)
-            await self.member.held.restore()
 
     async def sync(self, command: SyncState) -> StateSynced:
         """Hold the run's state: my own if I start the run, else that of the others."""

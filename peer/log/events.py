@@ -129,7 +129,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              rung="worst rung among the connections to members: lan, direct, punched or relayed"),
         _row("phase.end", "An inner phase has ended.", "reason round loss", steps="inner steps of the phase",
              tokens="tokens of the phase", ramp="share of its weight that a newcomer's contribution has"),
-        _row("phase.lost", "The network process died in a round: the phase's steps are lost.", "step reason round"),
         _row("inner.own_optimizer", "The caller's optimizer trains instead of the one that the run names; the reason says "
              "what of the run's recipe applies.", "step reason"),
         _row("data.order", "Whether the data loader of another library's trainer has an order of this peer's own.",
@@ -153,10 +152,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "step reason"),
         _row("device.uncompiled", "torch.compile has failed; the model trains without it.", "step reason"),
         _row("model.not_kept", "Parts of the model were not written to the disk, or no file holds them.", "step reason"),
-        _row("network.died", "The network process has ended; it is restarted.", "step reason"),
+        _row("network.died", "The network process has ended, and with it this peer.", "step reason"),
         _row("network.failed", "The network process could not carry out a command; training goes on.", "step reason"),
-        _row("network.retry", "The network process could not be restarted; another attempt follows.", "step reason"),
-        _row("network.restarted", "The network process runs again.", "step"),
     ),
     "Data": (
         _row("data.own", "The peer trains on a data source of its own.", "step reason name"),
@@ -255,7 +252,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("state.leaf_late", "Another provider sent the leaf first.", "peer step reason"),
         _row("state.restored", "The state was restored from the disk.", "round root",
              checkpoint="round of the checkpoint that it started from"),
-        _row("state.torn", "An outer step was made by half: the state is restored from the disk.", "step reason round"),
         _row("state.rebased", "The peer moved to a newer state and kept its progress of the phase.", "step reason round",
              before="round of the state before"),
         _row("state.drift", "The outer step of this computer led to another root than the certified one.", "step reason",

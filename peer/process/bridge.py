@@ -7,7 +7,7 @@ that its class names; one that is *posted* has the number 0 and gets none. The c
 Vectors do not cross here: they lie in `SharedVectors`, a mapped file that both processes see.
 
 No orphans: the child's input ends when the trainer dies, however it dies, and the child exits within two seconds.
-If the child dies, every open call raises `NetworkDied` and the trainer may spawn another one.
+If the child dies, every open call and every later one raises `NetworkDied`.
 """
 
 import importlib
@@ -44,7 +44,11 @@ _Answer: TypeAlias = tuple[float, str, Any]
 
 
 class NetworkDied(LocalError):
-    """The network process has died; its trainer may start another one."""
+    """The network process has died, and with it what its peer has trained since the last round."""
+
+    def __init__(self) -> None:
+        remedy = "start this peer again: it goes on from its newest checkpoint, and one phase is lost"
+        super().__init__("the network process has died, as when the system kills it for its memory", remedy=remedy)
 
 
 class Cancelled(LocalError):
@@ -142,7 +146,7 @@ class PendingAnswer(Generic[_A]):
         finally:
             self._forget()
         if answer is None:
-            raise NetworkDied("the network process has died")
+            raise NetworkDied
         self.arrived, kind, raw = answer
         if kind == _Failure.__name__:
             failure: _Failure = from_json(_Failure, raw)
@@ -230,9 +234,9 @@ class NetworkProcess:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            raise NetworkDied(f"the network process has died: {error}") from error
+            raise NetworkDied from error
         if self.died:
-            raise NetworkDied("the network process has died")
+            raise NetworkDied
 
     def _read(self) -> None:
         assert self._process.stdout is not None

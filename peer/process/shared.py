@@ -94,26 +94,9 @@ class SharedVectors:
         return self._vectors[name]
 
     @property
-    def path(self) -> Path | None:
-        """Where another process may open the file while I live; None if nobody can any more."""
-        by_number = Path(f"/proc/{os.getpid()}/fd/{self._file}")
-        if self._name is not None and self._name.exists():
-            return self._name
-        return by_number if by_number.exists() else None
-
-    def copy(self) -> "SharedVectors":
-        """Create vectors of the same values, which another process can map, in place of these. Raises `LocalError`.
-
-        These keep their values while they are used, but no other process can map them, and their file ends with them.
-        """
-        copied = SharedVectors.create(self._shapes, None if self._name is None else self._name.parent)
-        for name, vector in self._vectors.items():
-            copied[name][:] = vector
-        self.unlink()
-        if self._file >= 0:
-            os.close(self._file)  # The map has one of its own.
-            self._file = -1
-        return copied
+    def path(self) -> Path:
+        """Where the other process may open the file, until its name is removed."""
+        return self._name if self._name is not None else Path(f"/proc/{os.getpid()}/fd/{self._file}")
 
     def unlink(self) -> None:
         """Remove the file's name; processes that have mapped it keep the memory."""

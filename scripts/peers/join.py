@@ -427,9 +427,7 @@ LINES = {
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",
     "peer.charged": "{peer} broke a rule: {reason}",
-    "network.died": "the network process died: {reason}; training goes on while it restarts",
     "network.failed": "the network process did not {step}: {reason}; training goes on",
-    "network.restarted": "the network is back",
     "run.revised": "from round {round} on, as the run's owner has revised it: {reason}",
     "run.finished": "the run is finished",
 }

@@ -30,7 +30,6 @@ from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round
 from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.optim.member import client
 from flockstep.optim.member.border import (
-    BLANK,
     AttachVectors,
     AverageDelta,
     JoinRun,
@@ -114,7 +113,7 @@ class Corruptor(Connected):
         self.channel.handle(*participant.handlers())
         shared.unlink()
         model = keyed("the model of the attacks' tests")
-        await participant.join(JoinRun(BLANK, "cpu", "0", model, model))
+        await participant.join(JoinRun("cpu", "0", model, model))
         return (await participant.sync(SyncState())).position
 
 

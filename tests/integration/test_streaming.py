@@ -1,18 +1,15 @@
 """Streaming mode with real processes: training goes on while a round runs, and nothing of it is lost."""
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from flockstep import PeerConfig, StepReport, Swarm
 from flockstep.collectives.vector.codec import CELL
 from flockstep.peer.log.telemetry import Event
-from support.trainers import RUN, network_pid
+from support.trainers import RUN
 from torch import nn
 
 STREAMING = RUN.replace("[codec]", 'mode = "streaming"\nfragments = {fragments}\n[codec]')
@@ -133,24 +130,3 @@ def test_a_round_leaves_the_other_fragments_and_the_steps_since_the_capture_alon
         expected[:half] = torch.from_numpy(theta)[:half] + moved[:half]
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
-
-@pytest.mark.parametrize("when", ["phase.end", "round.done"])
-def test_a_network_process_killed_in_a_round_costs_no_more_than_a_phase(
-    publish: Callable[..., str], tmp_path: Path, when: str
-) -> None:
-    link = publish(STREAMING.format(rounds=4, peers=1, fragments=2))
-    killed: list[int] = []
-
-    def strike(event: Event) -> None:
-        if event["event"] == when and event["round"] == 3 and not killed:
-            killed.append(network_pid(peer.swarm))
-            os.kill(killed[0], signal.SIGKILL)
-
-    peer = Streamer(link, tmp_path, 0, strike)
-    with members(peer):
-        while not peer.swarm.finished:
-            peer.step()
-    assert killed
-    assert len(peer.named("network.restarted")) == 1
-    assert {event["round"] for event in (*peer.named("round.done"), *peer.named("round.replayed"))} >= set(range(1, 9))
-    assert peer.swarm.round == 8

@@ -19,6 +19,7 @@ from flockstep.optim.models.needs import Memory
 from flockstep.optim.train.evaluating import HeldOutResult
 from flockstep.peer.base.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.log.telemetry import Event, Telemetry
+from flockstep.peer.process.bridge import NetworkDied
 from flockstep.peer.wire.signed import verify_signed
 from support.trainers import RUN, TRUTH, Trainer, run_rounds
 from torch import nn
@@ -80,25 +81,44 @@ def test_vectors_that_do_not_fit_into_the_memory_lie_in_a_file_without_a_name(
     assert not [*tmp_path.glob("runs/*/flockstep-*")]
 
 
-def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., str], tmp_path: Path) -> None:
+def test_a_killed_network_process_ends_its_peer_which_goes_on_when_it_is_started_again(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
     link = publish(RUN.format(rounds=8, peers=1))
-    killed: list[int] = []
 
     def strike(event: Event) -> None:
-        if event["event"] == "round.done" and event["round"] == 3 and not killed:
-            killed.append(peer.network_pid)
+        if event["event"] == "round.done" and event["round"] == 3:
             peer.signal_network(signal.SIGKILL)
 
     peer = Trainer(link, tmp_path, 0, strike)
-    run_rounds([peer])
-    assert killed
+    peer.start()
+    peer.join(timeout=120)
+    assert isinstance(peer.error, NetworkDied)
     assert len(peer.named("network.died")) == 1
-    assert len(peer.named("network.restarted")) == 1
-    assert [event["round"] for event in peer.named("round.done")] == list(range(1, 9))
-    assert peer.swarm.round == 8
-    kept = tmp_path / "runs" / peer.swarm.run_id / "ledger"
-    ledger = Ledger.open(kept, peer.swarm.run_id, verify=verify_signed, telemetry=Telemetry())
-    assert [ledger.first, ledger.head.round] == [1, 8]  # Across the restart of the network process.
+    again = Trainer(link, tmp_path, 0)
+    run_rounds([again])
+    assert again.error is None
+    assert again.named("state.restored")[0]["round"] == 3
+    assert [event["round"] for event in again.named("round.done")] == list(range(4, 9))
+    kept = tmp_path / "runs" / again.swarm.run_id / "ledger"
+    ledger = Ledger.open(kept, again.swarm.run_id, verify=verify_signed, telemetry=Telemetry())
+    assert [ledger.first, ledger.head.round] == [1, 8]
+
+
+def test_join_ends_with_one_line_and_exit_code_1_where_its_network_process_is_killed(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    link = publish(RUN.format(rounds=1000, peers=1).replace('"own"', '"text:{stdlib}"') + '[model]\nsize = "0.2m"\n')
+    home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--json", "--yes"]
+    command = [sys.executable, "-m", "flockstep", "join", link, *home]  # Its network process is its child.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as peer:
+        assert peer.stdout is not None
+        next(line for line in peer.stdout if '"phase.end"' in line)  # A round runs.
+        (network,) = psutil.Process(peer.pid).children()
+        network.kill()
+        told, said = peer.communicate(timeout=120)
+    assert (peer.returncode, said.count("\n"), "start this peer again" in said) == (1, 1, True)
+    assert '"network.died"' in told
 
 
 def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[..., str], tmp_path: Path) -> None:

@@ -70,20 +70,6 @@ def test_newcomers_wait_for_a_holder_of_the_given_state_and_start_from_it(tmp_pa
     live(body, tmp_path, signed)
 
 
-def test_the_given_state_is_restored_where_a_network_process_died_in_the_first_outer_step(tmp_path: Path) -> None:
-    signed = started_run(admission=Admission(voters="members", stall="present"))
-    give(key(KEEPER).peer_id, signed, tmp_path)
-
-    async def body(run: KeptRun) -> None:
-        run.torn[key(KEEPER).peer_id] = start_of_run(ROOT)
-        owner = run.train(KEEPER)
-        await run.until(lambda: all_at([owner], 1), 300)
-        assert owner.named("state.torn")
-        assert owner.named("state.synced")[0]["root"] == ROOT.hex()
-
-    live(body, tmp_path, signed)
-
-
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_founder_that_trains_starts_only_from_the_given_state(tmp_path: Path, resume: bool) -> None:
     """Without `resume` it does not look at its disk: then nobody has the state, and the seed's is none."""

@@ -13,7 +13,6 @@ import trio
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.certificate import value_of
-from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.state.checkpoint_file import TensorAt
@@ -40,7 +39,6 @@ from flockstep.dht.run.revision import kept_by
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
-    BLANK,
     AverageDelta,
     JoinRun,
     PublishEvaluation,
@@ -196,7 +194,6 @@ class KeptRun:
         self.losses: dict[PeerId, float | None] = {}
         """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
         self.hosts: dict[PeerId, MemoryHost] = {}
-        self.torn: dict[PeerId, ChainPosition] = {}
         """Where the state of a member that trains stood, by its id, when its network process died in an outer step."""
         self._folder = folder
         self._nursery = nursery
@@ -314,9 +311,8 @@ class KeptRun:
             corrupt(node, codec_named(signed.manifest.codec.result))
         participant = await connected.train(peer.vectors, TENSORS)
         peer.conduct = participant.member.archive.conduct
-        position = self.torn.get(peer.peer, BLANK)
         layout = self.layouts.get(peer.peer, MODEL)
-        await participant.join(JoinRun(position, "cpu", "test", layout, bytes(32), again=peer.peer in self.torn))
+        await participant.join(JoinRun("cpu", "test", layout, bytes(32)))
         position = (await participant.sync(SyncState())).position
         while True:
             peer.round = position.round

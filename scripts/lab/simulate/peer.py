@@ -174,7 +174,7 @@ class SimulatedPeer:
                 node.on_fetch = lambda provider, key: self._watcher.served(provider, key, self)
                 await self._assemble(node, directory, folder)
                 self._watcher.assembled(self)
-                await self.member.held.resume(ChainPosition(0, self.state.root, 0, None))
+                self.member.held.place = ChainPosition(0, self.state.root, 0, None)
                 self._contact.begin(self.place.head)
                 if founder:
                     await self.member.held.hash()

@@ -59,11 +59,11 @@ def test_a_disk_that_fills_up_within_a_line_ends_the_log(tmp_path: Path, capsys:
     log.emit("network.died")
     with files_up_to(path.stat().st_size + 10):
         log.emit("network.died")
-    log.emit("network.restarted")  # Space is free again: joined to the torn line it would be lost.
+    log.emit("network.failed")  # Space is free again: joined to the torn line it would be lost.
     with closing(Telemetry(path)) as log:
-        log.emit("network.restarted")
+        log.emit("network.failed")
     assert capsys.readouterr().err.count("the event log is lost") == 1
-    assert [event["event"] for _, event in read_events(path)] == ["network.died", "network.restarted"]
+    assert [event["event"] for _, event in read_events(path)] == ["network.died", "network.failed"]
 
 
 def numbers(path: Path, offset: int = 0) -> list[object]:
@@ -158,6 +158,6 @@ def test_a_full_disk_ends_the_log_but_not_the_events(capsys: pytest.CaptureFixtu
         pytest.skip("no /dev/full here")
     telemetry, heard = recorded(full)
     telemetry.emit("network.died")
-    telemetry.emit("network.restarted")
-    assert [event["event"] for event in heard] == ["network.died", "network.restarted"]
+    telemetry.emit("network.failed")
+    assert [event["event"] for event in heard] == ["network.died", "network.failed"]
     assert capsys.readouterr().err.count("the event log is lost") == 1

@@ -37,8 +37,8 @@ POSITION = ChainPosition(3, bytes(range(32)), 10**12, CERTIFICATE)
     [
         OpenRun("flockstep://x", PeerConfig(home=Path("/home/peer"), announce=("/ip4/192.0.2.1/tcp/4001",))),
         AttachVectors(Path("/dev/shm/x"), 7, (TensorAt("weight", (3, 4), "bfloat16", 0), TensorAt("bias", (), "fp32", 64))),
-        JoinRun(POSITION, "cuda", "1.0", bytes(32), b"\x80" * 32),
-        RoundEnded(ChainPosition(0, bytes(32), 0, None), OutcomeKind.BEHIND, "the others hold another state"),
+        JoinRun("cuda", "1.0", bytes(32), b"\x80" * 32),
+        RoundEnded(POSITION, OutcomeKind.BEHIND, "the others hold another state"),
         PublishLeases(Share(b"data", 4, (b"\x01",), (Lease(4, 1, None), Lease(4, 2, 3))), Ranking(7, 20), 2, True),
         Pulse(4, ("a", "b"), 3, "", False, 1, 2, 10, 20, {"a": Rung.LAN}, VIEW),
         TelemetryNotice({"time": 1.5, "event": "round.done", "cut": ["a"], "loss": None, "step": 3}),
