@@ -39,7 +39,7 @@ from .outer import baseline_of, outer_trainings
 
 GpuRow: TypeAlias = dict[str, Any]
 
-RUN_SECONDS = 180.0
+RUN_SECONDS = 240.0
 """The timeout of one run; all six take seven minutes on a card of 2020."""
 APART = 0.005
 """How far the loss of a peer may be from that of the first one of its run, relative to it."""
@@ -185,6 +185,8 @@ def joined(run: GpuRun, device: str, folder: Path) -> dict[str, list[Event]]:
         deadline = time.monotonic() + RUN_SECONDS
         for name, process in started.items():
             process.stop(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                raise LocalError(f"{name}: not all rounds were done after {RUN_SECONDS:g} s")
             if process.code:
                 raise process.died()
             events[name] = [event for _, event in read_events(log_path(homes[name]))]

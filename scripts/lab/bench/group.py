@@ -78,34 +78,31 @@ class Worker:
                 },
             )
         self.pid = self._popen.pid
-        self._number = 0
         self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, command: WorkerAnswer) -> None:
         """Send a command. Raises `LocalError` if the worker has ended."""
         assert self._popen.stdin is not None
-        self._number += 1
         try:
-            self._popen.stdin.write(json.dumps({**command, "number": self._number}).encode() + b"\n")
+            self._popen.stdin.write(json.dumps(command).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
 
     def receive(self, deadline: float) -> tuple[float, WorkerAnswer]:
-        """Receive the answer to the last command, and when it came (`time.monotonic`); late answers to earlier ones are
-        dropped. Raises `TimeoutError`, or `LocalError` if the worker has ended.
+        """Receive the answer to the next command, and when it came (`time.monotonic`).
+
+        Raises `TimeoutError`, after which the answer may still come, or `LocalError` if the worker has ended.
         """
-        while True:
-            try:
-                at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise TimeoutError(f"no answer of {self.log.stem}") from None
-            if not line:
-                raise self._ended()
-            answer: WorkerAnswer = json.loads(line)
-            if answer.pop("number") == self._number:
-                return at, answer
+        try:
+            at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"no answer of {self.log.stem}") from None
+        if not line:
+            raise self._ended()
+        answer: WorkerAnswer = json.loads(line)
+        return at, answer
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of this peer."""

@@ -81,6 +81,8 @@ def measure_case(case: Case, repeat: int, kill_after: float | None, folder: Path
                 _open(group, case)
                 for _ in range(each):
                     rounds.append(_round(group, kill_after))
+                    if "hung" in rounds[-1]["outcome"]:
+                        return row_of(case, rounds, disturbance)
     except LocalError as error:
         return row_of(case, rounds, disturbance, str(error))
     return row_of(case, rounds, disturbance)

@@ -34,7 +34,6 @@ class WorkerLine:
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
-        self._number = 0
         os.dup2(2, 1)
 
     def read(self) -> WorkerAnswer | None:
@@ -43,12 +42,11 @@ class WorkerLine:
         if not line:
             return None
         command: WorkerAnswer = json.loads(line)
-        self._number = command.pop("number")
         return command
 
     def write(self, answer: WorkerAnswer) -> None:
         """Answer the command."""
-        self._answers.write(json.dumps({**answer, "number": self._number}) + "\n")
+        self._answers.write(json.dumps(answer) + "\n")
 
 
 def serve_worker(commands: dict[str, Callable[[WorkerAnswer], WorkerAnswer]]) -> None:

@@ -1,9 +1,9 @@
 """A swarm in one process: blocking or streaming rounds, honest or under attack, or data parallel, no network.
 
 Theory of operation. The flat vector is cut into F fragments, equal runs of cells. H inner steps are a round, in which
-every fragment is captured once: fragment f after step t where t ≡ ⌊fH/F⌋ mod H. Then it happens what happens in a run:
-pseudo-gradients θ_f - W_f with error feedback through the codec, for a rule that judges their sketches under a fresh seed,
-its weights, a weighted sum for each part through the codec of results. `delay` inner steps later the fragment makes its
+every fragment is captured once: fragment f after step t where t ≡ ⌊fH/F⌋ mod H. A capture goes through the arithmetic of a
+run: pseudo-gradients θ_f - W_f with error feedback through the codec, their sketches under a fresh seed, the rule's weights,
+and a weighted sum for each part through the codec of results. `delay` inner steps later the fragment makes its
 outer step, and every peer goes on by rebase: W_f ← θ_f + (W_f - W_f at the capture). So no work is lost, and what a peer
 did after the capture is part of its next contribution. Blocking is one fragment without delay.
 
@@ -216,7 +216,7 @@ class TrainingSwarm(ParallelSwarm):
         """Outer steps that each fragment has made."""
         self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
         self.weightings: list[Weighting] = []
-        """What the rule made of each capture."""
+        """The rule's weights of each capture."""
         self.failed = False
         """True once an honest peer, or the rule, had nothing finite."""
 

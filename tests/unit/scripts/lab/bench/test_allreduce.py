@@ -3,7 +3,6 @@
 import ast
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from flockstep.collectives.vector.arrays import Floats
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.bench import worker
 from flockstep.scripts.lab.bench.allreduce import allreduce_cases, run_allreduce, tables
-from flockstep.scripts.lab.bench.group import PACKAGE, Group, peak_of
+from flockstep.scripts.lab.bench.group import PACKAGE, peak_of
 from flockstep.scripts.lab.bench.measure import Case, measure_case, measure_summary, row_of
-from flockstep.scripts.lab.bench.worker import FILL_BLOCK, OPENING_SECONDS, block, compare, exact_mean, fill
+from flockstep.scripts.lab.bench.worker import FILL_BLOCK, block, compare, exact_mean, fill
 
 BENCH = Path(__file__).parents[5] / "scripts" / "lab" / "bench"
 CASE = Case("flockstep", sys.executable, "int4/int8", 4, 70_000)
@@ -186,15 +185,6 @@ def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
     assert row["rounds"] == []
     assert "bench_of_nobody" in row["reason"]
     assert "No module named" in row["reason"]
-
-
-def test_a_late_answer_is_not_taken_for_that_to_the_next_command(tmp_path: Path) -> None:
-    with Group(sys.executable, "bench.peer", [()], tmp_path) as group:
-        (worker,) = group.workers
-        worker.send({"op": "open", "params": 1, "codec": "int8", "peers": 1, "rule": "mean", "index": 0})
-        worker.send({"op": "fill"})
-        _, answer = worker.receive(time.monotonic() + OPENING_SECONDS)
-        assert answer == {}
 
 
 def test_an_error_in_a_worker_is_its_answer() -> None:
