@@ -14,6 +14,7 @@ from ....peer.log.events import Fault, faults_of
 from ....peer.log.telemetry import Event
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, TOGETHER
+from ..table import table_lines
 from .options import SimulateOptions
 from .peer import SimulatedPeer
 
@@ -79,13 +80,14 @@ class Harm:
 
     def lines(self) -> Iterator[str]:
         """Yield the effect as lines of text."""
-        yield f"{'attack':<26} {'peers':<14} {'made':<11} {'flagged':<11} {'banned':<8} noticed"
+        rows = []
         for attack, peers in self._by_attack():
             names = " ".join(self._names[peer] for peer in peers) if attack != HONEST else f"{len(peers)} peers"
-            made, flagged = (f"{sum(times[peer] for peer in peers)} times" for times in (self.made, self.flagged))
+            made, flagged = (sum(times[peer] for peer in peers) for times in (self.made, self.flagged))
             banned = f"{sum(peer in self.banned for peer in peers)} of {len(peers)}"
             noticed = ", ".join(f"{event} {count}" for event, count in self._noticed(peers).items())
-            yield f"{attack:<26} {names:<14} {made:<11} {flagged:<11} {banned:<8} {noticed or '-'}"
+            rows.append((attack, names, made, flagged, banned, noticed or "-"))
+        yield from table_lines("", ("attack", "peers", "made", "flagged", "banned", "noticed"), rows)
         for peer, reasons in self.banned.items():
             name = f"{self._names[peer]} ({self._roles.get(peer, HONEST)})"
             yield f"{name} was banned by {len(reasons)} honest peers: {next(iter(reasons.values()))}"

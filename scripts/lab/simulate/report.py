@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from ..table import table_lines
 from .check import RoundRow, Violation
 from .harm import Harm
 from .options import SimulateOptions
@@ -38,13 +39,9 @@ class Report:
         if as_json:
             write_line(json.dumps(self._figures()))
             return
-        write_line(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8} {'served':>6}  states")
-        for row in self.rows:
-            figures = _figures(row)
-            write_line(
-                f"{row.number:>5}  {figures['outcome']!s:<22} {figures['roster']!s:>6} {figures['cut']!s:>4} "
-                f"{figures['seconds']:>8.2f} {figures['served']:>6}  {figures['states']}"
-            )
+        headings = ("round", "outcome", "roster", "cut", "seconds", "served", "states")
+        for line in table_lines("", headings, [[_figures(row)[name] for name in headings] for row in self.rows]):
+            write_line(line)
         write_line("")
         reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
         for reason, count in reasons.most_common(MAX_SHOWN):
