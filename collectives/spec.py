@@ -7,7 +7,7 @@ from functools import partial
 
 from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import Manifest, SignedManifest
-from ..dht.run.revision import kept_by, why_not_revise
+from ..dht.run.revision import revised_by, why_not_revise
 from ..peer import wire
 from ..peer.base.errors import UsageError
 from ..peer.base.transport import PeerId
@@ -56,13 +56,10 @@ class Spec:
     why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
     """Returns why the first of two revisions of the run's settings cannot follow the second one; empty if it can."""
     settings: "Callable[[bytes], Manifest] | None" = None
-    """Returns the run's settings under a revision, or raises `UsageError` for one of a later version; None: always these."""
+    """Returns the run's settings under a revision that a certificate names; None: always these."""
 
     def under(self, revision: bytes) -> "Spec":
-        """Return what holds in the rounds after a certificate that names this revision.
-
-        Raises `UsageError` if this version does not know what was revised.
-        """
+        """Return what holds in the rounds after a certificate that names this revision."""
         if self.settings is None:
             return self
         codec = self.settings(revision).codec
@@ -109,7 +106,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         start=bytes.fromhex(manifest.start),
         num_fragments=manifest.outer.fragments,
         why_not_revise=partial(why_not_revise, signed),
-        settings=partial(kept_by, signed),
+        settings=partial(revised_by, signed),
     )
 
 
@@ -149,4 +146,5 @@ def charter_of(signed: SignedManifest) -> Charter:
         stall=admission.stall,
         layout=b"" if manifest.pin is None else manifest.pin.hash,
         cells=range(0) if manifest.pin is None else manifest.pin.cells(CELL),
+        manifest=manifest,
     )

@@ -23,7 +23,7 @@ from ..peer.base.errors import (
     FlockstepError,
     LocalError,
     NetworkError,
-    OtherVersion,
+    OtherProtocol,
     ProtocolViolation,
     RemoteError,
     RequestRefused,
@@ -51,7 +51,6 @@ from .published import validate_published
 from .records import Record
 from .run.link import JoinLink
 from .run.manifest import SignedManifest
-from .run.versions import check_version
 
 _T = TypeVar("_T")
 
@@ -246,7 +245,7 @@ async def enter(
 async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
     """Find the manifest of a run.
 
-    Raises `NetworkError` if no server has it, `RemoteError` if it is false or of another version.
+    Raises `NetworkError` if no server has it, `RemoteError` if it is false or of another protocol.
     """
     value = await directory.get(run_key(run_id))
     if value is None:
@@ -263,7 +262,7 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
     value = await directory.held(server, run_key(run_id))
     try:
         return SignedManifest.decode(value, run_id) if value is not None else None
-    except OtherVersion:
+    except OtherProtocol:
         raise
     except RemoteError as error:
         false = FALSE_MANIFEST.with_details(str(error))
@@ -273,11 +272,10 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
 async def take_manifest(directory: Directory, remembered: Remembered, run_id: str) -> SignedManifest:
     """Take the manifest of my run from my disk or the directory, and keep it in both from now on.
 
-    So a run is found as long as it has a member, even if its publisher is gone. Raises `NetworkError`, and `UsageError` for
-    a run that needs a later version.
+    So a run is found as long as it has a member, even if its publisher is gone. Raises `NetworkError`, and
+    `RemoteError` as `find_manifest` does.
     """
     signed = remembered.manifest() or await find_manifest(directory, run_id)
-    check_version(signed.manifest.min_version)
     remembered.keep_manifest(signed)
     if isinstance(directory, KademliaDirectory):
         directory.keep(run_key(run_id), signed.publishable)

@@ -33,7 +33,6 @@ from .base.errors import (
     RemoteError,
     StreamClosed,
     UsageError,
-    is_charged,
     sole_error,
 )
 from .base.transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
@@ -470,8 +469,7 @@ class Libp2pHost:
         try:
             await handler(stream)
         except* RemoteError as group:  # A handler with a nursery raises a group, one without raises a bare error.
-            of_peer = "peer.charged", "stream.lost"
-            events += [(of_peer[not is_charged(error)], str(error)) for error in _leaves(group)]
+            events += [("peer.charged", str(error)) for error in _leaves(group)]
         except* NetworkError as group:
             events += [("stream.lost", str(error)) for error in _leaves(group)]
         except* Exception as group:  # noqa: BLE001  The boundary of one peer.

@@ -33,7 +33,6 @@ from ...peer.base.digest import digest
 from ...peer.base.disk import write_whole
 from ...peer.base.errors import (
     BadSignature,
-    LaterVersion,
     LocalError,
     MalformedMessage,
     NetworkError,
@@ -241,8 +240,6 @@ class Bans:
                 raise BadSignature("an accusation with a wrong signature")
             try:
                 judged.append((signed, self._judged(signed.sender, claim)))
-            except LaterVersion:
-                continue
             except NetworkError as error:  # It is not remembered: another peer may bring it again.
                 self._node.telemetry.emit("evidence.missing", peer=signed.sender, step="judge a claim", reason=str(error))
                 if round_of(claim) > self._round:

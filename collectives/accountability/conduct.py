@@ -6,7 +6,6 @@ from pathlib import Path
 from ...dht.run.admission import Charter
 from ...dht.run.statements import OwnerStatements
 from ...peer import wire
-from ...peer.base.errors import UsageError
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
 from ...peer.wire.schema import encode
@@ -101,10 +100,7 @@ class Conduct:
         if before is None:
             is_known = mine is not None and mine.slot.round >= slot.round and not value_of(mine).revision
             return self._terms if is_known else None
-        try:
-            return under(value_of(before).revision) if certificate_hash(before) == slot.previous else None
-        except UsageError:  # Of a later version.
-            return None
+        return under(value_of(before).revision) if certificate_hash(before) == slot.previous else None
 
     def begin(self, slot: wire.Slot) -> tuple[int, int]:
         """Begin the decision of `slot`: return its first term and attempt in which I have certainly signed nothing."""

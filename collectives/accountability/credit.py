@@ -32,7 +32,7 @@ class PeerCredit:
 def credits_in(value: wire.Value) -> dict[PeerId, int]:
     """Return the tokens that count in a round, of each peer whose contribution is in its outputs."""
     peers = [value.members[index] for index in value.contributors]
-    return dict(zip(peers, value.credit, strict=False))
+    return dict(zip(peers, value.credit, strict=True))
 
 
 def shares_in(value: wire.Value, *, earned: bool) -> dict[PeerId, float]:

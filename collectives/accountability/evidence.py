@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...peer import wire
-from ...peer.base.errors import LaterVersion, MalformedMessage, NetworkError
+from ...peer.base.errors import MalformedMessage, NetworkError
 from ...peer.base.transport import PeerId
 from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
@@ -179,15 +179,12 @@ def round_of(claim: Claim) -> int:
 def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Verify) -> Conviction | Pending:
     """Judge a claim that `accuser` has signed; returns a conviction, or what `look_at` needs an exhibit to decide.
 
-    `terms` are those of the round that it is about; None if they are not known here. Raises `LaterVersion` for a claim about
-    statements of a kind that this version does not know, and `NetworkError` for one about bytes of a round whose terms are
-    not known: then it can judge neither side.
+    `terms` are those of the round that it is about; None if they are not known here. Raises `NetworkError` for a claim
+    about bytes of a round whose terms are not known: then it can judge neither side.
     """
     try:
         statements = tuple(decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES) for data in claim.statements)
         messages = tuple(map(wire.opened, statements))
-    except LaterVersion:
-        raise
     except MalformedMessage as error:
         return _false(accuser, f"statements that do not decode: {error}")
     author = statements[0].sender

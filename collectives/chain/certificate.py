@@ -151,14 +151,14 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
         return "its contributors are not members in order"
     if not set(value.flagged) <= set(value.contributors):
         return "it flags a member that did not contribute"
-    if len(value.credit) not in (0, len(value.contributors)):  # None in a certificate of an earlier version.
+    if len(value.credit) != len(value.contributors):
         return f"credit for {len(value.credit)} of {len(value.contributors)} contributors"
-    if any(tokens for tokens, index in zip(value.credit, value.contributors, strict=False) if index in value.flagged):
+    if any(tokens for tokens, index in zip(value.credit, value.contributors, strict=True) if index in value.flagged):
         return "credit for a contribution that it flags"
-    return why_not_revision(value.revision, b"", value.run, charter.owner)
+    return why_not_revision(value.revision, b"", value.run, charter.owner, charter.manifest)
 
 
 def why_not_revised(before: wire.Value | None, value: wire.Value, charter: Charter) -> str:
     """Return why a validated value cannot name its revision after the value before; empty if it can."""
     known = b"" if before is None else before.revision
-    return why_not_revision(value.revision, known, value.run, charter.owner)
+    return why_not_revision(value.revision, known, value.run, charter.owner, charter.manifest)

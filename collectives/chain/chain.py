@@ -40,15 +40,14 @@ class ChainLink:
 
     head: Head
     previous: bytes
-    credit: int | None = None
-    """The tokens of all contributors that count; None if the certificate is of an earlier version, which lists none."""
+    credit: int
+    """The tokens of all contributors that count."""
 
     @classmethod
     def of(cls, certificate: wire.Certificate) -> "ChainLink":
         """Return the link of a validated certificate."""
         value = value_of(certificate)
-        credit = sum(value.credit) if value.credit else None
-        return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous, credit)
+        return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous, sum(value.credit))
 
 
 def check_trail(links: Sequence[ChainLink]) -> None:
@@ -133,7 +132,7 @@ def _check_next(before: Head, link: ChainLink) -> None:
         )
     if link.head.tokens < before.tokens:
         raise ProtocolViolation(f"the certificate of round {link.head.round} takes tokens away")
-    if link.credit is not None and link.head.tokens != min(before.tokens + link.credit, wire.MAX_COUNT):
+    if link.head.tokens != min(before.tokens + link.credit, wire.MAX_COUNT):
         added = link.head.tokens - before.tokens
         raise ProtocolViolation(f"the certificate of round {link.head.round} credits {link.credit} tokens and adds {added}")
 

@@ -13,7 +13,7 @@ from ...dht.records import Record
 from ...dht.run.manifest import EvalSettings, SignedManifest
 from ...peer import wire
 from ...peer.base.digest import keyed
-from ...peer.base.errors import ProtocolViolation, UsageError
+from ...peer.base.errors import ProtocolViolation
 from ...peer.base.transport import PeerId
 from ..chain.certificate import certificate_hash, settings_after, value_of
 
@@ -22,11 +22,8 @@ EVALUATORS = 3
 
 
 def evaluation_after(certificate: wire.Certificate | None, signed: SignedManifest) -> EvalSettings:
-    """Return how the state after a certificate is evaluated; as published where a later version has revised the run."""
-    try:
-        return settings_after(certificate, signed).eval
-    except UsageError:
-        return signed.manifest.eval
+    """Return how the state after a certificate is evaluated."""
+    return settings_after(certificate, signed).eval
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,8 @@ class DueEvaluation:
         if certificate is None or not settings.every or certificate.slot.round % settings.every:
             return None
         value = value_of(certificate)
-        credit = value.credit or (1,) * len(value.contributors)
-        peers = [value.members[index] for index, tokens in zip(value.contributors, credit, strict=True) if tokens]
+        credited = zip(value.contributors, value.credit, strict=True)
+        peers = [value.members[index] for index, tokens in credited if tokens]
         drawn = sorted(peers, key=lambda peer: keyed("drawn to evaluate", value.cut, peer.encode()))
         return cls(value.run, value.round, certificate_hash(certificate), tuple(drawn[:EVALUATORS]), settings.prompts)
 

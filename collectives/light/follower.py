@@ -208,7 +208,7 @@ class Follower:
                 return known
             charter = charter_followed(SignedManifest.decode(manifest, run))
             return None if charter is None else _Hint(entry, unpack_certificate(entry.value).slot.round, charter)
-        except RemoteError:  # Whoever published it was refused already; it stands here from an earlier version.
+        except RemoteError:  # It was stored by a server of another protocol number: entries on disk are not validated again.
             return None
 
     async def _turn(self, run: str, hint: _Hint) -> None:

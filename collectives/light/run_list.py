@@ -91,7 +91,7 @@ class RunLists:
             if manifest is None or SignedManifest.decode(manifest.value, run).manifest.owner != owner:
                 return None
             published = unpack_certificate(head.value).slot.round if head is not None else 0
-        except RemoteError:  # The directory has checked both; a later version may read them otherwise.
+        except RemoteError:  # Entries on disk are not validated again.
             return None
         followed = self._head(run)
         num_peers = self._store.num_providers(run_key(run).encode())
@@ -114,5 +114,5 @@ def _opened(entry: Entry) -> Listing | None:
     run, owner = _named(entry)
     try:
         return open_listing(run, owner, entry.value)[1]
-    except RemoteError:  # The directory has checked it; a later version may read it otherwise.
+    except RemoteError:  # Entries on disk are not validated again.
         return None

@@ -44,8 +44,6 @@ class TroubleKind(StrEnum):
     BAN = "ban"
     PARDON = "pardon"
     REVOKE = "revoke"
-    VERSION = "version"
-    """A member states a version of flockstep older than the run asks for, or newer than the reader's."""
 
 
 @dataclass(frozen=True, slots=True)

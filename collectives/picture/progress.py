@@ -5,8 +5,7 @@ from statistics import median_high
 
 from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest, SignedManifest
-from ...dht.run.revision import kept_by
-from ...peer.base.errors import UsageError
+from ...dht.run.revision import revised_by
 from ..chain.chain import NOTHING
 from ..chain.fork_choice import training
 from .fold import ChainView
@@ -22,7 +21,7 @@ MAX_SECONDS = 1e10
 
 def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
     """Return a run's progress: measured where the reader has seen a few rounds, else by what members state."""
-    manifest = _settings(signed, view)
+    manifest = revised_by(signed, view.revision)
     num_rounds, round_ = manifest.num_rounds, view.head.round
     if signed.manifest.admission.kind != "open" and view.head == NOTHING and training(members):
         round_ = median_high(member.body.round for member in training(members))  # Of a closed run nothing else is known.
@@ -42,13 +41,6 @@ def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Membe
         state=state,
         reason=reason,
     )
-
-
-def _settings(signed: SignedManifest, view: ChainView) -> Manifest:
-    try:
-        return kept_by(signed, view.revision)
-    except UsageError:  # A later version knows this setting; whoever only looks goes on with the manifest.
-        return signed.manifest
 
 
 def _measured(rows: Sequence[CertifiedRound]) -> tuple[float, float] | None:

@@ -7,10 +7,7 @@ from statistics import median
 from ...dht.members.body import MemberState
 from ...dht.members.evaluation import MAX_STATED_LOSS
 from ...dht.members.table import Member
-from ...dht.run.manifest import Manifest
 from ...dht.run.statements import OwnerStatements, OwnerVerb
-from ...dht.run.versions import VERSION, numbers_of
-from ...peer.base.install import NEWER
 from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ..accountability.credit import PeerCredit
@@ -134,8 +131,6 @@ def all_troubles(
     votes: VotesHere | None,
     notes: Iterable[RunTrouble],
     statements: OwnerStatements,
-    members: Sequence[Member],
-    manifest: Manifest,
 ) -> tuple[RunTrouble, ...]:
     """Return what goes wrong now, then what went wrong by round, the newest first, then what the owner has stated.
 
@@ -146,30 +141,7 @@ def all_troubles(
     events.sort(key=lambda trouble: -trouble.round)
     stalled = votes is not None and not votes.electorate.is_quorum(votes.here)
     now = [RunTrouble(view.head.round + 1, None, TroubleKind.STALL, "", str(votes))] if stalled else []
-    now += troubles_of_versions(members, manifest)
     return (*now, *events[:MAX_TROUBLES], *troubles_stated(statements)[:MAX_TROUBLES])
-
-
-def troubles_of_versions(members: Sequence[Member], manifest: Manifest) -> list[RunTrouble]:
-    """Return that members state a version older than the run asks for, or newer than mine: a line for each at most.
-
-    Whoever states a version can state any, so a line names one peer and counts the others.
-    """
-    stated = [(numbers_of(member.body.version), member.peer) for member in members]
-    mine, least = numbers_of(VERSION), numbers_of(manifest.min_version)
-    older = sorted(one for one in stated if [] < one[0] < least)
-    newer = sorted((one for one in stated if one[0] > mine), reverse=True)
-    found: list[RunTrouble] = []
-    for peers, why in (
-        (older, f"older than {manifest.min_version}, which the run asks for"),
-        (newer, f"newer than this one, {VERSION}: {NEWER}"),
-    ):
-        if peers:
-            others = f", and {len(peers) - 1} more" if len(peers) > 1 else ""
-            numbers, peer = peers[0]
-            reason = f"flockstep {'.'.join(map(str, numbers))}{others}, {why}"
-            found.append(RunTrouble(0, None, TroubleKind.VERSION, peer, reason))
-    return found
 
 
 def troubles_stated(statements: OwnerStatements) -> list[RunTrouble]:

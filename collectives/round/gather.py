@@ -37,8 +37,6 @@ LATE_TRAINING = 2.0
 
 BASIS_BYTES, WORD_BYTES = 1_000, 250
 """Bytes of a roster's basis, at most, beside Readys and Heards, and of a voter's Heard beside its marks."""
-READY_BYTES = 300
-"""Bytes of a Ready's payload, at most, beside its invitation, voucher and rates."""
 PLACE_BYTES, MOST_PLACES_BYTES = 58, 58_000
 """Bytes of a member in a packed certificate, at most, beside its invitation and voucher; of all members, where there are more
 than `MAX_PARTS`."""
@@ -69,8 +67,8 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     fit = {peer: it for peer, it in vote.ready.items() if _fits(setup, vote, peer, it[1])}
     voters, drawn = vote.electorate.votes, setup.active
 
-    def place(peer: PeerId) -> tuple[bool, bool, bool, bool]:
-        return peer != vote.me, peer not in voters, peer not in drawn, _is_padded(*fit[peer])
+    def place(peer: PeerId) -> tuple[bool, bool, bool]:
+        return peer != vote.me, peer not in voters, peer not in drawn
 
     order = sorted(ranked(vote.slot, fit), key=place)
     taken: dict[PeerId, SignedReady] = {}
@@ -102,11 +100,6 @@ def _shows_nothing_else(charter: Charter, peer: PeerId, ready: wire.Ready) -> bo
     """Return True if all that a Ready shows is of use: else free keys take the room of eight members each."""
     has_use = charter.keepers is not None and charter.may_vote(peer, ready.invite, ready.voucher)
     return (charter.kind != "open" or not ready.invite) and (has_use or not ready.voucher)
-
-
-def _is_padded(signed: wire.Signed, ready: wire.Ready) -> bool:
-    """Return True if a Ready has bytes that this version cannot read: those of a later version, or no use at all."""
-    return len(signed.payload) > READY_BYTES + len(ready.invite) + len(ready.voucher) + len(ready.rates)
 
 
 def why_not_close(setup: Setup, vote: Vote) -> str:

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from ...dht.run.admission import OPEN, Charter
-from ...dht.run.versions import FORM, FORMER, other_form
+from ...dht.run.protocol import PROTOCOL, check_protocol
 from ...peer.base.digest import DIGEST_BYTES, digest
 from ...peer.base.disk import disk_errors, rename, write_whole
-from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, ProtocolViolation, RemoteError
+from ...peer.base.errors import LocalError, MalformedMessage, OtherProtocol, ProtocolViolation, RemoteError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire import MAX_COUNT, Certificate
 from ...peer.wire.schema import decode, encode
@@ -241,7 +241,7 @@ def shape_of_checkpoint(folder: Path, *, charter: Charter = OPEN) -> tuple[int, 
 
 
 def _unusable(folder: Path, error: OSError | RemoteError) -> LocalError:
-    if isinstance(error, OtherVersion):
+    if isinstance(error, OtherProtocol):
         return LocalError(f"{folder}: {error}", remedy=error.remedy)
     reason = error.strerror if isinstance(error, OSError) else error
     remedy = "take another checkpoint of the run, or let `flockstep join` fetch the state from the others"
@@ -252,7 +252,7 @@ def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[Tensor
     """Serialize `checkpoint.json`."""
     certificate = encode(place.certificate).hex() if place.certificate is not None else ""
     description = {
-        "form": FORM,
+        "protocol": PROTOCOL,
         "run": run,
         "round": place.round,
         "root": place.root.hex(),
@@ -266,7 +266,7 @@ def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[Tensor
 def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, ChainPosition, tuple[TensorAt, ...]]:
     """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors.
 
-    Raises `OtherVersion` for one that another version of flockstep wrote, and another `RemoteError` for one that is damaged.
+    Raises `OtherProtocol`, and another `RemoteError` for one that is damaged.
     """
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise MalformedMessage(f"a description of more than {MAX_DESCRIPTION_BYTES} bytes")
@@ -274,11 +274,11 @@ def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Chai
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"its description is no JSON: {error}") from error
-    form = raw.get("form", FORMER) if isinstance(raw, dict) else FORM
-    if type(form) is int and form != FORM:
-        remedy = "`flockstep export` of the version that wrote it makes files, with which `[model] from` begins a new run"
-        raise other_form("a checkpoint", form, remedy)
-    kinds = {"form": int, "run": str, "round": int, "root": str, "tokens": int, "certificate": str, "tensors": list}
+    number = raw.get("protocol") if isinstance(raw, dict) else None
+    if type(number) is int:
+        remedy = "`flockstep export` of the flockstep that wrote it makes files, with which `[model] from` begins a new run"
+        check_protocol("a checkpoint", number, remedy)
+    kinds = {"protocol": int, "run": str, "round": int, "root": str, "tokens": int, "certificate": str, "tensors": list}
     fields = _fields(raw, kinds)
     root = _from_hex(fields["root"], DIGEST_BYTES)
     if not fields["certificate"]:

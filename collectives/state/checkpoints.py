@@ -168,7 +168,7 @@ class Checkpoints:
                 continue
             self._keep(checkpoint)
             for older in folders:
-                if older.exists() and int(older.name) < int(folder.name):  # Earlier versions kept two.
+                if older.exists() and int(older.name) < int(folder.name):  # A kill between two writes leaves both.
                     reason = f"that of round {checkpoint.place.round} is enough"
                     self._node.telemetry.emit("checkpoint.superseded", step="load", reason=reason, round=int(older.name))
                     self._remove(older)

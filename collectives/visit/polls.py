@@ -166,7 +166,7 @@ async def ask_votes(
     `note` learns who has answered.
     """
     poll = await ask_poll(node, peers, charter, note)
-    if poll is None:  # They may be too busy, or of an earlier version: their records say that they are here.
+    if poll is None:  # They may be too busy: their records say that they are here.
         return VotesHere(
             round_, electorate, tuple(voter for voter in electorate.voters if voter in peers), owner=charter.owner
         )

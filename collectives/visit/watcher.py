@@ -213,7 +213,7 @@ class RunWatcher:
             votes=votes,
             evaluations=self._scores.shown(view.due),
             credit=credit,
-            troubles=all_troubles(view, votes, self._notes, self.statements, members, self._signed.manifest),
+            troubles=all_troubles(view, votes, self._notes, self.statements),
         )
 
     def _verified(self) -> str:

@@ -27,7 +27,7 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
 
 from ...peer.base.background import background
-from ...peer.base.errors import LocalError, NetworkError, NoRightToVote, OtherVersion, RemoteError, StreamClosed
+from ...peer.base.errors import LocalError, NetworkError, NoRightToVote, OtherProtocol, RemoteError, StreamClosed
 from ...peer.base.transport import Address, Host, PeerId
 from ...peer.identity import peer_of
 from ...peer.log.telemetry import Telemetry
@@ -260,7 +260,7 @@ class KademliaDirectory:
             if answer.HasField("record"):
                 try:
                     found = self._validate(key, answer.record.value), answer.record.value
-                except (OtherVersion, NoRightToVote) as error:  # Servers need not know the run, and outlive versions.
+                except (OtherProtocol, NoRightToVote) as error:  # Servers need not know the run.
                     self._telemetry.emit("directory.ignored", peer=server, step=f"get {key}", reason=str(error))
                 except RemoteError as error:
                     self._telemetry.emit("peer.charged", peer=server, step=f"get {key}", reason=str(error))

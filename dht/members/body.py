@@ -11,7 +11,7 @@ from ...peer.base.digest import DIGEST_BYTES
 from ...peer.base.errors import MalformedMessage, ProtocolViolation
 from ...peer.base.transport import Address, Rung
 from ...peer.wire import MAX_COUNT, Invite
-from ...peer.wire.schema import Added, Between, Size, decode, grows
+from ...peer.wire.schema import Between, Size, decode
 from ..records import MAX_SEQUENCE, Record
 from ..run.statements import MAX_OWNER_LOG_BYTES
 
@@ -40,7 +40,6 @@ class MemberState(StrEnum):
     LEFT = "left"
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class MemberBody:
     """A member's statement about itself. Name the fields when you make one; rates are bytes a second, as measured."""
@@ -81,7 +80,7 @@ class MemberBody:
     """The hash of the owner's statements that it holds, under which it serves them (`owner_log`); zeros without any."""
     statements_bytes: Annotated[int, Between(0, MAX_OWNER_LOG_BYTES)] = 0
     """Their size."""
-    name: Annotated[str, Size(MAX_NAME_BYTES), Added()] = ""
+    name: Annotated[str, Size(MAX_NAME_BYTES)] = ""
     """What its holder wants to be called; anybody may call itself anything (`peer.base.plain` before it is shown)."""
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 from ...peer.base.digest import DIGEST_BYTES
 from ...peer.base.errors import ProtocolViolation
 from ...peer.wire import MAX_COUNT
-from ...peer.wire.schema import Between, Size, decode, grows
+from ...peer.wire.schema import Between, Size, decode
 from ..records import Record
 from ..run.manifest import MAX_PROMPTS
 
@@ -24,7 +24,6 @@ MAX_STATED_LOSS = 1e6
 """Nats per token. A uniform guess among a million tokens has 14."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class EvaluationBody:
     """A member's evaluation of the state that a certificate leads to, on the run's held-out data."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...peer.base.disk import write_whole
-from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
+from ...peer.base.errors import LocalError, MalformedMessage, OtherProtocol, RemoteError, UsageError
 from ...peer.base.home_lock import append_lock
 from ...peer.base.transport import Address, PeerId
 from ...peer.identity import Identity
@@ -51,12 +51,12 @@ class Remembered:
         self._write(self._manifest, signed.publishable)
 
     def manifest(self) -> SignedManifest | None:
-        """Read the run's manifest; None if it is not here. Raises `OtherVersion`."""
+        """Read the run's manifest; None if it is not here. Raises `OtherProtocol`."""
         data = self._read(self._manifest, MAX_RECORD_BYTES)
         try:
             return SignedManifest.decode(data, self._run_id) if data else None
-        except OtherVersion:
-            raise  # The run id is its hash: no other source has one that this version can read.
+        except OtherProtocol:
+            raise  # The run id is its hash: no other source has one of this protocol.
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None

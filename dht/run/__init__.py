@@ -8,5 +8,5 @@
     revision    Revisions: how the owner changes settings of a run that trains. Pure.
     settings    Settings: frozen dataclasses whose annotations are the schema of a TOML file, with clear errors.
     statements  Statements of a run's owner: whom it vouches for, revokes, bans and pardons. Pure.
-    versions    Versions of flockstep, as manifests and members state them. Pure.
+    protocol    The protocol number, which a run's manifest and its checkpoints state. Pure.
 """

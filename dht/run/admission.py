@@ -28,6 +28,7 @@ from ...peer.identity import Identity, verify
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
 from .layout import NO_LAYOUT
+from .manifest import Manifest
 from .statements import OwnerStatements, is_voucher
 
 INVITATION_CONTEXT = b"flockstep 2 invitation\0"
@@ -124,6 +125,8 @@ class Charter:
     """The hash of what the run trains (`layout.LayoutPin`), as its manifest pins it; empty: it pins nothing."""
     cells: range = range(0)
     """How many cells a state of that layout may have."""
+    manifest: Manifest | None = None
+    """The settings that a certificate may revise; None in a run without a manifest."""
 
     def amended(self, statements: OwnerStatements) -> Self:
         """Return these rules as the owner's statements change them."""

@@ -6,10 +6,10 @@ therefore take the manifest from any other: bytes that hash to the id are the ma
 empty, since a record cannot contain its own hash.
 
 The sections below are the schema of `run.toml` and of the wire: names, ranges, choices and defaults stand once. Defaults
-are written into the manifest, so that a later version with other defaults changes no run.
+are written into the manifest, so that other defaults change no run.
 
-The record's kind states the form (`versions.FORM`) of the manifest and of all that its run signs and keeps, so a peer of
-another version knows by the manifest alone that it cannot take part.
+The record's kind states the run's protocol number (`protocol.PROTOCOL`), so a peer that speaks another one knows by the
+manifest alone that it cannot take part.
 """
 
 import base64
@@ -17,29 +17,28 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 from ...peer.base.digest import keyed
-from ...peer.base.errors import LocalError, MalformedMessage, OtherVersion, RemoteError, UsageError
-from ...peer.base.install import NEWER
+from ...peer.base.errors import LocalError, MalformedMessage, OtherProtocol, RemoteError, UsageError
 from ...peer.base.transport import PeerId
 from ...peer.base.troubles import NEEDS_PROGRAM
 from ...peer.identity import Identity, is_peer_id
-from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
+from ...peer.wire.schema import Between, Size, decode, encode
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, MAX_RECORD_BYTES, Record
 from .layout import LayoutPin
+from .protocol import PROTOCOL, check_protocol
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
-from .versions import FORM, FORMER, VERSION, is_later, is_version, other_form
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
 _PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+|swarm:.+)", re.ASCII)
-MANIFEST_KIND = f"manifest {FORM}"
-_KIND = re.compile(r"manifest(?: ([1-9][0-9]{0,2}))?", re.ASCII)
+MANIFEST_KIND = f"manifest {PROTOCOL}"
+_KIND = re.compile(r"manifest ([1-9][0-9]{0,2})", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.vector.codec` has one of each."""
 RULE_NAMES = ("gramguard", "mean", "median", "krum")
@@ -118,7 +117,7 @@ class Inner:
     """Muon's. A `run.toml` without it gets `inner_momentum`."""
     betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2)] = (0.9, 0.95)
     """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
-    ramp: Annotated[int, Between(1, 8), Added()] = 1
+    ramp: Annotated[int, Between(1, 8)] = 1
     """The most batches of one optimizer step, which are 1, 2, 4 and 8 in the quarters of a run. A `run.toml` without it
     gets `LONG_RAMP` where the run has `LONG_ROUNDS`."""
 
@@ -252,17 +251,15 @@ class Manifest:
     defence: Defence = Defence()
     admission: Admission = Admission()
     timing: TimingSettings = TimingSettings()
-    min_version: Annotated[str, Size(16)] = ""
-    """The least version of flockstep that can be in the run, such as 0.3; empty: any that reads its manifest."""
     eval: EvalSettings = EvalSettings()
     start: Annotated[str, Size(64)] = ""
     """The state root of the first (θ, m) in hex, which no peer can make; empty: it is made from the seed."""
     layout: Annotated[str, Size(120)] = ""
     """What is trained, by name and shape (`layout.LayoutPin`): a hash, how many tensors, how many parameters. Empty:
     the first members decide."""
-    by: Annotated[str, Size(80), Added()] = ""
+    by: Annotated[str, Size(80)] = ""
     """Who asks for the training, in the owner's words; a volunteer reads it beside the owner's key."""
-    contact: Annotated[str, Size(120), Added()] = ""
+    contact: Annotated[str, Size(120)] = ""
     """Where volunteers can ask, such as a mail address."""
 
     @classmethod
@@ -334,8 +331,6 @@ class Manifest:
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
-        if self.min_version and not is_version(self.min_version):
-            yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
         if not _ROOT.fullmatch(self.start):
             yield f"start {self.start!r} is no state root of 64 hex digits: leave it out, and `run create` fills it in"
         if not _LAYOUT.fullmatch(self.layout) or (self.pin is not None and self.pin.num_params < self.pin.num_tensors):
@@ -432,18 +427,6 @@ def _evaluation(table: dict[str, Any]) -> EvalSettings:
     return given
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """Decode a manifest of this form. Raises `OtherVersion` if it needs a later version, `MalformedMessage` otherwise."""
-    try:
-        return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
-    except MalformedMessage:
-        needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
-        if is_version(needed) and is_later(needed):
-            what = f"the manifest of a run that needs flockstep {needed}, this is {VERSION}"
-            raise OtherVersion(what, remedy=NEWER) from None
-        raise
-
-
 def run_id_of(publishable: bytes) -> str:
     """Return the run id: the hash of a manifest's signed bytes in 52 characters of lower-case base32."""
     return base64.b32encode(keyed("run id", publishable)).decode().rstrip("=").lower()
@@ -482,7 +465,7 @@ class SignedManifest:
     def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
         """Decode and validate a manifest that any peer sent.
 
-        Raises `OtherVersion` for that of a run of another form, and `MalformedMessage` or `BadSignature` for a false one.
+        Raises `OtherProtocol`, and `MalformedMessage` or `BadSignature` for a false one.
         """
         record, run_id = Record.decode(data), run_id_of(data)
         if expect_run_id is not None and run_id != expect_run_id:
@@ -491,16 +474,15 @@ class SignedManifest:
         if kind is None or record.run:
             raise MalformedMessage(f"not the record of a manifest, but of kind {record.kind!r}")
         record.check()
-        if (form := int(kind[1] or FORMER)) != FORM:
-            remedy = "take part with the version that published it, or ask its owner for the link of a new run"
-            raise other_form(f"run {run_id} is", form, remedy)
-        manifest = decode_manifest(record.body)
+        remedy = "take part with the flockstep that published it, or ask its owner for the link of a new run"
+        check_protocol(f"run {run_id} is", int(kind[1]), remedy)
+        manifest = decode(Manifest, record.body, max_bytes=MAX_BODY_BYTES)
         if record.sequence != manifest.revision:
             raise MalformedMessage(f"the {record.sequence}th record of a manifest, and not the {manifest.revision}th")
         if record.peer != manifest.owner:
             raise MalformedMessage(f"{record.peer!r} signed a manifest that {manifest.owner!r} owns")
         for fault in manifest.faults():
-            raise MalformedMessage(f"a manifest that this version cannot run: {fault}")
+            raise MalformedMessage(f"a manifest of no valid run: {fault}")
         return cls(manifest, bytes(data))
 
 
@@ -511,7 +493,7 @@ def load_manifest(path: Path) -> SignedManifest:
             return SignedManifest.decode(file.read(MAX_RECORD_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
-    except OtherVersion as error:
+    except OtherProtocol as error:
         raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     except RemoteError as error:
         remedy = "take the file again from the run's owner, or write one with `flockstep run create`"

@@ -10,23 +10,17 @@ round is to have: that of the chain, or one of a greater number that its propose
 voter refuses one of the same or a smaller number, one that the owner has not signed, and settings beyond their limits.
 
 Hence, of two revisions with one number the one that the voters decide on is the run's, and the other one is nothing; an
-old one never comes back; one that nobody proposes has no effect. A setting that only a later version knows passes the
-voters of this one.
-
-A peer that does not know a setting of a revision cannot train under it (`CannotFollow`). One that trains nothing needs the
-sections `KEPT` alone (`kept_by`).
+old one never comes back; one that nobody proposes has no effect.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ...peer.base.errors import CannotFollow, MalformedMessage, ProtocolViolation, RemoteError, UsageError
-from ...peer.base.install import NEWER
+from ...peer.base.errors import MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from ...peer.base.transport import PeerId
 from ..records import Record
 from .manifest import MAX_OUTER_LR, Manifest, SignedManifest
@@ -40,8 +34,6 @@ REVISABLE: Mapping[str, tuple[str, ...]] = {
     "eval": ("every", "prompts"),
 }
 """The settings that a revision may name, by section."""
-KEPT = frozenset(("outer", "codec"))
-"""The sections that decide the outer step: all that a peer needs which trains nothing."""
 _PLAIN = (int, float, str, bool)
 _FIXED = {
     "name": "those who look for the run know it by that name",
@@ -63,7 +55,6 @@ _FIXED = {
     "timing": "peers that wait for each other must agree how long",
     "start": "the run has begun from it",
     "layout": "the state has it",
-    "min_version": "who is in the run has joined without it",
     "by": "volunteers have joined for whom it named",
     "contact": "it stands beside who asks for the training",
 }
@@ -101,13 +92,18 @@ def open_revision(data: bytes, run: str, owner: PeerId) -> Revision:
     return Revision(record.sequence, statement.settings)
 
 
-def why_not_revision(data: bytes, before: bytes, run: str, owner: PeerId) -> str:
-    """Return why a certificate or roster cannot name this revision after `before`, which was checked; empty if it can."""
+def why_not_revision(data: bytes, before: bytes, run: str, owner: PeerId, manifest: Manifest | None) -> str:
+    """Return why a certificate or roster cannot name this revision after `before`, which was checked; empty if it can.
+
+    Its settings are checked against the run's manifest; None where it is not known.
+    """
     if data == before:
         return ""
     try:
         revision, known = open_revision(data, run, owner), open_revision(before, run, owner)
-    except RemoteError as error:
+        if manifest is not None:
+            revised(manifest, revision)
+    except (RemoteError, UsageError) as error:
         return f"it names a revision that is none: {error}"
     if revision.number <= known.number:
         return f"it names revision {revision.number} after revision {known.number}"
@@ -116,14 +112,9 @@ def why_not_revision(data: bytes, before: bytes, run: str, owner: PeerId) -> str
 
 @lru_cache(maxsize=64)  # A member asks several times a round, and the checks take a millisecond.
 def revised(manifest: Manifest, revision: Revision) -> Manifest:
-    """Return the settings under a revision. Raises `UsageError` for an unknown setting, or a value beyond its limits."""
+    """Return the settings under a revision. Raises `UsageError` for a value beyond its limits."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in _parse(revision.settings).items():
-        if not _is_revisable(name):
-            raise UsageError(
-                f"the run's owner has revised {name}, which this flockstep does not know how to change",
-                remedy=NEWER,
-            )
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = value
     changed = {section: _with(getattr(manifest, section), values) for section, values in sections.items()}
@@ -136,40 +127,14 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
 
 
 @lru_cache(maxsize=64)  # Asked for several times a round.
-def revised_by(signed: SignedManifest, data: bytes, sections: frozenset[str] | None = None) -> Manifest:
-    """Return the settings of a run under the revision that a certificate carries; of some `sections` alone if given.
-
-    Raises `RemoteError`, and `CannotFollow` for settings that this version does not know, or not within these limits.
-    """
-    revision = open_revision(data, signed.run_id, signed.manifest.owner)
-    named = revision.settings
-    if sections is not None:
-        named = _dump({name: value for name, value in _parse(named).items() if name.partition(".")[0] in sections})
-    try:
-        return revised(signed.manifest, replace(revision, settings=named))
-    except UsageError as error:
-        raise CannotFollow(str(error), remedy=error.remedy) from error
-
-
-def kept_by(signed: SignedManifest, data: bytes) -> Manifest:
-    """As `revised_by`, for a peer that trains nothing: what it cannot take over of other sections changes nothing for it."""
-    with suppress(CannotFollow):
-        return revised_by(signed, data)
-    return revised_by(signed, data, KEPT)
+def revised_by(signed: SignedManifest, data: bytes) -> Manifest:
+    """Return the settings of a run under a revision that a valid certificate names, or that was checked."""
+    return revised(signed.manifest, open_revision(data, signed.run_id, signed.manifest.owner))
 
 
 def why_not_revise(signed: SignedManifest, data: bytes, before: bytes) -> str:
-    """Return why a voter does not let this revision follow `before`; empty if it does."""
-    if why_not := why_not_revision(data, before, signed.run_id, signed.manifest.owner):
-        return why_not
-    revision = open_revision(data, signed.run_id, signed.manifest.owner)
-    # What only a later version knows is the owner's word; what this one knows keeps to its limits beside it.
-    known = {name: value for name, value in _parse(revision.settings).items() if _is_revisable(name)}
-    try:
-        revised(signed.manifest, replace(revision, settings=_dump(known)))
-    except UsageError as error:
-        return str(error)
-    return ""
+    """Return why this revision cannot follow `before`; empty if it can."""
+    return why_not_revision(data, before, signed.run_id, signed.manifest.owner, signed.manifest)
 
 
 def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]) -> str:
@@ -194,11 +159,10 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
 
 
 def describe_revision(manifest: Manifest, revision: Revision) -> Iterator[str]:
-    """Yield a line for each revised setting that this version knows."""
+    """Yield a line for each revised setting."""
     for name, value in _parse(revision.settings).items():
         section, _, key = name.partition(".")
-        if _is_revisable(name):
-            yield f"[{section}] {key} = {json.dumps(value)} (published with {json.dumps(_value_of(manifest, name))})"
+        yield f"[{section}] {key} = {json.dumps(value)} (published with {json.dumps(_value_of(manifest, name))})"
 
 
 def _is_revisable(name: str) -> bool:
@@ -211,11 +175,11 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
         is_plain = isinstance(found, dict) and all(map(_is_plain, found.values()))
-        if is_plain and all(name.isidentifier() for key in found for name in key.split(".", 1)) and _dump(found) == text:
+        if is_plain and all(map(_is_revisable, found)) and _dump(found) == text:
             return dict(found)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the settings of a revision are no JSON: {error}") from None
-    raise MalformedMessage("the settings of a revision are not plain values by name, in canonical JSON")
+    raise MalformedMessage("the settings of a revision are not plain values of settings that can change, in canonical JSON")
 
 
 def _is_plain(value: object) -> bool:

@@ -9,7 +9,7 @@ records of kind `owner`, each about one peer, or about itself, that is about the
 
 `vouch` and `revoke` replace each other, and so do `ban` and `pardon`: of the two the later statement about a peer holds.
 A ban is therefore never lifted by a statement about admission. `revoke` may also name the public key of an invitation.
-Each `revise` replaces the one before it. A statement whose verb a later version has added is kept and has no effect here.
+Each `revise` replaces the one before it. A statement with another verb is malformed.
 
 The statements of a run are a *log*: numbered from 1 without a gap, at most `MAX_OWNER_STATEMENTS`. Peers hold a prefix
 of it, and merging takes the longer one: an old copy rolls nothing back, and whoever withholds statements can hide the
@@ -18,7 +18,6 @@ smaller signature holds, so that all copies become equal. In the directory the l
 of two pages the longer one is the newer.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -30,7 +29,7 @@ from ...peer.base.errors import LocalError, MalformedMessage, ProtocolViolation,
 from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, is_peer_id
 from ...peer.wire import MAX_COUNT, MAX_REVISION_BYTES, MAX_VOUCHER_BYTES
-from ...peer.wire.schema import Added, Between, Size, decode, encode, grows
+from ...peer.wire.schema import Between, Size, decode, encode
 from ..records import MAX_LIFETIME, Record
 
 OWNER_KIND = "owner"
@@ -62,7 +61,6 @@ _REPLACES: Mapping[str, str] = {OwnerVerb.REVOKE: OwnerVerb.VOUCH, OwnerVerb.PAR
 """The verb that each of these replaces, and is replaced by; all others replace their own kind."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class OwnerStatement:
     """One decision of the owner about one peer. Raises `MalformedMessage` for fields that make no statement."""
@@ -75,11 +73,11 @@ class OwnerStatement:
     """Why, for people; others see it."""
     until_round: Annotated[int, Between(0, MAX_COUNT)] = 0
     """The last round whose evidence a pardon covers: what the peer signs in later rounds convicts it again."""
-    settings: Annotated[str, Size(MAX_REVISION_SETTINGS_BYTES), Added()] = ""
+    settings: Annotated[str, Size(MAX_REVISION_SETTINGS_BYTES)] = ""
     """All settings of the run that differ from its manifest, in canonical JSON; empty where nothing is revised."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z]{1,8}", self.verb, re.ASCII):
+        if self.verb not in set(OwnerVerb):
             raise MalformedMessage(f"OwnerStatement: {self.verb!r} is nothing that an owner states")
         object.__setattr__(self, "verb", str(self.verb))  # A schema field is exactly a str.
         if not is_peer_id(self.peer):
@@ -111,8 +109,8 @@ def open_statement(record: Record) -> OwnerStatement:
 
 def _why_not_about(statement: OwnerStatement, owner: PeerId) -> str:
     """Return why an owner does not state this about that peer; empty if it may."""
-    is_known, is_about_run = statement.verb in set(OwnerVerb), statement.verb == OwnerVerb.REVISE
-    if not is_known or is_about_run == (statement.peer == owner):
+    is_about_run = statement.verb == OwnerVerb.REVISE
+    if is_about_run == (statement.peer == owner):
         return ""
     return "a revision is stated about the owner" if is_about_run else "the owner of a run states nothing about itself"
 

@@ -29,7 +29,7 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.codec import CELL
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.layout import UNPINNED
-from ...dht.run.revision import kept_by
+from ...dht.run.revision import revised_by
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import LocalError
 from ...peer.base.transport import PeerId
@@ -264,7 +264,7 @@ class Keeper:
 
     def _look_at_settings(self, kept: Member) -> None:
         """Take over the settings that the certificate of my state names, and report the end of the run."""
-        place, settings = kept.place, kept_by(self._signed, _revision_of(kept))
+        place, settings = kept.place, revised_by(self._signed, _revision_of(kept))
         rounds = settings.num_rounds
         if settings != self.settings:
             self.settings = settings

@@ -43,7 +43,7 @@ def advance_leaf(
     codec: Codec,
     revised: Callable[[bytes], Manifest] | None,
 ) -> None:
-    """Make the outer step of a round in place, on θ and m of the elements from `start` on. Raises `UsageError`.
+    """Make the outer step of a round in place, on θ and m of the elements from `start` on.
 
     `revised` returns the run's settings under a revision; None: always these.
     """

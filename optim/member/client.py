@@ -28,7 +28,7 @@ from ...collectives.vector.codec import MAX_CONTRIBUTED
 from ...collectives.vector.mixed import codecs_named
 from ...collectives.vector.partition import fragment_of
 from ...dht.run.manifest import Manifest, SignedManifest
-from ...dht.run.revision import describe_revision, kept_by, open_revision
+from ...dht.run.revision import describe_revision, open_revision, revised_by
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.base.transport import PeerId
@@ -306,7 +306,7 @@ class PeerClient:
         return self.position.round
 
     def status(self) -> PeerStatus:
-        """What every rank knows of the peer. Raises `CannotFollow` where this version cannot make the outer steps."""
+        """What every rank knows of the peer."""
         self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
         trained_for = self._swarm_step // self._pace.steps + 1
@@ -319,7 +319,7 @@ class PeerClient:
         certificate = self.position.certificate
         revision = b"" if certificate is None else value_of(certificate).revision
         if revision != self._revision:
-            self._manifest = kept_by(self._signed, revision)
+            self._manifest = revised_by(self._signed, revision)
             self._revision, self._num_rounds = revision, self._manifest.num_rounds
             opened = open_revision(revision, self._run_id, self._manifest.owner)
             reason = "; ".join(describe_revision(self._signed.manifest, opened)) or "as the manifest says"

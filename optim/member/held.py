@@ -8,7 +8,6 @@ state: where that was taken from another chain, the ledger joins it at the fork 
 Error feedback and the progress since the last round belong to the trainer, and stay as they are.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from ...collectives.state.archive import Archive
 from ...collectives.vector.arrays import Floats
 from ...peer import wire
 from ...peer.base.digest import DIGEST_BYTES
-from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, UsageError, sole_error
+from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from ...peer.base.transport import PeerId
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
@@ -70,15 +69,12 @@ class HeldState:
     @place.setter
     def place(self, place: ChainPosition) -> None:
         self._place = place
-        with contextlib.suppress(UsageError):  # Of a later version: no step is made by it.
-            settings = (
-                self._outer if self._spec.settings is None else OuterSettings.of(self._spec.settings(self._revision))
-            )
-            self._state.use(settings.at(place.round + 1), self.spec.output)
+        settings = self._outer if self._spec.settings is None else OuterSettings.of(self._spec.settings(self._revision))
+        self._state.use(settings.at(place.round + 1), self.spec.output)
 
     @property
     def spec(self) -> Spec:
-        """What holds in the next round. Raises `UsageError` if this version does not know it."""
+        """What holds in the next round."""
         return self._spec.under(self._revision)
 
     @property
@@ -88,11 +84,9 @@ class HeldState:
 
     @property
     def is_last(self) -> bool:
-        """Whether the run ends with my state; not under settings of a later version, with which the trainer ends."""
-        with contextlib.suppress(UsageError):
-            settings = self._spec.settings
-            return settings is not None and self._place.round >= settings(self._revision).num_rounds
-        return False
+        """Whether the run ends with my state."""
+        settings = self._spec.settings
+        return settings is not None and self._place.round >= settings(self._revision).num_rounds
 
     @property
     def _revision(self) -> bytes:

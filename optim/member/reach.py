@@ -33,10 +33,10 @@ from ...dht.rendezvous import check_alone, open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import kept_by, why_not_revise
+from ...dht.run.revision import revised_by, why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import CannotFollow, NetworkError, RemoteError
+from ...peer.base.errors import NetworkError, RemoteError
 from ...peer.base.transport import Address, Host, PeerId, Rung
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import Telemetry
@@ -241,10 +241,8 @@ async def report_absent(
 
 
 async def as_revised(directory: Directory, signed: SignedManifest, telemetry: Telemetry) -> SignedManifest:
-    """Return a run with its settings as its owner has stated them last, as far as the directory and this version know."""
-    with suppress(CannotFollow):
-        return replace(signed, manifest=kept_by(signed, await stated_revision(directory, None, signed, telemetry)))
-    return signed
+    """Return a run with its settings as its owner has stated them last, as far as the directory knows."""
+    return replace(signed, manifest=revised_by(signed, await stated_revision(directory, None, signed, telemetry)))
 
 
 async def stated_revision(

@@ -110,8 +110,7 @@ class Swarm:
     HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later other peers raise nothing, and `step` raises
-    `CannotFollow` where the owner has revised a setting that this version does not know, and `NetworkDied` (a `LocalError`)
-    where the network process of this peer was killed: start the program again.
+    `NetworkDied` (a `LocalError`) where the network process of this peer was killed: start the program again.
     """
 
     def __init__(

@@ -3,11 +3,9 @@
 FlockstepError
 ├── LocalError            my bug or my setting: shown to the user, nobody is charged
 │   └── UsageError        a wrong argument, file or link (exit code 2)
-│       └── CannotFollow  settings of a run that this version of flockstep does not know
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
-│   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
-│   │   └── OtherVersion    signed for another version, or with fewer fields than this one has: nobody is charged for it
+│   │   └── OtherProtocol   a run or a checkpoint of another protocol number
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
 │       └── NoRightToVote   signed by voters that show no right to it: not the fault of whoever passes it on
@@ -42,10 +40,6 @@ class UsageError(LocalError):
     """A wrong argument, file or link: the command ends with exit code 2."""
 
 
-class CannotFollow(UsageError):
-    """A run's settings, as its owner has revised them, which this version does not know: it cannot train under them."""
-
-
 class RemoteError(FlockstepError):
     """A peer's bug or malice: counts against that peer."""
 
@@ -54,12 +48,8 @@ class MalformedMessage(RemoteError):
     """Bytes that do not decode under their protocol, or exceed a stated limit."""
 
 
-class LaterVersion(MalformedMessage):
-    """A message of a kind that this version does not know."""
-
-
-class OtherVersion(MalformedMessage):
-    """A run or checkpoint of another version, or a message with fewer fields than its class began with in this one."""
+class OtherProtocol(MalformedMessage):
+    """A run or a checkpoint of another protocol number; `remedy` says what to do."""
 
 
 class BadSignature(RemoteError):
@@ -107,11 +97,6 @@ class StreamClosed(NetworkError):
 
 class DeadlineExceeded(NetworkError):
     """No answer arrived before the timeout."""
-
-
-def is_charged(error: BaseException) -> bool:
-    """Return True for an error that counts against the peer that sent it: none that an upgrade on either side explains."""
-    return isinstance(error, RemoteError) and not isinstance(error, LaterVersion | OtherVersion)
 
 
 def sole_error(error: BaseException) -> BaseException:

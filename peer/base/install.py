@@ -24,7 +24,3 @@ def install_command(extra: str = "") -> str:
 def how_to_install(extra: str = "") -> str:
     """Return that command, and where it is to be typed."""
     return install_command(extra) + WHERE
-
-
-NEWER = f"get newer sources, then {how_to_install()}"
-"""The remedy where a later version is needed."""

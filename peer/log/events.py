@@ -278,7 +278,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     "Checkpoints, outputs and the ledger": (
         _row("checkpoint.written", "A checkpoint is on the disk.", "round root", bytes="bytes of the state"),
         _row("checkpoint.completed", "A checkpoint that was left half moved on is completed.", "step reason round"),
-        _row("checkpoint.superseded", "An older checkpoint, which an earlier version kept, is removed.", "step reason round"),
+        _row("checkpoint.superseded", "An older checkpoint is removed: the newest one is enough.", "step reason round"),
         _row("checkpoint.unwritten", "A checkpoint was not written.", "step reason round"),
         _row("checkpoint.void", "A checkpoint was discarded: it is not of the certified state.", "step reason round"),
         _row("checkpoint.damaged", "A checkpoint cannot be read.", "step reason"),
@@ -337,7 +337,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("directory.failed", "The directory could not be asked or written.", "peer step reason"),
         _row("directory.unanswered", "A directory server did not answer.", "peer step reason"),
         _row("directory.outdated", "A newer value stands under the key.", "step reason"),
-        _row("directory.ignored", "A value of an earlier version, or without a right to vote: nobody is charged.",
+        _row("directory.ignored", "A value of another protocol, or without a right to vote: nobody is charged.",
              "peer step reason"),
         _row("directory.junk", "The directory returned bytes that are no record.", "step reason"),
         _row("directory.republish_failed", "A value was not republished.", "step reason"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..base.errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed, is_charged
+from ..base.errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed
 from ..base.transport import Address, PeerId, Rung, StreamHandler, Traffic
 from ..base.troubles import REFUSED, SILENT, WRONG_PEER
 from ..log.telemetry import Telemetry
@@ -217,7 +217,7 @@ class MemoryTransport:
             except* (RemoteError, NetworkError) as group:
                 await stream.reset()
                 for error in _leaves(group):
-                    event = "peer.charged" if is_charged(error) else "stream.lost"
+                    event = "peer.charged" if isinstance(error, RemoteError) else "stream.lost"
                     self._telemetry.emit(event, peer=stream.remote, step=protocol, reason=str(error))
             else:
                 await stream.aclose()

@@ -19,7 +19,7 @@ import trio
 
 from .. import wire
 from ..base.config import PeerConfig
-from ..base.errors import LaterVersion, NetworkError, RemoteError, StreamClosed, is_charged
+from ..base.errors import NetworkError, RemoteError, StreamClosed
 from ..base.transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from ..identity import Identity
 from ..log.telemetry import Telemetry
@@ -280,11 +280,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk.pace_round(rate)
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
-        """Count a breach of the rules against `peer`; what another version explains is dropped, and counts against nobody."""
-        if is_charged(error):
-            self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
-        else:
-            self.refuse(peer, step, str(error))
+        """Count a breach of the rules against `peer`."""
+        self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
 
     def refuse(self, peer: PeerId, step: str, reason: str) -> None:
         """Say that something of `peer` was dropped; of a flood there is one event now and then, with their number."""
@@ -400,15 +397,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         if num_bytes:
             self._note_arrival(peer)
         self._take(peer, origin, Cost(1, num_bytes, isinstance(message, wire.Signed)))
-        try:
-            if (handler := self._message_handlers.get(type(message))) is None:
-                if isinstance(message, wire.Unknown):
-                    raise LaterVersion(f"message number {message.code} is of a version that I do not know")
-                # A restarted member serves before all of it has started. The stream ends, so that the sender does not wait.
-                raise StreamClosed(f"this peer does not take {type(message).__name__} now")
-            handler(peer, message)
-        except LaterVersion as error:
-            self.refuse(peer, "message", str(error))
+        if (handler := self._message_handlers.get(type(message))) is None:
+            # A restarted member serves before all of it has started. The stream ends, so that the sender does not wait.
+            raise StreamClosed(f"this peer does not take {type(message).__name__} now")
+        handler(peer, message)
 
     async def _asked(self, origin: Origin, peer: PeerId, question: object) -> object:
         self._check_here()

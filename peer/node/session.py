@@ -200,10 +200,7 @@ class Session:
                 if (answered := self._pending.get(request)) is None:
                     continue  # The request has timed out.
                 refusal = body.decode(errors="replace")[:300]
-                answer = wire.unpack(body) if kind == ANSWER else RequestRefused(refusal)
-                if isinstance(answer, wire.Unknown):
-                    answer = RequestRefused(f"an answer of number {answer.code}, of a version that I do not know")
-                self._answers[request] = answer
+                self._answers[request] = wire.unpack(body) if kind == ANSWER else RequestRefused(refusal)
                 answered.set()
 
     def _end(self, reason: str) -> None:

@@ -23,14 +23,13 @@ from .fields import (
     Reason,
     RunId,
 )
-from .schema import Between, Size, grows
+from .schema import Between, Size
 
 TAG_BYTES = 8
 """The length of a peer's tag (`dht.members.vouchers`): to collide with a given one takes 2⁶⁴ keys."""
 SEQUENCE_BYTES = 8
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Beat:
     """A heartbeat, sent at every interval; a peer that misses three is lost."""
@@ -39,7 +38,6 @@ class Beat:
     """Requests a heartbeat back: the other side may not watch me, or beat more slowly than I expect."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """Announces that the sender leaves, with the reason."""
@@ -47,7 +45,6 @@ class Goodbye:
     reason: Reason
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class MembersAsk:
     """Anti-entropy request: the sequence that I know of each peer; the answer holds newer records."""
@@ -57,7 +54,6 @@ class MembersAsk:
     """Tag and sequence (big-endian) of each peer, one after the other."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Members:
     """Member records, signed by their peers: the answer to `MembersAsk`, or a pushed update (rumour)."""
@@ -69,7 +65,6 @@ MAX_MET = 4096
 """The limit of peers in one `Met`: the rows of a member table."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Met:
     """States with which peers the sender has had a session in the last minute."""
@@ -78,7 +73,6 @@ class Met:
     """Their tags, one after the other, in ascending order."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Unheard:
     """States that I have lost a member; with `asks` it requests that member's statements of a round from who has not."""
@@ -89,7 +83,6 @@ class Unheard:
     asks: bool
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class StateAsk:
     """Requests the list of checkpoints that a peer provides."""
@@ -97,7 +90,6 @@ class StateAsk:
     run: RunId
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class StateOffer:
     """The answer to `StateAsk`: the checkpoints that I provide as long as I keep them."""
@@ -106,7 +98,6 @@ class StateOffer:
     """Of each the round, root, and packed certificate; the certificate of a run's first state is empty."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class LeavesAsk:
     """Requests the leaf hashes of a state."""
@@ -115,7 +106,6 @@ class LeavesAsk:
     root: Hash
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Leaves:
     """The answer to `LeavesAsk`: the hashes of θ's leaves and then of m's, by which their bytes are fetched."""
@@ -127,7 +117,6 @@ MAX_FILES_HELD = (1 << 16) + 8
 """The files of packed data, of which a run has no more."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class FilesAsk:
     """Requests which files of the run's data a peer provides."""
@@ -135,7 +124,6 @@ class FilesAsk:
     run: RunId
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class FilesHeld:
     """The answer to `FilesAsk`: the first four bytes of the hash of each, one after the other, in ascending order."""
@@ -143,7 +131,6 @@ class FilesHeld:
     tags: Annotated[bytes, Size(MAX_FILES_HELD * 4)]
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Requests bulk bytes by hash, from `offset` on; another holder's copy of a part by a hash of contributor and hash."""
@@ -152,7 +139,6 @@ class Fetch:
     offset: Count
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Serve:
     """The answer to `Fetch`: `length` raw bytes follow, or none, with the reason."""
@@ -163,7 +149,6 @@ class Serve:
     """Whether they come at a limited rate, by which nobody can measure a line."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class LedgerAsk:
     """Requests the certificates of up to `limit` rounds, from `from_round` on."""
@@ -173,7 +158,6 @@ class LedgerAsk:
     limit: Annotated[int, Between(1, MAX_PAGE)]
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class LedgerPage:
     """The answer to `LedgerAsk`: packed certificates in order, as many as I have and as fit; validated after unpacking."""
@@ -183,7 +167,6 @@ class LedgerPage:
     """The loss of each of these rounds, as I saw members state it or was sent it; 0 where I know none. A claim."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class VoteAsk:
     """Asks a member how the decision of its round stands, and shows it an appointment first if there is one."""
@@ -193,7 +176,6 @@ class VoteAsk:
     """A signed `Appointment` by who may make it at any time."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class VoteShown:
     """The answer to `VoteAsk`: the round that I am in, and what I have said and hold of its decision."""
@@ -227,7 +209,6 @@ class Claim:
     part: Index
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Accusations:
     """Claims, each an encoded `wire.Signed` of its accuser; any peer may carry them."""

@@ -3,8 +3,8 @@
 There are two families. Direct messages between two peers over an authenticated stream (`direct`: `Beat`, `MembersAsk`,
 `Fetch`, …) need no signature. A message that third peers must be able to verify, as all of a round, travels as
 `Signed`: the sender, the message's code, its canonical bytes, and the sender's signature over both. Codes are final: a
-message whose fields change gets a new one; it may get further ones at its end (`schema`). A message of a code that this
-version does not know is dropped and nobody is charged for it. Limits and shared field types are in `fields`.
+message whose fields change gets a new one. A message of an unknown code is malformed. Limits and shared field types are in
+`fields`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
 from ..base.digest import DIGEST_BYTES, digest
-from ..base.errors import LaterVersion, LocalError, MalformedMessage
+from ..base.errors import LocalError, MalformedMessage
 from .direct import (
     Accusations,
     Beat,
@@ -43,7 +43,6 @@ from .fields import (
     MAX_OUTPUTS,
     MAX_PARTS,
     MAX_PHASE_SECONDS,
-    MAX_READY_BYTES,
     MAX_ROSTER,
     MAX_SIGNED_BYTES,
     MAX_SKETCH_BYTES,
@@ -68,7 +67,7 @@ from .fields import (
     Voucher,
 )
 from .framing import MAX_FRAME_BYTES
-from .schema import Added, Between, Size, decode, encode, grows
+from .schema import Between, Size, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,6 @@ class Lock:
     value: Hash
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Step 0: my inner phase has ended, I start from this state, and I have entered the slot."""
@@ -129,11 +127,11 @@ class Ready:
     """True if I leave after this round: I have no vote in the next one."""
     rates: Annotated[bytes, Size(MAX_PARTS)] = b""
     """At which rate I have received from each member of the last certified roster, in its order (`vector.lines`)."""
-    seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    seconds: Annotated[float, Between(0.0, MAX_PHASE_SECONDS)] = 0.0
     """How long I have trained for what I contribute, without any wait; 0 where I do not train."""
-    control: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    control: Annotated[float, Between(0.0, MAX_PHASE_SECONDS)] = 0.0
     """How long I would wait for one exchange of small messages: a roster waits as long as its voters would."""
-    transfer: Annotated[float, Between(0.0, MAX_PHASE_SECONDS), Added()] = 0.0
+    transfer: Annotated[float, Between(0.0, MAX_PHASE_SECONDS)] = 0.0
     """How long I would wait for all parts to reach their owners."""
 
 
@@ -156,7 +154,6 @@ class Absence:
     missed: Annotated[int, Between(1, MAX_MISSED)]
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Heard:
     """Step 1, by a voter to the proposer, once: whose Ready it holds, and would be in a roster with.
@@ -171,7 +168,6 @@ class Heard:
     """The number of the owner's newest revision that I hold; 0 for the manifest's settings."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Roster:
     """Step 2: the members in order (the proposer first), and the cells of the vector that each one owns."""
@@ -191,7 +187,6 @@ class Roster:
     """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Basis:
     """Step 2, to voters: what a roster follows from (`collectives.round.gather`)."""
@@ -203,7 +198,6 @@ class Basis:
     """The signed Heards of a quorum of voters, sorted."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Step 3: commits to my contribution by the hash of each part. It is immutable from here on."""
@@ -220,7 +214,6 @@ class Commit:
     """The codec of my parts, of those that the run lets a sender choose from; empty for its usual one."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Have:
     """Steps 4 and 7: a holder's word on the parts that it holds, twice.
@@ -240,7 +233,6 @@ class Have:
     """The nonce that I committed to in `Ready`, revealed after the others' commits."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Steps 5 and 8: the holders' words that count. Who contributes follows from these (`collectives.allreduce.words`)."""
@@ -260,7 +252,6 @@ class Cut:
     without zeros at its end."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """Steps 6 and 11: the CountSketches of my parts, under the seed derived from the cut, or from the cut and all outputs."""
@@ -273,7 +264,6 @@ class Sketch:
     """The table of each part in order, float32 [3, columns], little-endian."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Weigh:
     """Step 9, by a voter to the holder of a part that has no vote: what each contribution weighs in its part.
@@ -289,7 +279,6 @@ class Weigh:
     """Of each contributor that weighs something, by roster index, sorted. They sum to 1 at most, but for rounding."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Result:
     """Step 9: the hash of a part's output, by its owner or a deputy."""
@@ -300,7 +289,6 @@ class Result:
     output: Hash
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Step 10, by the proposer: the outputs of all parts. The second sketches are taken under a seed that follows from them.
@@ -316,7 +304,6 @@ class Outputs:
     """The contributors whose sketches did not come: holders of their parts answer for them (`Second`)."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Second:
     """Step 11: the sketches of parts of a contribution by another one that holds these. No part is in two of one author."""
@@ -330,7 +317,6 @@ class Second:
     """Parts, each with its table: float32 [3, columns], little-endian."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Value:
     """What a round decides on: who took part, the outputs, and the state that they lead to.
@@ -365,7 +351,6 @@ class Value:
     """The voters of this round that its roster lacks, and that vote in the next one, by id."""
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Propose:
     """Step 12: the proposer's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
@@ -403,7 +388,6 @@ class Appointment:
     voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
 
 
-@grows
 @dataclass(frozen=True, slots=True)
 class Void:
     """I take no part in this attempt any more: the reason in words. It moves nobody to the next one."""
@@ -534,19 +518,13 @@ def pack(message: object) -> bytes:
     return bytes((code_of(message),)) + encode(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """Stands for a message of a code that this version does not know: its bytes were counted, and are not decoded."""
-
-    code: int
-
-
 def unpack(data: bytes) -> Any:
-    """Decode a message that `pack` encoded, or return `Unknown` for one of a later version. Raises `MalformedMessage`."""
+    """Decode a message that `pack` encoded. Raises `MalformedMessage`."""
     if not data:
         raise MalformedMessage("a message without a number")
-    cls = CODES.get(data[0])
-    return Unknown(data[0]) if cls is None else decode(cls, data[1:], max_bytes=MAX_FRAME_BYTES)
+    if (cls := CODES.get(data[0])) is None:
+        raise MalformedMessage(f"there is no message number {data[0]}")
+    return decode(cls, data[1:], max_bytes=MAX_FRAME_BYTES)
 
 
 def signed_bytes(code: int, payload: bytes) -> bytes:
@@ -554,19 +532,12 @@ def signed_bytes(code: int, payload: bytes) -> bytes:
     return b"flockstep round message 2\x00" + bytes((code,)) + payload
 
 
-SIGNED_AROUND = 140
-"""Bytes that a `Signed` adds at most: its sender, the signature, and the heads of its fields take 138."""
-
-
 @lru_cache(maxsize=512)  # A basis carries messages that were received before.
 def opened(signed: Signed) -> RoundMessage:
     """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)
-    if cls is None:
-        raise LaterVersion(f"message number {signed.code} is of a version that I do not know")
-    if cls not in ROUND_MESSAGES:
+    if cls is None or cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")
-    # A basis carries the Readys of others as they were signed, with whatever a later version has appended to them.
-    limits = {Ready: MAX_READY_BYTES - SIGNED_AROUND, Basis: MAX_SIGNED_BYTES}
-    message: Any = decode(cls, signed.payload, max_bytes=limits.get(cls, MAX_STATEMENT_BYTES))
+    max_bytes = MAX_SIGNED_BYTES if cls is Basis else MAX_STATEMENT_BYTES
+    message: Any = decode(cls, signed.payload, max_bytes=max_bytes)
     return cast(RoundMessage, message)

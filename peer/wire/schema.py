@@ -12,13 +12,8 @@ Theory of operation. A message class is a frozen dataclass whose annotations are
 or number outside its `Size` or `Between`, NaN, and trailing bytes. Every `int`, `str`, `bytes` and `tuple` must have a
 limit: a class without one cannot be used, so no limit can be forgotten.
 
-How a message grows. A later version may append fields, each `Added()` and with a default. A field is left out where it and
-all after it have their defaults, so that an older version reads most messages as its own. A class marked `grows` may have
-further fields that this version does not know: at most `MAX_LATER_FIELDS` and `MAX_LATER_BYTES` behind those that the class
-began with, in every version alike. They are ignored, and what is signed is passed on as the bytes that were signed. An
-added field that breaks its own limit reads as its default, as it does to who does not know it: otherwise a liar could
-have older peers pass on what newer ones charge them for. Envelopes (`Signed`, `Record`, `Certificate`) and statements
-whose bytes others build again (`Prevote`, `Precommit`) never grow: each has exactly one encoding.
+A message has exactly the fields of its class: more, fewer or others are refused. Peers of another protocol number are
+refused before they exchange any (`dht.run.protocol`).
 
 The only user of `msgpack`.
 """
@@ -31,7 +26,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgpack
 
-from ..base.errors import LocalError, MalformedMessage, OtherVersion
+from ..base.errors import LocalError, MalformedMessage
 
 _T = TypeVar("_T")
 Check = Callable[[Any], Any]
@@ -42,25 +37,6 @@ MAX_DEPTH_ITEMS = 1 << 16
 MAX_ARRAYS = 1 << 14
 """The arrays of any message: an empty one takes a byte on the wire and 60 in memory, and the parser 0.2 µs. A megabyte of
 them, which no schema allows, would hold up the event loop for 0.2 s. Of a class with fewer the parser makes no more."""
-
-
-MAX_LATER_FIELDS = 16
-MAX_LATER_BYTES = 4096
-"""The limit of all that later versions append to a message: what they cannot say in it takes a message of its own."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Added:
-    """A field that a later version appended to a class; it has a default."""
-
-
-_GROWING: set[type] = set()
-
-
-def grows(cls: type[_T]) -> type[_T]:
-    """Mark a message class that may have fields which this version does not know. A decorator, above `dataclass`."""
-    _GROWING.add(cls)
-    return cls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,30 +81,17 @@ def encode(message: object) -> bytes:
 
 
 def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
-    """Decode a message of `cls` from its canonical bytes. Raises `MalformedMessage`; `OtherVersion` if it lacks fields."""
+    """Decode a message of `cls` from its canonical bytes. Raises `MalformedMessage`."""
     if len(data) > max_bytes:
         raise MalformedMessage(f"{cls.__name__}: {len(data)} bytes, at most {max_bytes} are allowed")
     try:
         raw = _unpacked(data, _num_arrays(cls), max_bytes)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedMessage(f"{cls.__name__}: not MessagePack within its limits: {error}") from error
-    least = len(_names(cls)) - len(_defaults_of_added(cls))
-    if isinstance(raw, list) and len(raw) < least:
-        raise OtherVersion(f"{cls.__name__}: {len(raw)} fields, and not {least} as in this version")
     message: _T = _convert(cls, raw)
     if msgpack.packb(raw) != data:  # No check changes a value, so `raw` is what `encode` would write.
         raise MalformedMessage(f"{cls.__name__}: not the canonical encoding")
     return message
-
-
-def peek_text(data: bytes | memoryview, place: int) -> str:
-    """Return the text at a place of an encoded message that could not be decoded; empty if there is none."""
-    try:
-        raw = _unpacked(data, MAX_ARRAYS, len(data))
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
-        return ""
-    text = raw[place] if isinstance(raw, list) and place < len(raw) else ""
-    return text if isinstance(text, str) else ""
 
 
 def _unpacked(data: bytes | memoryview, max_arrays: int, max_bytes: int) -> Any:
@@ -161,8 +124,7 @@ def _num_arrays(cls: Any) -> int:
     """Return how many arrays a message of a class may consist of, `MAX_ARRAYS` at most; cached."""
     if cls not in _NUM_ARRAYS:
         hints = get_type_hints(cls, include_extras=True)
-        later = MAX_LATER_BYTES if cls in _GROWING or _defaults_of_added(cls) else 0
-        _NUM_ARRAYS[cls] = min(MAX_ARRAYS, 1 + later + sum(_arrays_in(hints[name]) for name in _names(cls)))
+        _NUM_ARRAYS[cls] = min(MAX_ARRAYS, 1 + sum(_arrays_in(hints[name]) for name in _names(cls)))
     return _NUM_ARRAYS[cls]
 
 
@@ -182,28 +144,8 @@ def _arrays_in(annotation: Any, limit: Size | None = None) -> int:
 
 
 def _fields(message: object) -> list[object]:
-    """Return the fields of a message in order, without the added ones at its end that have their defaults."""
-    values = [getattr(message, name) for name in _names(type(message))]
-    for default in reversed(_defaults_of_added(type(message))):
-        if values[-1] != default:
-            break
-        del values[-1]
-    return values
-
-
-_DEFAULTS: dict[type, tuple[object, ...]] = {}
-
-
-def _defaults_of_added(cls: Any) -> tuple[object, ...]:
-    """Return the defaults of a message class's added fields, cached. Raises `LocalError` if others stand behind them."""
-    if cls not in _DEFAULTS:
-        hints, fields = get_type_hints(cls, include_extras=True), dataclasses.fields(cls)
-        added = [Added() in get_args(hints[field.name]) for field in fields]
-        first = added.index(True) if any(added) else len(added)
-        if not all(added[first:]) or any(field.default is dataclasses.MISSING for field in fields[first:]):
-            raise LocalError(f"the added fields of {cls.__name__} must stand at its end and have defaults")
-        _DEFAULTS[cls] = tuple(field.default for field in fields[first:])
-    return _DEFAULTS[cls]
+    """Return the fields of a message in order."""
+    return [getattr(message, name) for name in _names(type(message))]
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
@@ -352,51 +294,20 @@ def _pair_checker(first: Check, second: Check) -> Check:
 
 
 def _dataclass_checker(cls: Any) -> Check:
-    hints = get_type_hints(cls, include_extras=True)
-    names, defaults, is_growing = _names(cls), _defaults_of_added(cls), cls in _GROWING
+    hints, names = get_type_hints(cls, include_extras=True), _names(cls)
     checks = [_checker(hints[name]) for name in names]
-    most, least = len(checks), len(checks) - len(defaults)
 
     def check(raw: Any) -> Any:
-        is_mine = type(raw) is cls
-        if is_mine:
+        if type(raw) is cls:
             raw = _fields(raw)  # A message to be sent is checked in the form that its receiver will decode.
-        if not isinstance(raw, (list, tuple)) or len(raw) < least or (len(raw) > most and not is_growing):
-            raise _Misfit(f"expected an array of {least} fields" + (f", or up to {most}" if defaults else ""))
+        if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
+            raise _Misfit(f"expected an array of {len(checks)} fields")
         values: list[Any] = []
         try:
-            for check, value in zip(checks[:least], raw, strict=False):
+            for check, value in zip(checks, raw, strict=True):
                 values.append(check(value))
-            if len(raw) > least:
-                _check_later(raw[least:])
-            for check, value, default in zip(checks[least:], raw[least:], defaults, strict=False):
-                values.append(_added(check, value, default, is_lenient=is_growing and not is_mine))
         except _Misfit as misfit:
-            raise misfit.within(f".{names[len(values)]}" if len(values) < most else "") from None
-        if not is_growing and len(raw) > least and values[-1] == defaults[len(values) - least - 1]:
-            raise _Misfit(f"its last field, {names[len(values) - 1]}, has its default: it is left out")
-        return cls(*values, *defaults[len(values) - least :])
+            raise misfit.within(f".{names[len(values)]}") from None
+        return cls(*values)
 
     return check
-
-
-def _check_later(later: Any) -> None:
-    """Check the limits of all fields that were added to a class, known here or not."""
-    if len(later) > MAX_LATER_FIELDS:
-        raise _Misfit(f"{len(later)} added fields, at most {MAX_LATER_FIELDS} are allowed")
-    try:
-        size = len(msgpack.packb(later, default=_fields))
-    except ValueError as error:  # The parser takes deeper nesting than the packer.
-        raise _Misfit(f"added fields that nobody could encode: {error}") from None
-    if size > MAX_LATER_BYTES:
-        raise _Misfit(f"added fields of {size} bytes, at most {MAX_LATER_BYTES} are allowed")
-
-
-def _added(check: Check, raw: Any, default: object, *, is_lenient: bool) -> Any:
-    """Convert an added field; one that breaks its limit is its default where the class grows and a peer has sent it."""
-    try:
-        return check(raw)
-    except _Misfit:
-        if is_lenient:
-            return default
-        raise

@@ -20,11 +20,11 @@ from ...collectives.state.move import Mover, is_moving, rounds_between
 from ...collectives.vector.arrays import Floats
 from ...collectives.vector.codec import codec_named
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import kept_by
+from ...dht.run.revision import revised_by
 from ...optim.member.apply import leaf_step
 from ...optim.step.outer import OuterSettings
 from ...peer.base.disk import disk_errors
-from ...peer.base.errors import LocalError, OtherVersion, RemoteError, UsageError
+from ...peer.base.errors import LocalError, OtherProtocol, RemoteError, UsageError
 from ...peer.base.home_lock import HOME_LOCK, home_lock, is_locked
 from ...peer.log.telemetry import Telemetry
 from ...peer.wire.signed import verify_signed
@@ -80,7 +80,7 @@ def manifest_beside(folder: Path) -> SignedManifest:
     path = folder.resolve().parent.parent / "manifest"
     try:
         return SignedManifest.decode(path.read_bytes())
-    except OtherVersion as error:
+    except OtherProtocol as error:
         raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     except (OSError, RemoteError) as error:
         remedy = "name a home folder, or a checkpoint where its peer has left it, in runs/RUN/checkpoints"
@@ -108,7 +108,7 @@ def _later(checkpoint: Checkpoint) -> tuple[Checkpoint, Floats] | None:
 
 def _mover(run: Path, signed: SignedManifest) -> Mover:
     outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
-    return Mover(run / OUTPUTS_FOLDER, leaf_step(outer, codec, partial(kept_by, signed)))
+    return Mover(run / OUTPUTS_FOLDER, leaf_step(outer, codec, partial(revised_by, signed)))
 
 
 def _settled(source: Path) -> Path:

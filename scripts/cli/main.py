@@ -48,7 +48,7 @@ GONE = {
     "agree": "the data of a run are those of its manifest; `flockstep run succeed` goes on with others",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
-"""Verbs and options of earlier versions, and what to use instead."""
+"""Verbs and options that are gone, and what to use instead."""
 
 app = typer.Typer(
     name="flockstep",
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def _refuse_gone(arguments: Sequence[str]) -> None:
-    """Raise `UsageError` for a verb or an option that earlier versions had."""
+    """Raise `UsageError` for a verb or an option that is gone."""
     given = [" ".join(arguments[:1]), " ".join(arguments[:2]), *(each.partition("=")[0] for each in arguments[1:])]
     if gone := next((each for each in given if each in GONE), ""):
         raise UsageError(f"`{gone if gone.startswith('-') else f'flockstep {gone}'}` is gone", remedy=GONE[gone])

@@ -3,7 +3,6 @@
 It uses a fresh identity, so that a peer that runs on this computer is not disturbed.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -16,12 +15,10 @@ from ...dht.members.table import Member
 from ...dht.rendezvous import find_members, held_manifest, open_client
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.versions import VERSION, check_version, is_later
 from ...optim.member.reach import as_revised
 from ...peer.address import is_web, split_p2p
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
-from ...peer.base.install import NEWER
 from ...peer.base.transport import Address, Host, PeerId
 from ...peer.base.troubles import (
     LINE_SLOW,
@@ -53,7 +50,7 @@ MEMBERS_SECONDS = 6.0
 MEASURE_SECONDS = 5.0
 """Seconds of the speed test each way, which suffice above 0.1 Mbit/s."""
 DIAL_STEPS = ("TCP", "Noise", "DHT", "relay")
-AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members", "version")
+AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +250,6 @@ class NetworkVisit:
             except NetworkError as error:
                 self._sheet.failed("members", NO_DIRECTORY.with_details(str(error)))
                 return
-            finally:
-                self._check_version(signed.manifest.min_version, members)
         if members:
             self._sheet.passed("members", f"{len(members)} there, {sum(map(is_keeper, members))} of them keepers")
         elif scope.cancelled_caught:
@@ -263,20 +258,6 @@ class NetworkVisit:
             self._sheet.skipped("members", f"none of {len(self._silent)} that were announced answers: they may have left")
         else:
             self._sheet.skipped("members", "nobody is in the run now")
-
-    def _check_version(self, needed: str, members: Sequence[Member]) -> None:
-        """Compare my version with the one that the run needs, and with those that its members state."""
-        later = [member.body.version for member in members if is_later(member.body.version)]
-        try:
-            check_version(needed)
-        except UsageError as error:
-            self._sheet.failed("version", Trouble(str(error), error.remedy))
-            return
-        if later:
-            whose = f"{len(later)} of {len(members)} members state a later flockstep than this one, {VERSION}"
-            self._sheet.skipped("version", f"{whose}, such as {later[0]}: {NEWER}")
-        else:
-            self._sheet.passed("version", f"flockstep {VERSION}; no member states a later one")
 
     async def _measure(self, host: Host, peer: PeerId) -> None:
         rates: list[float] = []
@@ -316,7 +297,7 @@ class NetworkVisit:
             sheet.failed("manifest", self._manifest_fault)
         elif self._run_unknown:
             sheet.failed("run", Trouble(f"{RUN_UNKNOWN.cause} {link.run_id}", RUN_UNKNOWN.remedy))
-        for name in ("run", "manifest", "members", "version"):
+        for name in ("run", "manifest", "members"):
             sheet.skip_rest("needs the run", of=name)
 
     def _check_reachability(self, host: Host) -> None:

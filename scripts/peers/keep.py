@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,13 +17,12 @@ from ...dht.members.table import LEFT
 from ...dht.rendezvous import fetch_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
-from ...dht.run.revision import kept_by
 from ...dht.run.statements import OwnerStatements
 from ...optim.keeper.keeper import Keeper
-from ...optim.member.reach import reach_run, stated_revision
+from ...optim.member.reach import reach_run
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import CannotFollow, FlockstepError, sole_error
+from ...peer.base.errors import FlockstepError, sole_error
 from ...peer.base.home_lock import home_lock
 from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.base.transport import Address, Host, PeerId
@@ -99,27 +97,15 @@ def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
 async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
     """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
     with closing(Telemetry(log_path(config.home))) as telemetry:
-        stop = trio.Event()
-        await keep_on(partial(keep_run, link, config, telemetry, stop), telemetry, stop)
-
-
-async def keep_on(
-    keep: Callable[[], Awaitable[None]],
-    telemetry: Telemetry,
-    stop: trio.Event,
-    after: type[FlockstepError] = FlockstepError,
-) -> None:
-    """Run `keep` until `stop` is set, again in a while `after` an error of this kind, which is an event."""
-    while not stop.is_set():
-        try:
-            await keep()
-        except (FlockstepError, BaseExceptionGroup) as raised:
-            error = sole_error(raised)
-            if not isinstance(error, after):
-                raise
-            telemetry.emit("keeper.retry", step="keep", reason=str(error))
-            with trio.move_on_after(KEEPER_RETRY_PERIOD):
-                await stop.wait()
+        while True:
+            try:
+                await keep_run(link, config, telemetry, trio.Event())
+            except (FlockstepError, BaseExceptionGroup) as raised:
+                error = sole_error(raised)
+                if not isinstance(error, FlockstepError):
+                    raise
+                telemetry.emit("keeper.retry", step="keep", reason=str(error))
+                await trio.sleep(KEEPER_RETRY_PERIOD)
 
 
 async def keep_run(
@@ -132,14 +118,11 @@ async def keep_run(
 ) -> None:
     """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
 
-    `CannotFollow` among them where a later version has revised what decides the outer step: no step is made by it.
-
     `patience` returns the seconds to stay at most for a round in which my vote may be needed; `metrics` is the place of a
     page for Prometheus.
     """
     with home_lock(config.home, pid=os.getpid()):
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
-            kept_by(reached.signed, await stated_revision(reached.directory, reached.remembered, reached.signed, telemetry))
             keeper = Keeper(reached, config, version("flockstep"))
             telemetry.emit("peer.start", peer=reached.node.peer_id, device=KEEPER_DEVICE, version=version("flockstep"))
             nursery.start_soon(keeper.run)
@@ -183,8 +166,7 @@ async def _keep_until_signal(
             await nursery.start(leave_on_signal)
             if publisher is not None:
                 nursery.start_soon(publisher.run)
-            keep = partial(keep_run, link, config, telemetry, stop, lambda: patience, metrics)
-            await keep_on(keep, telemetry, stop, CannotFollow)
+            await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
 
 
 def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:

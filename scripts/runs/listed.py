@@ -118,7 +118,7 @@ def run_figures(run: FoundRun) -> dict[str, Any]:
         try:
             size = size_of_gpt(manifest.model.options)
             needs = needs_of(manifest, size)
-        except UsageError:  # A run of a later version.
+        except UsageError:  # The owner's options make no model.
             size = None
     return {
         "run": run.signed.run_id,

@@ -28,7 +28,6 @@ from ...dht.run.link import JoinLink
 from ...dht.run.manifest import OWN, Data, Manifest, Model, SignedManifest, load_manifest, start_given
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
-from ...dht.run.versions import check_version
 from ...optim.consent import is_hub_id
 from ...optim.data.hub import newest_commit, pinned_source
 from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
@@ -83,7 +82,6 @@ def create_run(
     text = read_toml(path)
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
-    check_version(manifest.min_version)  # Before anybody hears of a run that its own keeper could not keep.
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     seed = _seed_of(manifest, path)

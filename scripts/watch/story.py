@@ -281,7 +281,7 @@ def _named(peers: Iterable[PeerId], names: Mapping[PeerId, str]) -> tuple[str, .
 
 def _text(event: Event, name: str) -> str:
     value = event.get(name, "")
-    return plain_text(value) if isinstance(value, str) else ""  # The log may be that of an earlier version.
+    return plain_text(value) if isinstance(value, str) else ""  # A log is a file, in which anything may stand.
 
 
 def _number(event: Event, name: str) -> float | None:

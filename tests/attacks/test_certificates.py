@@ -35,7 +35,8 @@ def value_by(members: Sequence[str], slot: wire.Slot, base_root: bytes = bytes(3
     bounds, everybody = tuple(range(count + 1)), tuple(range(count))
     outputs = (EMPTY,) * count
     return wire.Value(
-        *slot.decision, base_root, order, bounds, seats(count), bytes(32), everybody, outputs, b"evil root".ljust(32), 5
+        *slot.decision, base_root, order, bounds, seats(count), bytes(32), everybody, outputs, b"evil root".ljust(32), 5,
+        credit=(5,) + (0,) * (count - 1),
     )
 
 

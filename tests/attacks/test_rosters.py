@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgpack
 import pytest
 from attacks.voters import founded
 from flockstep.collectives.allreduce.actions import OutcomeKind, Timing
-from flockstep.collectives.round.gather import held, mark_of, proposal, willing
+from flockstep.collectives.round.gather import held, mark_of, proposal
 from flockstep.dht.run import admission
 from flockstep.dht.run.admission import Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
@@ -215,10 +214,11 @@ def test_keys_that_show_what_is_of_no_use_take_nobodys_place() -> None:
 def test_long_readys_that_others_hold_than_the_proposer_make_no_roster_too_long() -> None:
     """Each of two voters holds others, as many as have room for it, and the liar's word names all of them."""
     normal, one, other = ([f"12D3KooW{name}{number:043d}" for number in range(100)] for name in "nst")
-    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1600)]))
+    invite, voucher, rates = map(bytes, (wire.MAX_INVITE_BYTES, wire.MAX_VOUCHER_BYTES, wire.MAX_PARTS))
+    long = encode(replace(a_ready(), invite=invite, voucher=voucher, rates=rates))
 
     def sign(peer: str) -> wire.Signed:
-        payload = encode(a_ready()) if peer in (*VOTERS, *normal) else padded
+        payload = encode(a_ready()) if peer in (*VOTERS, *normal) else long
         return replace(signed(peer, a_ready()), payload=payload)
 
     votes = {voter: a_vote(voter, VOTERS) for voter in ORDER[:3]}
@@ -232,16 +232,6 @@ def test_long_readys_that_others_hold_than_the_proposer_make_no_roster_too_long(
     assert not isinstance(made, str)
     assert {*made[0].members} >= {*VOTERS, *normal}
     assert max(len(encode(it)) for it in made) <= wire.MAX_STATEMENT_BYTES
-
-
-def test_keys_that_pad_their_readys_take_nobodys_place() -> None:
-    keys, honest = ([f"12D3KooW{name}{number:043d}" for number in range(120)] for name in "kh")
-    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1500)]))
-    vote = a_vote(PROPOSER, VOTERS)
-    for peer in (*VOTERS, *honest, *keys):
-        payload = padded if peer in keys else encode(a_ready())
-        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), payload, bytes(64)), a_ready(), 0.0)
-    assert willing(a_setup(PROPOSER, [*VOTERS, *honest, *keys]), vote).keys() > {*VOTERS, *honest}
 
 
 def test_who_may_vote_on_the_next_round_judges_this_one_before_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:

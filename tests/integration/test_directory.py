@@ -17,7 +17,10 @@ from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, open_
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.directory.messages import Message, add_peer_to, binary_id, peers_of
 from flockstep.dht.directory.store import Entry
+from flockstep.dht.keys import run_key
 from flockstep.dht.published import validate_published
+from flockstep.dht.records import Record
+from flockstep.dht.run.manifest import run_id_of
 from flockstep.peer.base.errors import LocalError, NetworkError, NoRightToVote, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
@@ -135,13 +138,14 @@ async def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
         assert [event["peer"] for event in charged] == [net.server.peer_id]
 
 
-async def test_a_value_of_an_earlier_version_or_of_others_is_charged_to_nobody() -> None:
+async def test_a_value_of_another_protocol_or_of_others_is_charged_to_nobody() -> None:
     async with swarm() as net, net.client() as (_, reader):
         reader._validate = validate_published
         assert net.directory.server is not None
-        fewer_fields = b"\x91\xa6member"
-        net.directory.server.store.put(Entry(KEY.encode(), "", fewer_fields, (), "", time.time() + 60))
-        assert await reader.get(KEY) is None
+        other = Record.sign(Identity.generate(), run="", kind="manifest 1", sequence=0, lifetime=9.0, body=b"").encode()
+        key = run_key(run_id_of(other))
+        net.directory.server.store.put(Entry(key.encode(), "", other, (), "", time.time() + 60))
+        assert await reader.get(key) is None
         assert [(event["event"], event["peer"]) for event in net.events] == [("directory.ignored", net.server.peer_id)]
         net.directory.server.store.put(Entry(KEY.encode(), "", value(1), (), "", time.time() + 60))
 

@@ -290,7 +290,7 @@ def test_a_damaged_checkpoint_is_not_begun_with_and_its_good_leaves_are_not_fetc
     run_rounds(2, body, tmp_path)
 
 
-def test_of_two_checkpoints_that_an_earlier_version_left_the_newer_one_is_enough(tmp_path: Path) -> None:
+def test_of_two_checkpoints_the_newer_one_is_enough(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         await train(sims, 3)
         folder = tmp_path / sims[0].sim.peer / "checkpoints"

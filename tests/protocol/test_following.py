@@ -49,18 +49,3 @@ def test_every_setting_that_can_be_revised_is_followed_at_one_boundary(tmp_path:
         walk.check_honesty()
 
     run_virtual(partial(in_memory, kept_run(1, first=OWNER, evaluate_every=1), tmp_path, body), seed=0)
-
-
-def test_a_setting_of_training_that_only_a_later_version_knows_ends_no_keeper(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        walk = Walk(run)
-        await run.until(lambda: contributed(walk.bob))
-        run.kill(walk.bob)
-        kept = run.keep(BOB)
-        walk.revise('{"inner.future":1,"outer.lr":0.5}')
-        await run.until(lambda: kept.keeper is not None and kept.keeper.settings.outer.lr == 0.5)
-        now = kept.at[0]
-        await run.until(lambda: kept.at[0] > now + 1)
-        walk.check_honesty()
-
-    run_virtual(partial(in_memory, kept_run(1, first=OWNER, evaluate_every=1), tmp_path, body), seed=0)

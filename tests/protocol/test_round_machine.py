@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgpack
 import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.statements import MAX_WORDS
@@ -415,10 +414,11 @@ def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> Non
     voters, vote = PEERS[:4], a_vote(ORDER[0], PEERS[:4])
     for peer in voters:
         vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(a_ready())), bytes(1500)]))
+    invite, voucher, rates = map(bytes, (wire.MAX_INVITE_BYTES, wire.MAX_VOUCHER_BYTES, wire.MAX_PARTS))
+    long = encode(replace(a_ready(), invite=invite, voucher=voucher, rates=rates))
     strangers = [f"12D3KooW{number:044d}" for number in range(400)]
     for peer in strangers:
-        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), padded, bytes(64)), a_ready(), 0.0)
+        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), long, bytes(64)), a_ready(), 0.0)
     setup = a_setup(ORDER[0], [*voters, *strangers])
     words = words_of(setup, {ORDER[0]: vote}) | words_of(
         setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]}

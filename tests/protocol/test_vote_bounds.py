@@ -22,6 +22,7 @@ def a_value(number: int) -> bytes:
         *(SLOT.run, SLOT.round, SLOT.previous, bytes(32), tuple(VOTERS), (0, 3, 6, 9, 12)),
         (wire.Seat(0.5, 3),) * 4,
         *(bytes(32), (0, 1, 2, 3), (bytes(32),) * 4, number.to_bytes(32), 10, ()),
+        credit=(10, 0, 0, 0),
     )
     return encode(value)
 

@@ -253,6 +253,7 @@ class Schedule:
             empty,
             mark,
             100,
+            credit=(100,) + (0,) * (len(everybody) - 1),
         )
         value = encode(made)
         self.values.append(value)

@@ -35,6 +35,15 @@ def _seats(order: Sequence[str], **fields: Any) -> tuple[wire.Seat, ...]:
     return fields.get("seats", seats(len(order)))  # type: ignore[no-any-return]  # given by a test
 
 
+def _credit(count: int, flagged: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """Share `tokens` among so many contributors, none to those that are flagged."""
+    given = [place for place in range(count) if place not in flagged]
+    shares = {place: max(0, tokens) // len(given) for place in given}
+    if given:
+        shares[given[0]] += max(0, tokens) % len(given)
+    return tuple(shares.get(place, 0) for place in range(count))
+
+
 def certify(
     before: wire.Certificate | None,
     tokens: int,
@@ -68,7 +77,7 @@ def certify(
         (at.tokens if at else 0) + tokens,
         fields.get("flagged", ()),
         fields.get("revision", b""),
-        fields.get("credit", ()),
+        fields.get("credit", _credit(len(order), fields.get("flagged", ()), tokens)),
     )
     members = value_of(before).members if before is not None else order
     electorate = set(members[: num_parts(members)])

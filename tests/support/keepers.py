@@ -35,7 +35,7 @@ from flockstep.dht.run.manifest import (
     SignedManifest,
     TimingSettings,
 )
-from flockstep.dht.run.revision import kept_by
+from flockstep.dht.run.revision import revised_by
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
@@ -345,8 +345,8 @@ class KeptRun:
 
 
 def settings_after_round(certificate: wire.Certificate | None, signed: SignedManifest) -> Manifest:
-    """What holds in the next round, for a member of this version."""
-    return kept_by(signed, b"" if certificate is None else value_of(certificate).revision)
+    """Return the settings of the next round."""
+    return revised_by(signed, b"" if certificate is None else value_of(certificate).revision)
 
 
 def contribution_of(peer: PeerId, round_: int) -> "np.ndarray[Any, np.dtype[np.float32]]":

@@ -93,7 +93,7 @@ def test_join_says_of_an_event_only_what_is_in_it() -> None:
     for name, line in LINES.items():
         words = {field for _, field, _, _ in string.Formatter().parse(line) if field}
         assert words <= EVENTS[name].fields.keys(), name
-        assert describe_event({"event": name}), name  # One that lacks its fields, as another version may write it.
+        assert describe_event({"event": name}), name  # A log is a file: its fields may be missing.
 
 
 def test_an_event_outside_of_the_table_is_an_error_here_and_none_in_a_running_peer(

@@ -8,7 +8,6 @@ const VOTED = "it voted, and sent no work"; // Of VOTED in collectives/picture/f
 const KINDS = {
   flag: "not counted", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
   stall: "stall", ban: "banned", pardon: "pardoned", revoke: "vote revoked",
-  version: "version",
 };
 
 export class Rounds {

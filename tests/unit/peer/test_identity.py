@@ -124,7 +124,7 @@ def test_a_folder_in_the_place_of_the_key_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are of POSIX")
-def test_a_home_folder_is_its_users_alone_also_one_of_an_earlier_version(tmp_path: Path) -> None:
+def test_a_home_folder_is_its_users_alone_also_one_that_others_could_read(tmp_path: Path) -> None:
     def mode(folder: Path) -> int:
         return stat.S_IMODE(folder.stat().st_mode)
 

@@ -24,7 +24,7 @@ from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
-from flockstep.peer.base.errors import LaterVersion, NetworkError
+from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.schema import encode
@@ -353,10 +353,3 @@ def junk(slot: wire.Slot, number: int) -> tuple[wire.Signed, wire.RoundMessage]:
 
 def signed_by_liar(index: int) -> list[tuple[wire.Signed, wire.RoundMessage]]:
     return [(signed(LIAR, pair[index]), pair[index]) for pair in WORDS if not isinstance(pair[index], wire.Result)]
-
-
-def test_a_claim_about_statements_of_a_later_version_convicts_nobody() -> None:
-    """Else older versions would ban those that accuse a liar of what only they can read."""
-    later = tuple(encode(wire.Signed(LIAR.peer_id, 200, bytes([number]), bytes(64))) for number in range(2))
-    with pytest.raises(LaterVersion):
-        judge_claim(ACCUSER.peer_id, Claim(RUN, later, 0), TERMS, verify_signed)

@@ -43,6 +43,7 @@ VALUE = wire.Value(
     b"n" * 32,
     900,
     (3,),
+    credit=(400, 500, 0),
 )
 E = Electorate(dict.fromkeys(IDS, 1))
 

@@ -69,6 +69,14 @@ def test_what_the_owner_has_not_signed_is_in_no_certificate_whoever_confirms_it(
     check_certificate(grown(FIRST.revision)[0], verify_signed, charter=CHARTER)
 
 
+@pytest.mark.parametrize("settings", ['{"inner.lr":99.0}', '{"outer.lr":0.0}', '{"inner.future":1}'])
+def test_settings_that_make_no_valid_run_are_in_no_certificate_whoever_confirms_it(settings: str) -> None:
+    """Members, keepers and watchers take over the settings of a valid certificate without a check of their own."""
+    revision = LOG.sign(LONE, OwnerStatement("revise", LONE.peer_id, settings=settings)).revision
+    with pytest.raises(ProtocolViolation, match="names a revision that is none"):
+        check_certificate(grown(revision)[0], verify_signed, charter=CHARTER)
+
+
 def test_who_does_not_know_the_manifest_checks_the_signature() -> None:
     """A directory server takes heads, and `flockstep export` checkpoints, of any run."""
     (certificate,) = grown(FIRST.revision)

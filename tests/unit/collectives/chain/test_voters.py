@@ -29,7 +29,8 @@ STRANGER = Identity.from_seed(bytes([9]) * 32)
 SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 2)
 TERM = SLOT.at(1, 2)
 VALUE = wire.Value(
-    *SLOT.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0, 1), (b"o" * 32,) * 5, b"n" * 32, 900
+    *SLOT.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0, 1), (b"o" * 32,) * 5, b"n" * 32, 900,
+    credit=(900, 0),
 )
 E = Electorate(dict.fromkeys(IDS, 1))
 KEPT = Charter(RUN, OWNER.peer_id, founders=frozenset(IDS[:1]), keepers=frozenset(IDS[:2]), stall="wait")

@@ -102,7 +102,7 @@ def test_credit_and_due_evaluations_are_those_of_the_chain_that_is_held() -> Non
             fold.begin(chain[6])
             fold.prepend(chain[:6])
         credit = {one.peer: (one.tokens, one.rounds) for one in fold.view().credit}
-        assert credit == {names[0]: (250_000, 7), names[1]: (250_000, 7), names[2]: (0, 6), names[3]: (0, 7)}
+        assert credit == {names[0]: (250_150, 7), names[1]: (250_150, 7), names[2]: (150, 6), names[3]: (150, 7)}
         assert [due.round for due in fold.view().due] == [7]
         fold.drop()
         assert (fold.view().credit, fold.view().due, fold.head.round) == ((), (), 0)

@@ -22,7 +22,8 @@ IDS = tuple(voter.peer_id for voter in VOTERS)
 CHARTER = Charter(RUN, OWNER.peer_id, founders=frozenset(IDS), keepers=frozenset(IDS), stall="wait")
 FIRST = wire.Slot(RUN, 1, genesis(RUN))
 VALUE = wire.Value(
-    *FIRST.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0,), (b"o" * 32,) * 5, b"n" * 32, 9
+    *FIRST.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0,), (b"o" * 32,) * 5, b"n" * 32, 9,
+    credit=(9,),
 )
 TIMING = AgreementTiming(control=1.0, attempt=10.0)
 

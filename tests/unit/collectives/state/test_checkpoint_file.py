@@ -148,6 +148,22 @@ def damage(folder: Path, how: str) -> None:
             description.write_text(json.dumps(raw))
 
 
+def test_a_checkpoint_of_another_protocol_number_is_one_line_and_stays(tmp_path: Path) -> None:
+    state = state_of()
+    write(tmp_path / "3", state, certified(state))
+    description = tmp_path / "3" / DESCRIPTION
+    raw = json.loads(description.read_text())
+    description.write_text(json.dumps(raw | {"protocol": raw["protocol"] + 1}))
+    before = description.read_bytes()
+    with pytest.raises(LocalError, match=r"^\S+: a checkpoint of protocol \d+: flockstep .* speaks protocol \d+$") as caught:
+        load_checkpoint(tmp_path / "3")
+    assert "flockstep export" in caught.value.remedy
+    assert description.read_bytes() == before
+    description.write_text(json.dumps({key: value for key, value in raw.items() if key != "protocol"}))
+    with pytest.raises(LocalError, match="is not a whole checkpoint"):
+        load_checkpoint(tmp_path / "3")
+
+
 HOWS = ["no state", "no description", "truncated", "longer", "empty", "another format", "one bit", "another round"]
 
 

@@ -4,15 +4,15 @@ import contextlib
 import json
 import os
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import pytest
 from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.published import validate_published
-from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.dht.records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import (
     CODEC_NAMES,
@@ -27,17 +27,24 @@ from flockstep.dht.run.manifest import (
     Outer,
     SignedManifest,
     TimingSettings,
-    decode_manifest,
     load_manifest,
+    run_id_of,
     start_given,
 )
+from flockstep.dht.run.protocol import PROTOCOL
 from flockstep.dht.run.settings import MAX_TOML_BYTES, parse_toml, read_toml
-from flockstep.dht.run.versions import check_version
-from flockstep.peer.base.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
-from flockstep.peer.base.install import NEWER
+from flockstep.peer.base.errors import (
+    LocalError,
+    MalformedMessage,
+    OtherProtocol,
+    ProtocolViolation,
+    RemoteError,
+    UsageError,
+)
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
-from flockstep.peer.wire.schema import encode
+from flockstep.peer.log.telemetry import Telemetry
+from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,19 +121,13 @@ def test_a_manifest_survives_its_own_description_and_the_wire(manifest: Manifest
 def test_evaluations_survive_too(settings_: EvalSettings) -> None:
     manifest = replace(parse(SMALL), eval=settings_)
     assert parse("\n".join(manifest.describe())) == manifest
-    assert decode_manifest(encode(manifest)) == manifest
+    assert decode(Manifest, encode(manifest), max_bytes=MAX_BODY_BYTES) == manifest
     assert parse(SMALL + "[eval]\n").eval == EvalSettings(5, ())
 
 
 def test_a_description_shows_no_control_characters() -> None:
     manifest = parse('name = "\\u001b[31m\\u009b\\u007f"\n[data]\nsource = "text:x"\n')
     assert all(line.isprintable() for line in manifest.describe())
-
-
-def test_a_manifest_that_names_nobody_is_encoded_as_by_a_version_without_the_fields_for_it() -> None:
-    manifest = Manifest.from_toml('name = "x"\n[data]\nsource = "text:{stdlib}"\n', where="run.toml", owner="me")
-    assert len(msgpack.unpackb(encode(manifest))) == len(fields(Manifest)) - 2
-    assert len(msgpack.unpackb(encode(replace(manifest, by="Ada", contact="ada@example.org")))) == len(fields(Manifest))
 
 
 @pytest.mark.parametrize("layout", ["x", f"{'0' * 64}/0/1", f"{'0' * 63}/1/1", f"{'0' * 64}/22/5"])
@@ -327,6 +328,23 @@ def forge(manifest: Manifest, signer: Identity = OWNER, **changes: object) -> by
 
 
 GOOD = SIGNED.manifest
+
+
+def test_a_run_of_another_protocol_number_is_one_line_with_the_remedy_and_nothing_is_lost(tmp_path: Path) -> None:
+    other = forge(GOOD, kind=f"manifest {PROTOCOL + 1}")
+    line = rf"^run \w{{52}} is of protocol {PROTOCOL + 1}: flockstep .* speaks protocol {PROTOCOL}$"
+    with pytest.raises(OtherProtocol, match=line) as raised:
+        SignedManifest.decode(other)
+    assert "ask its owner" in raised.value.remedy
+    (tmp_path / "manifest").write_bytes(other)
+    with pytest.raises(UsageError, match="of protocol") as named:
+        load_manifest(tmp_path / "manifest")
+    assert named.value.remedy == raised.value.remedy
+    with pytest.raises(OtherProtocol):
+        Remembered(tmp_path, run_id_of(other), Telemetry()).manifest()
+    assert (tmp_path / "manifest").read_bytes() == other
+    with pytest.raises(MalformedMessage, match="not the record of a manifest"):
+        SignedManifest.decode(forge(GOOD, kind="manifest"))
 
 
 @pytest.mark.parametrize(
@@ -535,30 +553,6 @@ def test_no_manifest_names_a_path_for_the_first_state() -> None:
     for wrong in ("3", "''"):
         with pytest.raises(UsageError, match=rf"\[model\] from must be a path in quotes, not {wrong}"):
             parse(SMALL + f"[model]\nfrom = {wrong}\n")
-
-
-def test_a_run_may_need_a_later_version_and_one_line_says_which() -> None:
-    early, late = parse('min_version = "0.1"\n' + SMALL), parse('min_version = "900.1"\n' + SMALL)
-    for manifest in (early, late):
-        assert decode_manifest(encode(manifest)) == manifest
-        assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
-    check_version(early.min_version)
-    check_version(parse(SMALL).min_version)
-    with pytest.raises(UsageError, match=r"this run needs flockstep 900\.1 or later") as raised:
-        check_version(late.min_version)
-    assert raised.value.remedy == NEWER
-    with pytest.raises(UsageError, match="min_version 'soon' is no version"):
-        parse('min_version = "soon"\n' + SMALL)
-
-
-@pytest.mark.parametrize("needed", ["900.1", "0.1", "soon", 7])
-def test_a_manifest_with_settings_of_a_later_version_says_what_it_needs(needed: object) -> None:
-    body = msgpack.unpackb(encode(parse('min_version = "0.1"\nby = "Ada"\ncontact = "a@example.org"\n' + SMALL)))
-    body[[item.name for item in fields(Manifest)].index("min_version")] = needed
-    body.append("a setting of a later version")
-    with pytest.raises(MalformedMessage) as raised:
-        decode_manifest(msgpack.packb(body))
-    assert ("needs flockstep 900.1" in str(raised.value)) == (needed == "900.1")
 
 
 def test_packed_data_say_themselves_what_tokenizer_made_them() -> None:

@@ -235,10 +235,10 @@ def test_every_verb_is_a_statement() -> None:
     assert {open_statement(record).verb for it in about.items() for record in stated(it).records} == set(OwnerVerb)
 
 
-def test_a_verb_of_a_later_version_is_kept_and_changes_nothing() -> None:
-    log = stated(("vouch", ANNA), ("praise", ANNA), ("praise", OWNER))
-    assert NONE.merge(log.records) == log
-    assert log.vouched == {ANNA.peer_id}
-    assert log.voucher(ANNA.peer_id)
-    assert [*log.bans, *log.pardons, *log.revoked] == []
-    assert log.revision == b""
+def test_another_verb_is_malformed() -> None:
+    known = encode(OwnerStatement("vouch", ANNA.peer_id))
+    record = Record.sign(
+        OWNER, run=RUN, kind=OWNER_KIND, sequence=1, lifetime=MAX_LIFETIME, body=known.replace(b"vouch", b"heard")
+    )
+    with pytest.raises(MalformedMessage, match="'heard' is nothing that an owner states"):
+        NONE.merge([record])

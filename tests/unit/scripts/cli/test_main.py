@@ -106,7 +106,7 @@ def test_a_shell_completes_verbs_and_options(
         (["run", "create", "missing.toml", "--via", "x"], "cannot read missing.toml"),
         (["run", "create", "typo.toml", "--via", "x"], "did you mean source?"),
         (["run", "create", "good.toml", "--via", "localhost:4001"], "does not name a peer and where it is"),
-        (["run", "create", "late.toml", "--via", "x"], "needs flockstep 99.0 or later"),
+        (["run", "create", "late.toml", "--via", "x"], "unknown key min_version"),
         (["run", "create", "good.toml", "--via", "x", *FLEET, "--gpu", "voodoo"], "no GPU 'voodoo' in the table"),
         (["plan", "missing.toml", *FLEET], "cannot read missing.toml"),
         (["plan", "good.toml", "--rate", "5"], "--peers 8 --gpu 4090 --rate 50"),
@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     Path("typo.toml").write_text('name = "x"\n[data]\nsorce = "text:{stdlib}"\n')
     Path("good.toml").write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
     Path("own.toml").write_text('name = "x"\n[data]\nsource = "own"\n')
-    Path("late.toml").write_text('name = "x"\nmin_version = "99.0"\n[data]\nsource = "text:{stdlib}"\n')
+    Path("late.toml").write_text('name = "x"\nmin_version = "0.1"\n[data]\nsource = "text:{stdlib}"\n')
     code, _, err = said(capsys, *arguments)
     assert code == 2
     assert err.startswith("flockstep: ")

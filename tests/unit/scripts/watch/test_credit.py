@@ -4,7 +4,6 @@ import csv
 import io
 from pathlib import Path
 
-import msgpack
 import pytest
 from flockstep.collectives.accountability.credit import Credits, PeerCredit
 from flockstep.collectives.chain.certificate import value_of
@@ -15,7 +14,6 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
-from flockstep.peer.wire.schema import encode
 from flockstep.scripts.watch.credit import CreditTable, csv_of, table_of
 from rich.console import Console
 from support.certificates import RUN, certify
@@ -64,5 +62,3 @@ def test_a_name_is_in_the_members_record_and_stays_on_the_disk_of_others(tmp_pat
     remembered = Remembered(tmp_path, RUN, Telemetry())
     remembered.keep([Member(record, body, 0.0)])
     assert remembered.bodies()[A].name == NASTY
-    # A record without a name is that of an earlier version.
-    assert len(msgpack.unpackb(encode(body))) == len(msgpack.unpackb(encode(MemberBody(state="training")))) + 1

@@ -53,7 +53,7 @@ def cases(**changes: Any) -> list[Case]:
     ("changes", "words"),
     [
         ({"codec": ["int8/int9"]}, "no codec 'int9'"),
-        ({"rule": ["median", "luck"]}, "no defence 'luck'"),
+        ({"rule": ["mean", "luck"]}, "no defence 'luck'"),
         ({"baseline": ["horovod"]}, "no baseline 'horovod'"),
         ({"baseline": ["hivemind/int4"]}, "no baseline 'hivemind/int4'"),
         ({"peers": ["1,4"]}, "--peers '1,4'"),
