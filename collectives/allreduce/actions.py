@@ -297,7 +297,7 @@ class CheckOutputs:
     first: tuple[bytes, ...]
     """The sketches after the cut."""
     second: tuple[bytes, ...]
-    """The sketches after the outputs, under `seed`; none for a rule that is not linear."""
+    """The sketches after the outputs, under `seed`."""
     silent: tuple[int, ...]
     """The contributors for which others that hold their parts have sketched."""
 

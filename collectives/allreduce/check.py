@@ -126,21 +126,17 @@ class CheckPhase:
         named, outputs = self.named, self._reduce_phase.hashes()
         if named is None or outputs != named.outputs or self.is_checked(outputs):
             return []
-        second: tuple[bytes, ...] = ()
-        seed = self._cut
-        if self._is_sketched:
-            exchange = self._exchanges[outputs]
-            found = self._tables(active, exchange, named)
-            if found is None:
-                return []
-            second, seed = found, exchange.seed
+        exchange = self._exchanges[outputs]
+        second = self._tables(active, exchange, named)
+        if second is None:
+            return []
         key = named.number, second  # The sketches by others of a silent contributor may be the very ones that it made.
         if key in self._asked:
             return []
         self._asked.add(key)
         made = dict(self._reduce_phase.outputs)
         first, weights = self._judge_phase.first, self._judge_phase.weights
-        return [CheckOutputs(seed, made, weights, first, second, named.silent)]
+        return [CheckOutputs(exchange.seed, made, weights, first, second, named.silent)]
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[Pair]) -> list[Action]:
         """Take the false outputs, by part, and the pairs of part and contributor, in the order of the cut, whose two
@@ -299,8 +295,8 @@ class CheckPhase:
 
     @property
     def _is_sketched(self) -> bool:
-        """True if sketches can show whether an output is the sum: else only its length is held to that of its inputs."""
-        return self._setup.rule.linear and not self._setup.rule.blind
+        """True if sketches show whether an output is the sum: else nothing is checked."""
+        return not self._setup.rule.blind
 
     def _standing_name(self, index: int) -> bytes:
         standing = self._collect_phase.stage.standing

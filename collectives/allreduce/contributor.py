@@ -173,7 +173,7 @@ class ContributorRound(RosterRound):
                 source, cells = table.members[holder], table.cells(part)
                 others = table.others_with(part, {holder, table.me})
                 actions.append(FetchOutput(part, source, hash_, cells, self._setup.output_bytes(cells), others))
-        if rule.blind or not rule.linear or not self.collect_phase.has_committed:
+        if rule.blind or not self.collect_phase.has_committed:
             return actions
         actions += self._answer(newest)
         for outputs in named:
@@ -202,7 +202,7 @@ class ContributorRound(RosterRound):
         """Show all voters what I contribute to my own part, now that nobody can contribute it any more."""
         table, me = self.table, self.table.me
         mine = table.commits().get(me)
-        if mine is None or holders.get(me) != me or self._setup.rule.blind or not self._setup.rule.linear:
+        if mine is None or holders.get(me) != me or self._setup.rule.blind:
             return []
         return [ShowPart(me, mine.parts[me], table.voters)]
 

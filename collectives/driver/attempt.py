@@ -475,13 +475,13 @@ class Attempt:
         self._done(lambda exchange: exchange.judged(weights, weighting.flagged, weighting.short))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
-        codec, bounds, rule = self._output_codec, self.machine.exchange.bounds, self.machine.setup.rule
+        codec, bounds = self._output_codec, self.machine.exchange.bounds
         outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
 
         def check() -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
             first, second, weights = action.first, action.second, np.array(action.weights)
-            false = false_outputs(rule, codec, outputs, bounds, weights, first, second, action.seed)
-            return false, doubtful(first, second, len(bounds) - 1, weights) if second else ()
+            false = false_outputs(codec, outputs, bounds, weights, first, second, action.seed)
+            return false, doubtful(first, second, len(bounds) - 1, weights)
 
         false, differing = await self.node.compute(check)
         self._done(lambda exchange: exchange.checked(action, false, differing))

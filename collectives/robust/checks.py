@@ -144,7 +144,6 @@ def weighed(weighting: Weighting, voices: Sequence[float], masses: Sequence[floa
 
 
 def false_outputs(
-    rule: Rule,
     codec: Codec,
     outputs: Mapping[int, Encoded],
     bounds: Sequence[int],
@@ -153,27 +152,23 @@ def false_outputs(
     second: Sequence[bytes],
     seed: bytes,
 ) -> tuple[int, ...]:
-    """Return the parts whose output is not what a rule makes of the contributions with these `weights` [parts, n].
+    """Return the parts whose output is not the sum of the contributions with these `weights` [parts, n].
 
-    `first` are their sketches after the cut, and `second` those after the outputs, under `seed`, by which a sum is checked;
-    none where the rule is not linear. That check bounds an owner that does not search for a seed, the length one that does.
+    `first` are their sketches after the cut, and `second` those after the outputs, under `seed`, by which a sum is checked.
+    That check bounds an owner that does not search for a seed, the length one that does.
     Of the sum's two estimates the longer one counts: a contributor may have searched for the first seed.
     """
     members = len(bounds) - 1
-    tables = [np.stack([tables_of(sketch, members) for sketch in each]) for each in (first, second) if each]
+    tables = [np.stack([tables_of(sketch, members) for sketch in each]) for each in (first, second)]
     found: list[int] = []
     for part, data in sorted(outputs.items()):
         cells, square, sketch = bounds[part + 1] - bounds[part], 0.0, CountSketch(seed, CHECK_COLUMNS)
         for at, chunk in decoded(codec, data, cells):
             square += _square(chunk)
-            if second:
-                sketch.add(chunk, bounds[part] * CELL + at)
+            sketch.add(chunk, bounds[part] * CELL + at)
         summands = [np.ascontiguousarray(table[:, part]) for table in tables]
-        if rule.linear:
-            most = max(square_of_sum(each, weights[part]) for each in summands)
-            off = excess(sketch.table(), summands[-1], weights[part], codec.rounding(data, cells), codec.most_rounding)
-        else:
-            most, off = rule.most_square(_squares(summands[0])), 0.0
+        most = max(square_of_sum(each, weights[part]) for each in summands)
+        off = excess(sketch.table(), summands[-1], weights[part], codec.rounding(data, cells), codec.most_rounding)
         if not (square <= LENGTHS_DIFFER * most and off <= 1):
             found.append(part)
     return tuple(found)
@@ -208,10 +203,3 @@ def doubtful(
         lies = ~alike | (2 * total(differ) > total(weights[part]) - weights[part])
         found += [(part, int(index)) for index in np.flatnonzero(lies & (weights[part] > 0))]
     return tuple(found)
-
-
-def _squares(tables: Floats) -> Floats64:
-    """Return [parts] estimates of squared lengths."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        wide = tables.astype(np.float64).reshape(len(tables), -1)
-        return total(wide * wide) / ROWS

@@ -1,8 +1,8 @@
 """The interface of an aggregation rule, and arithmetic that gives all peers the same bits.
 
 A rule that does not depend on the choice of axes is a function of the n×n Gram matrix of the contributions alone, and
-its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only compute a weighted sum. A
-coordinate-wise rule (`linear` is False) needs the contributions themselves; its output cannot be checked by a sketch.
+its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only compute a weighted sum, which a sketch
+checks. No run has another kind: the output of a coordinate-wise rule needs the contributions themselves.
 
 Same bits everywhere. All peers must agree on every weight, so nothing here may depend on a processor or on a build of
 NumPy. IEEE 754 fixes the result of one +, -, ×, ÷, square root and comparison, and element-wise ufuncs round each of
@@ -49,8 +49,6 @@ class Rule(ABC):
     name: str
     blind: bool = False
     """True if the rule uses masses alone: then no sketches are needed."""
-    linear: bool = True
-    """True if the result is Σ wᵢxᵢ with `Weighting.weights`."""
 
     @abstractmethod
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
@@ -60,13 +58,6 @@ class Rule(ABC):
         claimed (`checks.weighed`).
         A contribution without a mass, or with numbers that are not finite, has no weight. Any n ≥ 1 is accepted.
         """
-
-    def most_square(self, squares: Floats64) -> float:
-        """Return the most that the square of a result can be, from those of the contributions [n] to a part.
-
-        It is what an output is held to where a sketch cannot check it: convex in each element, it is no longer than all.
-        """
-        return float(total(squares))
 
     def chunks(
         self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int

@@ -1,9 +1,4 @@
-"""The registry of aggregation rules, and those from the literature that need only the Gram matrix.
-
-Every rule here assumes that f = ⌊(n-1)/2⌋ of n contributions may be lies, the most that any rule can bear, and first
-leaves out those without a mass. The originals count contributions, not masses: if a rule chooses a set, masses weigh
-the mean of it, and nothing else.
-"""
+"""The registry of the aggregation rules that a run may name, and the form of one with the same weights for all parts."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -12,8 +7,7 @@ import numpy as np
 
 from ...peer.base.errors import UsageError
 from .gramguard import GramGuard
-from .median import Median
-from .rule import Floats64, Rule, Weighting, normalized, squared_distances, total, valid
+from .rule import Floats64, Rule, Weighting, normalized, valid
 
 
 class Chosen(Rule):
@@ -47,30 +41,7 @@ class Mean(Chosen):
         return masses
 
 
-class Krum(Chosen):
-    """The one contribution with the nearest neighbours (Blanchard et al., NeurIPS 2017).
-
-    A score is the sum of squared distances to the n - f - 1 nearest others, as ByzFL counts; the paper's n - f - 2 would
-    need n > 2f + 2.
-    """
-
-    name = "krum"
-
-    def num_chosen(self, n: int) -> int:
-        """Return the number of contributions that enter the mean."""
-        return 1
-
-    def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """Return the masses of the chosen, scaled to a sum of 1."""
-        n = len(gram)
-        near = np.sort(squared_distances(gram), axis=1)[:, 1 : n - (n - 1) // 2]
-        chosen = np.argsort(total(near), kind="stable")[: self.num_chosen(n)]
-        weights = np.zeros(n)
-        weights[chosen] = masses[chosen]
-        return normalized(weights)
-
-
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (GramGuard(), Mean(), Median(), Krum())}
+RULES: Mapping[str, Rule] = {rule.name: rule for rule in (GramGuard(), Mean())}
 """The rules that a manifest may name."""
 
 

@@ -41,7 +41,7 @@ MANIFEST_KIND = f"manifest {PROTOCOL}"
 _KIND = re.compile(r"manifest ([1-9][0-9]{0,2})", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.vector.codec` has one of each."""
-RULE_NAMES = ("gramguard", "mean", "median", "krum")
+RULE_NAMES = ("gramguard", "mean")
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
 OWN = "own"

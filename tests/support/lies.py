@@ -274,7 +274,7 @@ class LyingRound:
             after.append(masked(table.astype("<f4").tobytes(), [any(one)]))
         if doubtful(before, after, 1, weights[None]):
             return False
-        return not false_outputs(self.rule, self.codec, {0: output}, (low, high), weights[None], before, after, seed)
+        return not false_outputs(self.codec, {0: output}, (low, high), weights[None], before, after, seed)
 
 
 @dataclass(frozen=True, slots=True)

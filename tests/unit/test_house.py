@@ -66,7 +66,6 @@ PURE = {
     "collectives/picture/shown.py",
     "collectives/picture/votes.py",
     "collectives/robust/gramguard.py",
-    "collectives/robust/median.py",
     "collectives/robust/rule.py",
     "collectives/robust/rules.py",
     "collectives/robust/sketch.py",

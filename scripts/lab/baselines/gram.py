@@ -1,4 +1,9 @@
-"""Baselines that need only the Gram matrix: geometric median, Multi-Krum, centered clipping."""
+"""Baselines that need only the Gram matrix: Krum, Multi-Krum, geometric median, centered clipping.
+
+Each assumes that f = ⌊(n-1)/2⌋ of n contributions may be lies, the most that any rule can bear, and first leaves out those
+without a mass. The originals count contributions, not masses: if a rule chooses a set, masses weigh the mean of it, and
+nothing else.
+"""
 
 import numpy as np
 
@@ -9,9 +14,10 @@ from ....collectives.robust.rule import (
     middle,
     normalized,
     quotient,
+    squared_distances,
     total,
 )
-from ....collectives.robust.rules import Chosen, Krum
+from ....collectives.robust.rules import Chosen
 
 GEOMEDIAN_STEPS = 60
 """It converges linearly: the remaining error is less than int8's rounding."""
@@ -27,6 +33,29 @@ class GeometricMedian(Chosen):
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
         """Return Weiszfeld's weights."""
         return geometric_median(gram, masses, GEOMEDIAN_STEPS)
+
+
+class Krum(Chosen):
+    """The one contribution with the nearest neighbours (Blanchard et al., NeurIPS 2017).
+
+    A score is the sum of squared distances to the n - f - 1 nearest others, as ByzFL counts; the paper's n - f - 2 would
+    need n > 2f + 2.
+    """
+
+    name = "krum"
+
+    def num_chosen(self, n: int) -> int:
+        """Return the number of contributions that enter the mean."""
+        return 1
+
+    def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
+        """Return the masses of the chosen, scaled to a sum of 1."""
+        n = len(gram)
+        near = np.sort(squared_distances(gram), axis=1)[:, 1 : n - (n - 1) // 2]
+        chosen = np.argsort(total(near), kind="stable")[: self.num_chosen(n)]
+        weights = np.zeros(n)
+        weights[chosen] = masses[chosen]
+        return normalized(weights)
 
 
 class MultiKrum(Krum):

@@ -3,10 +3,11 @@
 from ....collectives.robust import rules
 from ....collectives.robust.rule import Rule
 from .flag import Flag
-from .gram import CenteredClip, GeometricMedian, MultiKrum
+from .gram import CenteredClip, GeometricMedian, Krum, MultiKrum
+from .median import Median
 from .trimmed import NnmTrimmedMean
 
-_BASELINES = (MultiKrum(), GeometricMedian(), CenteredClip(), NnmTrimmedMean(), Flag())
+_BASELINES = (Median(), Krum(), MultiKrum(), GeometricMedian(), CenteredClip(), NnmTrimmedMean(), Flag())
 RULES = {**rules.RULES, **{rule.name: rule for rule in _BASELINES}}
 
 

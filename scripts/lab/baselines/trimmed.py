@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....collectives.robust.median import Median, decoded_rows
-from ....collectives.robust.rule import Floats64, Mask, Rule, Weighting, squared_distances, valid
+from ....collectives.robust.rule import Floats64, Mask, Weighting, squared_distances, valid
 from ....collectives.vector.arrays import Floats
 from ....collectives.vector.codec import Codec, Encoded
+from .median import Median, decoded_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,6 @@ class NnmTrimmedMean(Median):
         equal = super().weights(gram, parts, masses)
         mixing = mixing_of(gram, valid(gram, parts, masses))
         return Mixed(weights=equal.weights, flagged=equal.flagged, mixing=mixing)
-
-    def most_square(self, squares: Floats64) -> float:
-        """Return the sum of all: a row that is mixed is as long as the longest of those that it is a mean of."""
-        return Rule.most_square(self, squares)
 
     def chunks(
         self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int

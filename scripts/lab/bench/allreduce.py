@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ....collectives.robust.rules import rule_named
 from ....collectives.vector.codec import codec_named
 from ....peer.base.errors import UsageError
 from ....peer.base.install import WHERE, install_command
-from ..baselines.rules import rule_named
 from ..table import table_lines, written
 from ..words import count, listed, numbers
 from .group import enter_own_network, is_alone, raise_loopback

@@ -17,6 +17,7 @@ from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.chain.kept_outputs import Outputs
 from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution
+from ....collectives.robust.rules import rule_named
 from ....collectives.spec import Spec
 from ....collectives.vector.codec import CELL, FlatSum, codec_named, weighted_mean
 from ....dht.rendezvous import open_client
@@ -27,7 +28,6 @@ from ....peer.base.config import PeerConfig
 from ....peer.identity import Identity
 from ....peer.log.telemetry import Event, Telemetry
 from ....peer.node.node import Node
-from ..baselines.rules import rule_named
 from . import worker
 from .worker import WorkerAnswer, WorkerLine
 

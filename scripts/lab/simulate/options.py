@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ....collectives.robust.rules import rule_named
 from ....dht.run.manifest import MOST_FRAGMENTS
 from ....peer.base.errors import UsageError
 from ....peer.wire import MAX_PARTS
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, SCALED, TOGETHER
-from ..baselines.rules import rule_named
 
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}

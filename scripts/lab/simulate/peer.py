@@ -19,6 +19,7 @@ from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.chain.chain import ChainPosition
 from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
+from ....collectives.robust.rules import rule_named
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
 from ....collectives.vector.codec import EMPTY, FlatSum
@@ -41,7 +42,6 @@ from ....peer.memory.peer import MemoryTransport
 from ....peer.node.node import Node
 from ....peer.node.session import unpack_message
 from ....peer.wire import MAX_PARTS
-from ..baselines.rules import rule_named
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
 

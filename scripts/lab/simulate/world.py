@@ -23,6 +23,7 @@ from rich.console import Console
 
 from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.driver.contribution import Averaged, Contribution
+from ....collectives.robust.rules import rule_named
 from ....dht.directory.memory import MemoryBoard, MemoryDirectory
 from ....dht.published import validate_published
 from ....dht.run.admission import Charter
@@ -32,7 +33,6 @@ from ....peer.base.errors import LocalError, sole_error
 from ....peer.identity import Identity
 from ....peer.log.telemetry import Event, Telemetry
 from ....peer.memory.network import MemoryNetwork, run_virtual
-from ..baselines.rules import rule_named
 from .chaos import Chaos
 from .check import Checks
 from .harm import Cast, Harm

@@ -202,7 +202,7 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + "x = " + "[" * 5000, "its values are nested too deeply"),
         (SMALL + "[inner]\nsteps = 0", "must be between 1 and 100,000, not 0"),
         (SMALL + '[inner]\noptimizer = "sgd"', "must be one of muon, adamw, not 'sgd'"),
-        (SMALL + '[defence]\nrule = "flag"', "rule must be one of gramguard, mean, median, krum, not 'flag'"),
+        (SMALL + '[defence]\nrule = "flag"', "rule must be one of gramguard, mean, not 'flag'"),
         (SMALL + '[admission]\nkind = "shut"', "must be one of open, invite, allow, not 'shut'"),
         (SMALL + '[admission]\nallow = "12D3"', 'kind is "open": write kind = "allow"'),
         (SMALL + '[admission]\nkind = "allow"\nallow = "12D3"', "'12D3' is not a peer id"),

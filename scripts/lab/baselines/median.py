@@ -1,16 +1,16 @@
 """`median`, element by element (Yin et al., arXiv:1803.01498).
 
-It needs the contributions, not their inner products, so no sketch can check an owner's output: the owner must be
-trusted, or a second one asked. A contribution without a mass is left out; otherwise all count alike.
+It needs the contributions, not their inner products, so no sketch can check an owner's output. A contribution without a mass
+is left out; otherwise all count alike.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..vector.arrays import Floats
-from ..vector.codec import CELL, Codec, Encoded
-from .rule import Floats64, Rule, Weighting, normalized, total, valid
+from ....collectives.robust.rule import Floats64, Rule, Weighting, normalized, valid
+from ....collectives.vector.arrays import Floats
+from ....collectives.vector.codec import CELL, Codec, Encoded
 
 RULE_CHUNK_CELLS = 64
 """The size of a chunk in elements: 2 MiB of float64 at n = 16."""
@@ -20,7 +20,6 @@ class Median(Rule):
     """The median of each element; of an even number, the mean of the middle two."""
 
     name = "median"
-    linear = False
 
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """Return equal weights for all valid contributions: `chunks` combines those."""
@@ -29,13 +28,6 @@ class Median(Rule):
             weights=np.tile(normalized(good.astype(np.float64)), (len(parts), 1)),
             flagged={int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)},
         )
-
-    def most_square(self, squares: Floats64) -> float:
-        """Return the sum of the shortest majority's: in each element one of these is at least as far from 0 as the result.
-
-        So liars, fewer than half, make no result longer than the others together.
-        """
-        return float(total(np.sort(squares)[: len(squares) // 2 + 1]))
 
     def chunks(
         self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int
