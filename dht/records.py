@@ -1,4 +1,4 @@
-"""Records: small signed statements that any peer may carry and no other can forge.
+"""Records: small signed statements that any peer may carry and no other can forge. Pure.
 
 Theory of operation. A record means "peer P states BODY about RUN, as its SEQUENCE-th statement of this KIND, valid for
 LIFETIME seconds". The signature covers the canonical encoding of the whole record with the signature itself blanked. It

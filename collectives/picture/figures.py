@@ -1,4 +1,4 @@
-"""A picture as JSON, as `flockstep status --json` and the page show it."""
+"""A picture as JSON, as `flockstep status --json` and the page show it. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

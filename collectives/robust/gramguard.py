@@ -1,4 +1,4 @@
-"""`gramguard`, the default rule: robust aggregation from the Gram matrix of the contributions.
+"""`gramguard`, the default rule: robust aggregation from the Gram matrix of the contributions. Pure.
 
 A contribution that agrees with the others, and is no copy of another one, counts by its mass: its trust here, and the
 tokens that its author claims once all is judged (`checks.weighed`). Medians, quantiles and bounds count mass, not heads:

@@ -1,4 +1,4 @@
-"""The interface of an aggregation rule, and arithmetic that gives all peers the same bits.
+"""The interface of an aggregation rule, and arithmetic that gives all peers the same bits. Pure.
 
 A rule that does not depend on the choice of axes is a function of the n×n Gram matrix of the contributions alone, and
 its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only compute a weighted sum, which a sketch

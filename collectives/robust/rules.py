@@ -1,4 +1,4 @@
-"""The registry of the aggregation rules that a run may name, and the form of one with the same weights for all parts."""
+"""The aggregation rules that a run may name, and the form of one with the same weights for all parts. Pure."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""CountSketch: inner products of long vectors from 384 numbers, and false sums of them detected.
+"""CountSketch: inner products of long vectors from 384 numbers, and false sums of them detected. Pure.
 
 Theory of operation (Charikar, Chen, Farach-Colton 2002; Weinberger et al., arXiv:0902.2206). Element i is added, with a
 random sign, to a random slot. ⟨Sx, Sy⟩ is then an unbiased estimate of ⟨x, y⟩ with a variance of at most

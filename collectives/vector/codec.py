@@ -1,4 +1,4 @@
-"""Flat float32 vectors to few bytes and back, with error feedback: `int8`, `int4`, `lloyd2`, `bf16` and `fp32`.
+"""Flat float32 vectors to few bytes and back, with error feedback: `int8`, `int4`, `lloyd2`, `bf16` and `fp32`. Pure.
 
 Theory of operation. A flat vector consists of cells of `CELL` elements; each tensor is padded to whole cells, so a
 block (256 elements of int8, 64 of int4) never crosses tensors and every cell costs the same bytes. An encoded part is

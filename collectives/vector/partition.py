@@ -1,4 +1,4 @@
-"""Fragments and parts: which cells of the flat vector a round averages, and which member reduces which of them.
+"""Fragments and parts: which cells of the flat vector a round averages, and which member reduces which of them. Pure.
 
 In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector, in turn; else all of it. Fragments are
 runs of cells of equal length, so every peer knows them from two numbers, keepers without the model too, and each round

@@ -1,4 +1,4 @@
-"""The member table: the newest record of every member of a run, made equal on all peers by anti-entropy.
+"""The member table: the newest record of every member of a run, made equal on all peers by anti-entropy. Pure.
 
 Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of every other.
 On contact two tables compare their `summary` and exchange what is `newer_than` the other's (anti-entropy). A record is

@@ -1,4 +1,4 @@
-"""Leases: which units of the data are mine to train now, so that peers neither do the same work twice nor leave any out.
+"""Leases: which units of the data a peer trains now, so that none is trained twice or left out. Pure.
 
 Theory of operation. An epoch has at most 1024 units (`units`). Each member's record says which units it knows to be
 finished, a set that only grows and that everybody passes on, and which few it leases: what it trains, and what it will

@@ -1,4 +1,4 @@
-"""How a dataset is cut into units, the pieces that peers lease (`shards`), and how the items of a unit are ordered.
+"""Cuts a dataset into units, the pieces that peers lease (`shards`), and orders the items of a unit. Pure.
 
 An epoch is one pass. Its order is drawn from the run's seed and its number, alike on every peer: the items lie in
 shards of neighbours, the shards are shuffled, and a unit is some consecutive ones of them, read in turn, so that what

@@ -1,4 +1,4 @@
-"""The shapes of the built-in decoder `gpt`, without torch, for code that only needs sizes."""
+"""The shapes of the built-in decoder `gpt`, without torch, for code that only needs sizes. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

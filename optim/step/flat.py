@@ -1,4 +1,4 @@
-"""Flattening: parameters to one flat float32 vector with named tensors, and back.
+"""Flattening: parameters to one flat float32 vector with named tensors, and back. Pure.
 
 Peers average and hash this vector. Its order is that of the parameters' names. Each tensor starts at a cell of the codec
 and is padded with zeros to whole cells, so every peer that runs the same model has the same cells.

@@ -1,4 +1,4 @@
-"""The outer step of DiLoCo: Nesterov momentum on the averaged pseudo-gradient, bit-exact.
+"""The outer step of DiLoCo: Nesterov momentum on the averaged pseudo-gradient, bit-exact. Pure.
 
 Source: arXiv:2311.08105. Every product and every sum is rounded on its own, in one order, in float32, on the CPU: NumPy,
 eager PyTorch and any processor then agree on every bit. torch.optim.SGD's fused multiply-add differs in 2.8 % of

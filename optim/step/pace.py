@@ -1,4 +1,4 @@
-"""Straggler deadline: the inner phase ends after H steps or so many seconds, or a grace after a quorum is ready.
+"""Straggler deadline: the inner phase ends after H steps or so many seconds, or a grace after a quorum is ready. Pure.
 
 A slow peer contributes fewer tokens, and the others do not wait for it. The grace is a fraction of the time that the
 quorum itself took, so the same rule holds for phases of seconds and of hours. A phase of seconds begins with the end of the

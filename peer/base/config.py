@@ -1,4 +1,4 @@
-"""PeerConfig: the settings of one peer. Settings that the whole run shares are in its manifest."""
+"""PeerConfig: the settings of one peer. Settings that the whole run shares are in its manifest. Pure."""
 
 import os
 from dataclasses import dataclass, field

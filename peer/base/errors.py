@@ -1,4 +1,4 @@
-"""The tree of errors: the party at fault decides how an error is handled.
+"""The tree of errors: the party at fault decides how an error is handled. Pure.
 
 FlockstepError
 ├── LocalError            my bug or my setting: shown to the user, nobody is charged

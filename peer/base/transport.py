@@ -1,4 +1,4 @@
-"""The transport: the interface between the protocols and the networks that carry them.
+"""The transport: the interface between the protocols and the networks that carry them. Pure.
 
 Two networks implement it: `peer.memory` (in memory, under a virtual clock) and `peer.host` (libp2p). What only the
 latter has, a listen port and bootstraps, is the interface `Host`. Every method runs inside trio. A failure of a

@@ -1,4 +1,4 @@
-"""Bans, and budgets of what each peer may send: messages, bytes and signatures to verify.
+"""Bans, and budgets of what each peer may send: messages, bytes and signatures to verify. Pure.
 
 A peer of a full round sends at most a few hundred messages in a burst, and a few per second on average; after I was
 stopped, all its messages arrive at once. A peer that sends more is flooding: its stream ends, it is charged once, and

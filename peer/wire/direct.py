@@ -1,4 +1,4 @@
-"""Direct messages between two peers over an authenticated stream, which need no signature.
+"""Direct messages between two peers over an authenticated stream, which need no signature. Pure.
 
 Claims are the exception: their accusers sign them, and `collectives.accountability.evidence` judges them.
 """

@@ -1,4 +1,4 @@
-"""Limits of control messages, and the field types that several of them share."""
+"""Limits of control messages, and the field types that several of them share. Pure."""
 
 from typing import Annotated, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Length-prefixed framing: a four-byte big-endian length, then so many bytes."""
+"""Length-prefixed framing: a four-byte big-endian length, then so many bytes. Pure."""
 
 from ..base.errors import LocalError, MalformedMessage
 

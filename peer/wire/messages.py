@@ -1,4 +1,4 @@
-"""Every round message, its limits, and the registry of message codes.
+"""Every round message, its limits, and the registry of message codes. Pure.
 
 There are two families. Direct messages between two peers over an authenticated stream (`direct`: `Beat`, `MembersAsk`,
 `Fetch`, …) need no signature. A message that third peers must be able to verify, as all of a round, travels as

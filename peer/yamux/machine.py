@@ -1,4 +1,4 @@
-"""Yamux without input or output: bytes and calls go in, events and frames come out.
+"""Yamux without input or output: bytes and calls go in, events and frames come out. Pure.
 
 Theory of operation. Yamux (github.com/hashicorp/yamux, spec.md; libp2p's /yamux/1.0.0) runs many streams over one connection.
 All that is sent are frames with a header of 12 bytes, big-endian:

@@ -1,4 +1,4 @@
-"""The hours of the day in which a volunteer's computer may train, such as 22-7."""
+"""The hours of the day in which a volunteer's computer may train, such as 22-7. Pure."""
 
 import re
 from dataclasses import dataclass
