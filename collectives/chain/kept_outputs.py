@@ -5,7 +5,7 @@ Older ones lie on the disk, one file for those of a value: an index, then the ou
 before it has its name, since a voter that accepts a value must not lose it by a power cut; one file, since the others wait
 for that. What is read is hashed, so a damaged output counts as missing. A round may keep those of several values until
 one is decided. The last rounds are kept, and all that lead from the checkpoint to the newest state (`needed`): from these
-a checkpoint that is half moved on is completed (`state.move`). If the disk fails, the last few rounds stay in memory.
+a restarted peer replays the rounds since. If the disk fails, the last few rounds stay in memory.
 """
 
 import shutil

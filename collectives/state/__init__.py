@@ -5,7 +5,6 @@
     checkpoints      A peer's checkpoints: written in the background, restored on restart, served to newcomers.
     head_proofs      Light-client validation of the heads that members state, by their certificates.
     merkle           The state root: a Merkle tree over 4 MiB leaves of θ and then of m.
-    move             Moves a checkpoint on to a later round in its place: one copy of it is enough, and a kill loses nothing.
     schedule         The schedule of a multi-source download: which leaf to request from which provider. Pure.
     take_state       Install a state in (θ, m) and on disk; only leaves that are not here already are fetched.
     transfer         State transfer from many providers at once, each leaf verified by the certified root.

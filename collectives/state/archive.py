@@ -25,8 +25,7 @@ from ..chain.losses import Losses
 from ..chain.replay import serve_ledger
 from ..spec import Spec
 from .checkpoint_file import TensorAt
-from .checkpoints import Checkpoints, History
-from .move import Advance
+from .checkpoints import Checkpoints
 
 LEDGER_FILE = "ledger"
 """The ledger's file in a run's folder; a peer without it holds nothing of the run."""
@@ -57,14 +56,12 @@ class Archive:
         spec: Spec,
         folder: Path,
         tensors: Sequence[TensorAt],
-        advance: Advance,
         *,
         every: int,
         resume: bool,
     ) -> Self:
         """Open the archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
 
-        `advance` makes the run's outer step on a part of the state.
         Without `resume` no state of an earlier process is restored. What cannot be used is an event.
         """
         ledger: Ledger = await node.compute(
@@ -79,9 +76,8 @@ class Archive:
         )
         losses = Losses(folder / LOSSES_FILE, node.telemetry)
         serve_ledger(node, spec.run, ledger, losses)
-        outputs = Outputs(node, folder / OUTPUTS_FOLDER, every + 1)  # One more: a checkpoint moves on while a round runs.
-        history = History(ledger, outputs, advance)
-        checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every, history)
+        outputs = Outputs(node, folder / OUTPUTS_FOLDER, every + 1)  # One more: a checkpoint is written while a round runs.
+        checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every, outputs)
         is_known = ledger.head.round > 0
         conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate, is_known=is_known)
         await conduct.bans.load()

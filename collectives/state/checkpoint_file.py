@@ -8,8 +8,7 @@ Theory of operation. The state file holds the leaves of θ and then of m (see `m
 size alone, so it can be written in any order. Until all leaves are there the folder is a *draft*. Files are synced, the
 description is written last, and the folder is then renamed (atomic commit): a folder with the final name was once
 complete. The leaves' hashes, which must make the certified root, show whether it still is. A draft outlasts its
-process: a later attempt at the same state finds in it, by their hashes, the leaves that are already right. A complete
-checkpoint is moved on to later rounds in its place (`move`).
+process: a later attempt at the same state finds in it, by their hashes, the leaves that are already right.
 
 NumPy and no torch: the network process writes checkpoints.
 """
@@ -81,7 +80,7 @@ class Checkpoint:
     """The number of elements of θ, and of m."""
 
     def read_theta(self) -> Floats:
-        """Read θ, verified: its peer may move the file on meanwhile (see `move`). Raises `LocalError` if it has changed."""
+        """Read θ, verified. Raises `LocalError` if the file has changed, or its peer has deleted it."""
         theta: Floats = np.empty(self.size, np.float32)
         self._copy_to((theta,))
         return theta

@@ -1,14 +1,14 @@
 """A peer's checkpoint: written in the background, restored on restart, served to newcomers.
 
-Theory of operation. At fixed rounds, the same on all peers, the checkpoint is moved on to the newest state, leaf by leaf in
-its place, while training goes on (see `move`). A leaf that a later round has changed in memory meanwhile is computed from
-the one on the disk. The first checkpoint, and one to which the rounds on the disk do not lead, is written as a draft, from
-memory alone: each leaf is copied, and its hash compared with the certified one, before it is written. If a round was applied
-in between, that draft is void, and the next round's state is written instead.
+Theory of operation. At fixed rounds, the same on all peers, the newest state is written as a draft beside the checkpoint,
+while training goes on: each leaf is copied from memory, and its hash compared with the certified one, before it is written.
+The complete draft is renamed (atomic commit), then the older checkpoint is deleted. So the disk holds the state twice while
+one is written, and a kill at any moment leaves the one or the other. If a round is applied in between, the draft is void, and
+the next round's state is written instead.
 
 One checkpoint is kept, for newcomers to take: all members have the same one, and it does not change while so many rounds
-pass. It is not offered while it moves. A newcomer that has not fetched all of it by then begins with the next one. A state
-has 64 bits a parameter; a peer that cannot fetch it during ten rounds of 4.25 bits each way could not take part in these.
+pass. A newcomer that has not fetched all of it by then begins with the next one. A state has 64 bits a parameter; a peer that
+cannot fetch it during ten rounds of 4.25 bits each way could not take part in these.
 
 A failing disk costs a peer the checkpoint; an event gives the reason, and training goes on.
 """
@@ -16,10 +16,7 @@ A failing disk costs a peer the checkpoint; an event gives the reason, and train
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import trio
 
 from ...peer import wire
 from ...peer.base.digest import digest
@@ -35,43 +32,28 @@ from ..spec import Spec
 from ..vector.arrays import Floats
 from ..vector.codec import CELL
 from . import merkle
-from .checkpoint_file import STATE, Checkpoint, Draft, TensorAt, load_checkpoint
-from .move import Advance, Mover, is_moving, rounds_between
-
-OFFER_PATIENCE = 5.0
-"""Seconds that an answer waits for the end of a write: half of the time in which it must come (`transfer`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The earlier rounds on a peer's disk, and the arithmetic that leads over them from state to state."""
-
-    ledger: Ledger
-    outputs: Outputs
-    advance: Advance
+from .checkpoint_file import DRAFT_SUFFIX, STATE, Checkpoint, Draft, TensorAt, load_checkpoint
 
 
 class Checkpoints:
     """One run's checkpoint in `folder`, served to any peer that asks this node."""
 
     def __init__(
-        self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int, history: History
+        self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int, outputs: Outputs
     ) -> None:
         self._node = node
         self._spec = spec
         self._folder = folder
         self._tensors = tuple(tensors)
         self._every = every
-        self._history = history
+        self._outputs = outputs
         self._size = spec.num_cells * CELL
         self._kept: Checkpoint | None = None
         self._lock = threading.Lock()
-        """Held while a checkpoint is moved on or takes the place of another one: each ends before the next begins."""
+        """Held while a checkpoint takes the place of another one."""
         self._owed = True
         """True if the next state must be written at any round: the first one, or the one after a void draft."""
         self._writing = False
-        self._over = trio.Event()
-        """Set at the end of the write that is going on."""
         node.on_ask(wire.StateAsk, self._offer)
         node.on_ask(wire.LeavesAsk, self._send_leaves)
 
@@ -107,18 +89,21 @@ class Checkpoints:
             await self._node.compute(self._write, place, state, tuple(leaves))
         finally:
             self._writing = False
-            self._over.set()
-            self._over = trio.Event()
 
     def begin(self, place: ChainPosition) -> Draft | None:
-        """Open a draft for a state; it may hold leaves of an earlier attempt. None if that state is kept already.
+        """Open a draft for a state; it may hold leaves of an earlier attempt, of which those at other states are deleted.
 
-        Also None if the disk fails, which is an event. Thread-safe.
+        None if that state is kept already, or if the disk fails, which is an event. Thread-safe.
         """
         if (kept := self._kept) is not None and kept.place.root == place.root:
             return None
+        folder = self._folder / str(place.round)
+        with self._lock:
+            for path in self._folder.glob("*" + DRAFT_SUFFIX):
+                if path != Draft.path(folder):
+                    self._remove(path)
         try:
-            draft = Draft(self._folder / str(place.round), self._size)
+            draft = Draft(folder, self._size)
         except LocalError as error:
             self.failed(None, place.round, error)
             return None
@@ -155,8 +140,6 @@ class Checkpoints:
         folders = [path for path in self._folder.glob("*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             try:
-                if is_moving(folder):
-                    folder = self._completed(folder).folder
                 checkpoint = load_checkpoint(folder, charter=self._spec.charter)
                 # A keeper writes the names of no tensors.
                 same = not checkpoint.tensors or _shapes(checkpoint.tensors) == _shapes(self._tensors)
@@ -175,21 +158,15 @@ class Checkpoints:
             return
 
     def _set_aside(self, folder: Path) -> None:
-        """Make a draft of a damaged checkpoint: its good leaves need not be fetched. A plan to complete it stays."""
+        """Make a draft of a damaged checkpoint: its good leaves need not be fetched."""
         draft = Draft.path(folder)
-        if not is_moving(folder) and not draft.exists() and (folder / STATE).exists():
+        if not draft.exists() and (folder / STATE).exists():
             try:
                 rename(folder, draft)
             except LocalError as error:
                 self._node.telemetry.emit("checkpoint.not_removed", step="load", reason=str(error))
 
     def _write(self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> None:
-        try:
-            if self._move(place, state, leaves):
-                return
-        except LocalError as error:
-            self.failed(None, place.round, error)
-            return
         draft = self.begin(place)
         if draft is None:
             return
@@ -209,58 +186,18 @@ class Checkpoints:
             return
         self.finish(draft, place, leaves)
 
-    def _move(self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> bool:
-        """Move the checkpoint on to a state. Returns False if nothing on the disk leads there. Raises `LocalError`."""
-        with self._lock:
-            if self._kept is None:
-                self._take_up()
-            kept, mover = self._kept, self._mover()
-            rounds = rounds_between(self._history.ledger, kept.place, place) if kept is not None else None
-            if kept is None or mover is None or rounds is None or not mover.begin(kept, place, leaves, rounds):
-                return False
-            self._keep(None)
-            self._keep(mover.complete(kept.folder, state))
-            self._written(place)
-            self._prune()
-        self._owed = False
-        return True
-
-    def _take_up(self) -> None:
-        """Complete the checkpoint that the disk failed to move on before, if there is one."""
-        for folder in self._folder.glob("*"):
-            if folder.name.isdecimal() and is_moving(folder):
-                try:
-                    self._keep(self._completed(folder))
-                except LocalError as error:
-                    self._node.telemetry.emit("checkpoint.damaged", step="write", reason=str(error))
-
-    def _mover(self) -> Mover | None:
-        outputs = self._history.outputs.folder
-        return None if outputs is None else Mover(outputs, self._history.advance, charter=self._spec.charter)
-
-    def _completed(self, folder: Path) -> Checkpoint:
-        """Complete a checkpoint that was left half moved on. Raises `LocalError`."""
-        mover = self._mover()
-        if mover is None:
-            raise LocalError(f"{folder} was half moved on, and no outputs are kept here")
-        checkpoint = mover.complete(folder)
-        reason = "the process ended, or the disk failed, while it was moved on"
-        self._node.telemetry.emit("checkpoint.completed", step="load", reason=reason, round=checkpoint.place.round)
-        return checkpoint
-
     def _written(self, place: ChainPosition) -> None:
         num_bytes = 8 * self._size
         self._node.telemetry.emit("checkpoint.written", round=place.round, root=place.root.hex(), bytes=num_bytes)
 
-    def _keep(self, checkpoint: Checkpoint | None) -> None:
+    def _keep(self, checkpoint: Checkpoint) -> None:
         """Serve this one and no other, and keep the outputs that lead on from it."""
         before = set(self._kept.leaves) if self._kept is not None else set()
         self._kept = checkpoint
-        if checkpoint is not None:
-            self._history.outputs.needed = checkpoint.place.round + 1
-            for key, blob in checkpoint.blobs():
-                self._node.blobs.put(key, blob)
-                before.discard(key)
+        self._outputs.needed = checkpoint.place.round + 1
+        for key, blob in checkpoint.blobs():
+            self._node.blobs.put(key, blob)
+            before.discard(key)
         self._node.blobs.drop(before)
 
     def _prune(self) -> None:
@@ -278,9 +215,6 @@ class Checkpoints:
 
     async def _offer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
         self._check_run(question.run)
-        with trio.move_on_after(OFFER_PATIENCE):
-            while self._kept is None and self._writing:
-                await self._over.wait()
         return wire.StateOffer(() if (kept := self._kept) is None else (_stated(kept.place),))
 
     async def _send_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:

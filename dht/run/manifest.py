@@ -134,7 +134,7 @@ class Outer:
     fragments: Annotated[int, Between(1, MOST_FRAGMENTS)] = 1
     """Runs of parameters of equal length; in streaming mode a round averages one of them, in turn."""
     checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
-    """Rounds (of each fragment) after which every peer moves its checkpoint on; the outputs of so many are on its disk."""
+    """Rounds (of each fragment) after which every peer writes a checkpoint; the outputs of so many are on its disk."""
     momentum_warmup: Annotated[int, Between(0, 100_000)] = 0
     """Rounds (of each fragment) over which the momentum rises from 0. A `run.toml` without it gets `MOMENTUM_WARMUP`."""
 

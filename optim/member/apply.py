@@ -3,18 +3,15 @@
 Pure NumPy, for the network process, which does not import torch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
 from ...collectives.state import merkle
-from ...collectives.state.move import Advance, PlannedRound
 from ...collectives.vector.arrays import Floats
-from ...collectives.vector.codec import CELL, Codec, Encoded, FlatSum, FlatVector, codec_named, feedback_chunks
-from ...dht.run.manifest import Manifest
+from ...collectives.vector.codec import CELL, Codec, Encoded, FlatSum, FlatVector, feedback_chunks
 from ...peer.base.digest import digest
 from ..step.outer import OuterSettings, outer_step
 
@@ -30,40 +27,6 @@ def decode_outputs(codec: Codec, bounds: Sequence[int], outputs: Sequence[Encode
         if start < stop:
             piece = out[(start - first) * CELL : (stop - first) * CELL]
             codec.decode_range(data, high - low, start - low, stop - low, piece)
-
-
-def advance_leaf(
-    theta: Floats,
-    momentum: Floats,
-    start: int,
-    planned: PlannedRound,
-    outputs: Sequence[Encoded],
-    *,
-    settings: OuterSettings,
-    codec: Codec,
-    revised: Callable[[bytes], Manifest] | None,
-) -> None:
-    """Make the outer step of a round in place, on θ and m of the elements from `start` on.
-
-    `revised` returns the run's settings under a revision; None: always these.
-    """
-    if revised is not None:
-        manifest = revised(planned.revision)
-        settings, codec = OuterSettings.of(manifest), codec_named(manifest.codec.result)
-    bounds = planned.bounds
-    span = slice(max(start, bounds[0] * CELL), min(start + theta.size, bounds[-1] * CELL))
-    if span.start < span.stop:
-        g = np.empty(span.stop - span.start, np.float32)
-        decode_outputs(codec, bounds, outputs, span, g)
-        inner = slice(span.start - start, span.stop - start)
-        outer_step(theta[inner], momentum[inner], g, settings.at(planned.round))
-
-
-def leaf_step(
-    settings: OuterSettings, codec: Codec, revised: Callable[[bytes], Manifest] | None = None
-) -> Advance:
-    """Return the outer step of a run, as it is made on a part of a checkpoint (`state.move`)."""
-    return partial(advance_leaf, settings=settings, codec=codec, revised=revised)
 
 
 class OuterState:

@@ -33,7 +33,6 @@ from ...dht.run.statements import OwnerStatements
 from ...peer.base.transport import Traffic
 from ...peer.log.telemetry import Telemetry
 from ..step.outer import OuterSettings
-from .apply import leaf_step
 from .catch_up import PROOF_PATIENCE, CatchUp
 from .held import HeldState
 from .reach import Contact, ReachedRun
@@ -96,8 +95,8 @@ class Member:
         """A member of a reached run, with its archive on disk; its model has `tensors` in so many cells."""
         node, manifest = reached.node, reached.signed.manifest
         spec, outer = spec_of(reached.signed, num_cells, reached.invite), OuterSettings.of(manifest)
-        advance, every = leaf_step(outer, spec.output, spec.settings), manifest.checkpoint_rounds
-        archive = await Archive.open(node, spec, reached.folder, tensors, advance, every=every, resume=resume)
+        every = manifest.checkpoint_rounds
+        archive = await Archive.open(node, spec, reached.folder, tensors, every=every, resume=resume)
         contact.change(num_cells=num_cells)
         member = cls(contact, spec, outer, vectors, archive, anchor=reached.anchor, resumes=resume)
         reached.host.prefer(archive.conduct.needs, node.votes)

@@ -7,7 +7,7 @@ parameters, on each peer:
     encoded: mine, those of my part, results, those before        2.1 P/fragments with int4    memory
     weights, frozen ones included                                 4 P and more, in float32: the device
     gradients, and the optimizer's state                          4 P + 4 P (Muon) or 8 P (AdamW): the device
-    the checkpoint, which is moved on in its place                8 P       disk
+    the checkpoint, and a newer one beside it while it is written 16 P      disk
     the results of `checkpoint_every` rounds and one more         11 x 0.53 P by default: disk
 """
 
@@ -84,7 +84,7 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     vectors = STATE_BYTES + kept + (kept + encoded) / fragments
     memory = BASE_MEMORY + int(vectors * size.num_trained)
     rounds = (manifest.checkpoint_rounds + 1) / manifest.outer.fragments
-    disk = STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
+    disk = 2 * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
     own = int(max(map(encoded_bytes, contributions)) * size.num_trained / fragments)
     return Needs(size, memory, training, int(disk * size.num_trained), memory_for_parts(own))
 

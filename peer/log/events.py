@@ -277,7 +277,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     ),
     "Checkpoints, outputs and the ledger": (
         _row("checkpoint.written", "A checkpoint is on the disk.", "round root", bytes="bytes of the state"),
-        _row("checkpoint.completed", "A checkpoint that was left half moved on is completed.", "step reason round"),
         _row("checkpoint.superseded", "An older checkpoint is removed: the newest one is enough.", "step reason round"),
         _row("checkpoint.unwritten", "A checkpoint was not written.", "step reason round"),
         _row("checkpoint.void", "A checkpoint was discarded: it is not of the certified state.", "step reason round"),

@@ -1,39 +1,35 @@
-"""The newest state in a home folder: also while its peer moves its checkpoint on, or was killed at that.
+"""The newest state in a home folder, also while its peer trains.
 
-A peer has one checkpoint, and overwrites it leaf by leaf (`collectives.state.move`). So the parameters are read with their
-hashes, and anew if the checkpoint has moved on meanwhile. One whose peer has ended in the middle is completed first. The
-outputs of the rounds after it lead on to the newest state that is certified.
+A peer has one checkpoint, and deletes it once a newer one is whole. So the parameters are read with their hashes, and anew if
+the checkpoint is gone meanwhile. The outputs of the rounds after it lead on to the newest state that is certified.
 """
 
-import os
-import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import position_after
+from ...collectives.chain.kept_outputs import outputs_in
 from ...collectives.chain.ledger import Ledger
 from ...collectives.spec import charter_of
 from ...collectives.state.archive import LEDGER_FILE, OUTPUTS_FOLDER
 from ...collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
-from ...collectives.state.move import Mover, is_moving, rounds_between
 from ...collectives.vector.arrays import Floats
 from ...collectives.vector.codec import codec_named
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import revised_by
-from ...optim.member.apply import leaf_step
+from ...optim.member.apply import OuterState
 from ...optim.step.outer import OuterSettings
+from ...peer.base.digest import digest
 from ...peer.base.disk import disk_errors
 from ...peer.base.errors import LocalError, OtherProtocol, RemoteError, UsageError
-from ...peer.base.home_lock import HOME_LOCK, home_lock, is_locked
 from ...peer.log.telemetry import Telemetry
 from ...peer.wire.signed import verify_signed
 
 ATTEMPTS = 3
-"""A peer moves its checkpoint on every few minutes, and reading takes less: a second attempt meets no second move."""
-MOVE_SECONDS = 600.0
-"""Seconds to wait for a peer that moves its checkpoint on: 8 GB onto a slow disk."""
-MOVE_POLL = 0.2
+"""A peer writes a checkpoint every few minutes, and reading takes less: a second attempt meets no second one."""
 
 
 def open_newest(source: Path) -> tuple[Checkpoint, Floats]:
@@ -43,7 +39,7 @@ def open_newest(source: Path) -> tuple[Checkpoint, Floats]:
     """
     for attempt in range(ATTEMPTS):
         try:
-            checkpoint = load_checkpoint(_settled(source))
+            checkpoint = load_checkpoint(find_checkpoint(source))
             later = None if (source / DESCRIPTION).exists() else _later(checkpoint)
             return later or (checkpoint, checkpoint.read_theta())
         except LocalError:
@@ -95,33 +91,24 @@ def _later(checkpoint: Checkpoint) -> tuple[Checkpoint, Floats] | None:
     charter = charter_of(signed := manifest_beside(checkpoint.folder))
     with disk_errors(f"read {run / LEDGER_FILE}"):
         ledger = Ledger.beside(run / LEDGER_FILE, charter, verify_signed, Telemetry())
-    mover = _mover(run, signed)
-    for number in range(ledger.head.round, checkpoint.place.round, -1):  # Its peer may be about to write the newest outputs.
-        if (certificate := ledger.certificate(number)) is None:
+        outputs = outputs_in(run / OUTPUTS_FOLDER)
+    theta, momentum = (np.empty(checkpoint.size, np.float32) for _ in range(2))
+    checkpoint.copy_to((theta, momentum))
+    state = OuterState(theta, momentum, OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result))
+    place = checkpoint.place
+    while (certificate := ledger.certificate(place.round + 1)) is not None:
+        value, kept = value_of(certificate), {digest(b""): b""}
+        kept |= {key: data for key, blob in outputs.get(value.round, {}).items() if (data := blob.read(key)) is not None}
+        if value.base_root != place.root or not kept.keys() >= set(value.outputs):
             break
+        try:
+            manifest = revised_by(signed, b"" if place.certificate is None else value_of(place.certificate).revision)
+            state.use(OuterSettings.of(manifest).at(value.round), codec_named(manifest.codec.result))
+            step = value.bounds, [kept[key] for key in value.outputs]
+            if state.next_root(*step) != value.next_root:
+                break
+        except RemoteError:  # A damaged output.
+            break
+        state.apply(*step)
         place = position_after(certificate, checkpoint.run, charter)
-        rounds = rounds_between(ledger, checkpoint.place, place)
-        if rounds and (theta := mover.theta_at(checkpoint, place, rounds)) is not None:
-            return replace(checkpoint, place=place), theta
-    return None
-
-
-def _mover(run: Path, signed: SignedManifest) -> Mover:
-    outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
-    return Mover(run / OUTPUTS_FOLDER, leaf_step(outer, codec, partial(revised_by, signed)))
-
-
-def _settled(source: Path) -> Path:
-    """Return the folder of the newest checkpoint once nobody moves it on."""
-    deadline = time.monotonic() + MOVE_SECONDS
-    while is_moving(folder := find_checkpoint(source)):
-        run = folder.resolve().parent.parent
-        home = run.parent.parent
-        if not is_locked(home / HOME_LOCK):
-            mover = _mover(run, manifest_beside(folder))
-            with home_lock(home, pid=os.getpid()):
-                return mover.complete(folder).folder
-        if time.monotonic() > deadline:
-            raise LocalError(f"{folder} is still being moved on to a later round", remedy="try again later")
-        time.sleep(MOVE_POLL)
-    return folder
+    return (replace(checkpoint, place=place), theta) if place.round > checkpoint.place.round else None

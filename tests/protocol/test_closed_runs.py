@@ -21,7 +21,6 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.dht.rendezvous import find_members
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
-from flockstep.optim.member.apply import leaf_step
 from flockstep.peer import wire
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import NetworkError, UsageError
@@ -30,7 +29,6 @@ from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from support.certificates import RUN, certify
-from support.swarm import OUTER
 
 OWNER, LISTED, STRANGER, SECOND = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
 ALLOW = Charter(run=RUN, owner=OWNER.peer_id, kind="allow", allowed=frozenset({OWNER.peer_id, LISTED.peer_id}))
@@ -83,7 +81,7 @@ class World:
         codec = codec_named("int8")
         spec = Spec(run=RUN, num_cells=CELLS, contribution=codec, output=codec, min_peers=1, floor=2.0, ceiling=60.0,
                     rule=rule_named("mean"), charter=self.charter)  # fmt: skip
-        archive = await Archive.open(self.owner, spec, folder, (), leaf_step(OUTER, codec), every=1, resume=False)
+        archive = await Archive.open(self.owner, spec, folder, (), every=1, resume=False)
         theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
         state = theta, np.zeros_like(theta)
         root, hashes = state_root(*state), leaves(state[0]) + leaves(state[1])

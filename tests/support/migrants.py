@@ -18,7 +18,6 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.member import Member
 from flockstep.optim.member.reach import Contact
 from flockstep.peer.base.config import PeerConfig
@@ -70,7 +69,7 @@ class Migrant:
                 ceiling=20.0,
                 charter=self.charter,
             )
-            archive = await Archive.open(node, spec, folder / me, (), leaf_step(OUTER, codec), every=10, resume=False)
+            archive = await Archive.open(node, spec, folder / me, (), every=10, resume=False)
             self.ledger = archive.ledger
             theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
             body = MemberBody(state=MemberState.SYNCING, layout=b"m" * 32)

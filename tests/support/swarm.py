@@ -21,7 +21,7 @@ from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
 from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.member.apply import OuterState, decode_outputs, leaf_step
+from flockstep.optim.member.apply import OuterState, decode_outputs
 from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -230,8 +230,7 @@ async def _run_rounds(
         telemetry.subscribe(events.append)
         if home is not None:
             folder, every = home
-            folder, step = folder / identity.peer_id, leaf_step(OUTER, spec.output)
-            archive = await Archive.open(node, spec, folder, (), step, every=every, resume=True)
+            archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
         outputs = archive.outputs if archive is not None else None
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)

@@ -29,7 +29,6 @@ from ....dht.members.gossip import Gossip
 from ....dht.members.table import Member as Row
 from ....dht.members.table import MemberTable
 from ....dht.run.admission import Charter
-from ....optim.member.apply import leaf_step
 from ....optim.member.member import Member
 from ....optim.member.reach import Contact
 from ....optim.step.pace import Pace, slowest
@@ -206,8 +205,7 @@ class SimulatedPeer:
             charter=self._charter,
             num_fragments=self._options.fragments,
         )
-        advance = leaf_step(OUTER, state.codec)
-        archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
+        archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
         self.member = Member(self._contact, spec, OUTER, (state.theta, state.momentum), archive)
         watch(self.averager, lambda contribution: self._watcher.started(self, contribution))
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from safetensors import safe_open
 from support.certificates import RUN, grow
 from support.full_disk import files_up_to
 
+TESTS = str(Path(__file__).parents[3])
 SIZE = 3000
 TENSORS = (TensorAt("embed.weight", (25, 40), "float32", 0), TensorAt("head.bias", (7,), "bfloat16", 1024))
 
@@ -99,6 +102,15 @@ def test_a_new_checkpoint_of_a_round_takes_the_place_of_the_old_one(tmp_path: Pa
     for seed in (1, 2):
         write(tmp_path / "3", state_of(seed), certified(state_of(seed)))
     assert np.array_equal(load_checkpoint(tmp_path / "3").read_theta(), state_of(2)[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes that are killed are forked")
+def test_a_kill_at_any_write_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "support.killed_writes", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 12
 
 
 def test_a_draft_keeps_the_leaves_of_a_writer_that_was_killed(tmp_path: Path) -> None:
