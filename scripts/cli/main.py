@@ -45,7 +45,11 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 """Beside 9401, which the examples give to Prometheus."""
 
 GONE = {
+    "--phase-s": "the steps of `bench utilization` take given times",
+    "--picture": "`bench outer --json` has the curves",
+    "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
     "agree": "the data of a run are those of its manifest; `flockstep run succeed` goes on with others",
+    "bench adversary": "`flockstep bench robust` trains under attack, also a function of your own",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
 """Verbs and options that are gone, and what to use instead."""

@@ -43,7 +43,7 @@ from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import LocalError
 from flockstep.scripts.lab.training.batches import TrainingSize
-from flockstep.scripts.lab.training.swarm import Parts, Training, TrainingSwarm
+from flockstep.scripts.lab.training.swarm import Training, TrainingSwarm
 
 SHRUNK, FLIPPED, SPIKES, PUSHED = range(4)
 """How an output is false: shorter, some signs turned, two long elements, or along the liars' own direction."""
@@ -303,21 +303,17 @@ class Moment(TrainingSwarm):
         self._before = self.loss(self.theta)
         self._rounds: dict[Case, tuple[LyingRound, float, float]] = {}
 
-    def aggregated(self, data: Sequence[Sequence[Encoded] | None], parts: Parts) -> Floats:
-        """Keep the state and the contributions to the round."""
+    def launch(self, fragment: int, due: int) -> None:
+        """Keep the state before the round."""
         self._state = self.theta.copy(), self.momentum.copy()
-        self._sent: Floats = np.empty((len(data), self.layout.size), np.float32)
-        for each, row in zip(data, self._sent, strict=True):
-            assert each is not None
-            for piece, (low, high) in zip(each, parts, strict=True):
-                self.codec.decode(piece, row[low * CELL : high * CELL])
-        return super().aggregated(data, parts)
+        super().launch(fragment, due)
 
     def harm(self, case: Case, lie: Lie) -> Harm:
         """Play a lie through the round."""
         if case not in self._rounds:
-            bounds = split(range(self.layout.num_cells), [1.0] * len(self._sent))
-            honest = LyingRound(case, bounds, self._sent, self._number)
+            sent = self.exchange.contributed
+            bounds = split(range(self.layout.num_cells), [1.0] * len(sent))
+            honest = LyingRound(case, bounds, sent, self._number)
             self._rounds[case] = honest, *self._after(honest.play(None))
         round_, least, usual = self._rounds[case]
         round_.blamed.clear()

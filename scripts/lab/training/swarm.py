@@ -185,87 +185,34 @@ class ParallelSwarm:
         return heldout_loss(self.stack.model, self.domains, self.training.size.length, self.training.device)
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A fragment on its way."""
-
-    fragment: int
-    due: int
-    """The step after which it is applied."""
-    g: Floats
-    captured: torch.Tensor
-    """All peers' W of the fragment when it was captured."""
-
-
-class TrainingSwarm(ParallelSwarm):
-    """All peers of a training and their shared state."""
+class Exchange:
+    """What the deltas of all peers become in a round: contributions, those of attackers, weights, and outputs."""
 
     def __init__(self, training: Training) -> None:
-        super().__init__(training, training.num_present)
-        self.weights, self.layout = self.stack.weights.detach(), self.stack.layout
         self.codec, self.result = codec_named(training.contribution), codec_named(training.result)
         self.rule, self.attack = rule_named(training.rule), training.attackers.fresh()
-        self.theta: Floats = self.weights[0].numpy(force=True).copy()
-        self.momentum = np.zeros_like(self.theta)
-        self.spans = spans_of(self.layout.num_cells, training.fragments)
-        self.residuals: Floats = np.zeros((training.num_present, self.layout.size), np.float32)
-        self.flights: list[_Flight] = []
-        self.captured = [0] * training.fragments
-        """The step after which each fragment was captured last."""
-        self.landed = [0] * training.fragments
-        """Outer steps that each fragment has made."""
+        self.num_honest, self.seed = training.num_honest, training.seed
         self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
         self.weightings: list[Weighting] = []
         """The rule's weights of each capture."""
         self.failed = False
         """True once an honest peer, or the rule, had nothing finite."""
+        self.contributed: Floats = np.empty((0, 0), np.float32)
+        """What the bytes of the last contributions said [n, d]."""
 
-    def run(self, watch: Watch) -> None:
-        """Train all rounds."""
-        steps = self.training.size.steps
-        last = steps * self.training.size.rounds
-        for step in range(1, last + 1):
-            self.advance(step)
-            if step % steps == 0 and step < last:
-                watch(step // steps, self.theta)
-        self.land(last + self.training.delay)
-        for fragment in [fragment for fragment, step in enumerate(self.captured) if step < last]:
-            self.launch(fragment, last)
-            self.land(last)
-        watch(self.training.size.rounds, self.theta if not self.failed else np.full_like(self.theta, np.nan))
-
-    def advance(self, step: int) -> None:
-        """Make an inner step of all peers, and what is due after it."""
-        n, ending = self.batches_a_step(step), list(self.due(step))
-        is_due = bool(ending) or is_step(step - max(self.captured), n, self.training.size.steps // len(self.spans))
-        flipped = self.training.num_present - self.training.num_honest if self.training.attackers.poisons_labels else 0
-        self.stack.step(drawn(self.batches), step - 1, n, is_step=is_due, flipped=flipped)
-        self.land(step)
-        for fragment in ending:
-            self.launch(fragment, step + self.training.delay)
-            self.captured[fragment] = step
-        self.land(step)
-
-    def due(self, step: int) -> Iterator[int]:
-        """Yield the fragments that are captured after a step."""
-        steps, fragments = self.training.size.steps, len(self.spans)
-        return (fragment for fragment in range(fragments) if step % steps == fragment * steps // fragments)
-
-    def launch(self, fragment: int, due: int) -> None:
-        """Capture a fragment on every peer and aggregate it; it is applied after step `due`."""
-        span, honest = self.spans[fragment], self.training.num_honest
-        captured = self.weights[:, span].clone()
-        num_cells = (span.stop - span.start) // CELL
-        parts = list(pairwise([0, num_cells] if self.rule.blind else split(range(num_cells), [1.0] * len(self.weights))))
-        deltas: Floats = self.theta[span] - captured.numpy(force=True)
-        data = [self.sent(delta, residual[span], parts) for delta, residual in zip(deltas, self.residuals, strict=True)]
+    def averaged(self, deltas: Floats, residuals: Floats) -> Floats:
+        """Return the aggregate [d] of deltas [n, d], with error feedback through residuals [n, d], which change."""
+        num_cells, honest = deltas.shape[1] // CELL, self.num_honest
+        parts = list(pairwise([0, num_cells] if self.rule.blind else split(range(num_cells), [1.0] * len(deltas))))
+        data = [self.sent(delta, residual, parts) for delta, residual in zip(deltas, residuals, strict=True)]
         self.failed |= None in data[:honest]
         if honest < len(data):
             with np.errstate(all="ignore"):
                 known = deltas[:honest].copy(), deltas[honest:].copy(), len(self.weightings), self.generator
                 deltas[honest:] = self.attack(*known)
             data[honest:] = [self.encoded(delta, parts) for delta in deltas[honest:]]
-        self.flights.append(_Flight(fragment, due, self.aggregated(data, parts), captured))
+        self.contributed = deltas
+        return self.aggregated(data, parts)
 
     def sent(self, delta: Floats, residual: Floats, parts: Parts) -> list[memoryview] | None:
         """Return a contribution's bytes; `residual` becomes what they do not carry, and `delta` what they do."""
@@ -305,7 +252,7 @@ class TrainingSwarm(ParallelSwarm):
         return g
 
     def _grams(self, pieces: Sequence[Sequence[Encoded]], parts: Parts) -> Floats64:
-        seed = keyed("bench robust", f"{self.training.seed} {len(self.weightings)}".encode())
+        seed = keyed("bench robust", f"{self.seed} {len(self.weightings)}".encode())
         tables = [
             [
                 sketch.CountSketch.of_part(self.codec, piece, high - low, seed, low * CELL)
@@ -314,6 +261,74 @@ class TrainingSwarm(ParallelSwarm):
             for row in pieces
         ]
         return np.stack([sketch.gram(part) for part in np.asarray(tables).swapaxes(0, 1)])
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A fragment on its way."""
+
+    fragment: int
+    due: int
+    """The step after which it is applied."""
+    g: Floats
+    captured: torch.Tensor
+    """All peers' W of the fragment when it was captured."""
+
+
+class TrainingSwarm(ParallelSwarm):
+    """All peers of a training and their shared state."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training, training.num_present)
+        self.weights, self.layout = self.stack.weights.detach(), self.stack.layout
+        self.exchange = Exchange(training)
+        self.theta: Floats = self.weights[0].numpy(force=True).copy()
+        self.momentum = np.zeros_like(self.theta)
+        self.spans = spans_of(self.layout.num_cells, training.fragments)
+        self.residuals: Floats = np.zeros((training.num_present, self.layout.size), np.float32)
+        self.flights: list[_Flight] = []
+        self.captured = [0] * training.fragments
+        """The step after which each fragment was captured last."""
+        self.landed = [0] * training.fragments
+        """Outer steps that each fragment has made."""
+
+    def run(self, watch: Watch) -> None:
+        """Train all rounds."""
+        steps = self.training.size.steps
+        last = steps * self.training.size.rounds
+        for step in range(1, last + 1):
+            self.advance(step)
+            if step % steps == 0 and step < last:
+                watch(step // steps, self.theta)
+        self.land(last + self.training.delay)
+        for fragment in [fragment for fragment, step in enumerate(self.captured) if step < last]:
+            self.launch(fragment, last)
+            self.land(last)
+        watch(self.training.size.rounds, self.theta if not self.exchange.failed else np.full_like(self.theta, np.nan))
+
+    def advance(self, step: int) -> None:
+        """Make an inner step of all peers, and what is due after it."""
+        n, ending = self.batches_a_step(step), list(self.due(step))
+        is_due = bool(ending) or is_step(step - max(self.captured), n, self.training.size.steps // len(self.spans))
+        flipped = self.training.num_present - self.training.num_honest if self.training.attackers.poisons_labels else 0
+        self.stack.step(drawn(self.batches), step - 1, n, is_step=is_due, flipped=flipped)
+        self.land(step)
+        for fragment in ending:
+            self.launch(fragment, step + self.training.delay)
+            self.captured[fragment] = step
+        self.land(step)
+
+    def due(self, step: int) -> Iterator[int]:
+        """Yield the fragments that are captured after a step."""
+        steps, fragments = self.training.size.steps, len(self.spans)
+        return (fragment for fragment in range(fragments) if step % steps == fragment * steps // fragments)
+
+    def launch(self, fragment: int, due: int) -> None:
+        """Capture a fragment on every peer and aggregate it; it is applied after step `due`."""
+        span = self.spans[fragment]
+        captured = self.weights[:, span].clone()
+        g = self.exchange.averaged(self.theta[span] - captured.numpy(force=True), self.residuals[:, span])
+        self.flights.append(_Flight(fragment, due, g, captured))
 
     def land(self, step: int) -> None:
         """Apply the fragments that are due after a step: the outer step, then the rebase of every peer."""

@@ -152,7 +152,7 @@ def test_what_has_diverged_has_a_loss_that_is_no_number() -> None:
     swarm.weights[1].fill_(math.nan)
     ends: list[Floats] = []
     swarm.run(lambda round_, weights: ends.append(weights.copy()))
-    assert swarm.failed
+    assert swarm.exchange.failed
     assert np.isnan(ends[-1]).all()
 
 
@@ -179,7 +179,7 @@ def attacked(attack: str, rule: str = "gramguard", count: int = 1, scale: float 
 
 def test_a_training_under_attack_is_the_same_twice_and_its_liars_are_found() -> None:
     case = attacked("sign_flip", scale=10.0)
-    weightings = trained(case).weightings
+    weightings = trained(case).exchange.weightings
     assert len(weightings) == SMALLEST.rounds
     assert all({4} <= set(weighting.flagged) and not weighting.weights[:, 4:].any() for weighting in weightings)
     loss = train(case).loss
