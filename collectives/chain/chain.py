@@ -158,6 +158,11 @@ class ChainPosition:
         """The certified state root; None at the start of a run, where no certificate exists."""
         return None if self.certificate is None else value_of(self.certificate).next_root
 
+    @property
+    def is_certified(self) -> bool:
+        """Whether a certificate proves the state: not at a run's start, nor after an outer step that led elsewhere."""
+        return self.root == self.certified
+
 
 StatedPosition: TypeAlias = tuple[int, bytes, bytes]
 """A position as a peer states it (`wire.StateOffer`): round, root, packed certificate."""

@@ -13,8 +13,7 @@ keeper has that on its disk.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +39,10 @@ from ..member.participant import PULSE_PERIOD
 from ..member.reach import Contact, ReachedRun
 from ..step.pace import Pace
 from .state_size import kept_size, size_from_members
+from .trainers import Trainers
 
 VOTES_PERIOD = 60.0
 """Seconds between two reports of who is here."""
-MAX_IDLE_ROUNDS = 8
-"""Rounds after which a member that contributes nothing is not waited for: keys are free."""
 KEEPER_RETRY_SECONDS = 1.0
 """Seconds after an attempt without effect; who trains comes back later than that."""
 
@@ -76,21 +74,15 @@ class Keeper:
         )
         body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, name=config.name)
         self._contact = Contact.of(reached, body)
-        self._presence = self._contact.presence
         self.kept: Member | None = None
         """The member with my state; None before I know its size."""
         self._keeping = trio.CancelScope()
         self._waiting = ""
         self._finished = -1
         """The round after which the run was over, as it was reported."""
-        self._round_began = -math.inf
-        """When the last round was certified here; long ago where I have only heard of it."""
-        self._phases: dict[PeerId, float] = {}
-        """By member that is here, the seconds of its last phase that was in a certified cut, as it has stated them."""
+        self._trainers = Trainers()
         self._grace = self._pace.floor
         """Seconds for slower members to become ready after me: none of those that wait loses its patience before."""
-        self._idle: Counter[PeerId] = Counter()
-        """By member, the certified rounds in a row that it was here and contributed nothing to."""
 
     async def run(self) -> None:
         """Keep the run until cancelled. Raises `LocalError`."""
@@ -164,10 +156,10 @@ class Keeper:
         while not cells:
             if trio.current_time() > began + SYNC_PATIENCE:
                 self._contact.gossip.check_entry()
-            cells = await size_from_members(node, signed.run_id, self._presence.active(), self.charter)
+            cells = await size_from_members(node, signed.run_id, self._contact.presence.active(), self.charter)
             if not cells:
                 with trio.move_on_after(LOOK_SECONDS):
-                    await self._presence.changed()
+                    await self._contact.presence.changed()
         reason = "from my disk" if found else "from the members"
         self._telemetry.emit("state.size", step="size", reason=reason, cells=cells)
         return cells, tensors
@@ -178,7 +170,7 @@ class Keeper:
         # A run that has ended may still have a member with its state: a keeper waits for it.
         await kept.sync(starts=False)
         if kept.place.round != before:
-            self._round_began = -math.inf
+            self._trainers.round_began = -math.inf
         self._look_at_settings(kept)
 
     async def _await_round(self, kept: Member, began: float, is_late: bool) -> None:
@@ -196,7 +188,7 @@ class Keeper:
                 if is_late and self._node.peer_id not in averager.electorate.votes:
                     return
                 groups = kept.archive.conduct.pacing(self._counted())
-                usual = self._pace.usual([seconds for peer, seconds in self._phases.items() if peer in groups[-1]])
+                usual = self._pace.usual(self._trainers.phases(groups[-1]))
                 called = self._pace.called(started=began, ready_at=ready_at, groups=groups, expected=usual)
                 if averager.why_no_quorum or (called is not None and (now >= called[0] or averager.is_called)):
                     self._grace = self._pace.floor
@@ -211,9 +203,8 @@ class Keeper:
 
     def _counted(self) -> frozenset[PeerId]:
         """Return the members that train, without those that have contributed to none of the last rounds."""
-        trainers = {member.peer for member in training(self._presence.active()) if not is_keeper(member)}
-        counted = frozenset(peer for peer in trainers if self._idle[peer] < MAX_IDLE_ROUNDS)
-        return counted or frozenset(trainers)
+        trainers = {member.peer for member in training(self._contact.presence.active()) if not is_keeper(member)}
+        return self._trainers.counted(trainers)
 
     def _may_begin(self, kept: Member) -> bool:
         """Return True if a round can be attempted; one event for each reason why not, one when it can again."""
@@ -246,21 +237,13 @@ class Keeper:
         if averaged.outcome.kind is not OutcomeKind.DONE:
             await trio.sleep(KEEPER_RETRY_SECONDS)
             return
-        here, cut = kept.expected(), averaged.outcome.cut
-        self._idle = Counter({peer: 0 if peer in cut else self._idle[peer] + 1 for peer in here})
-        self._note_phases(averaged.phases, here)
-        if not kept.held.is_certified:
+        self._trainers.note(averaged.phases, averaged.outcome.cut, kept.expected(), trio.current_time())
+        if not kept.place.is_certified:
             await self._sync(kept)
             return
-        self._round_began = trio.current_time()
+        self._trainers.round_began = trio.current_time()
         self._look_at_settings(kept)
         self._report(kept)
-
-    def _note_phases(self, stated: Mapping[PeerId, float], here: Collection[PeerId]) -> None:
-        """Remember how long contributors have trained, by their own word: none for longer than the round has lasted."""
-        most = trio.current_time() - self._round_began
-        known = self._phases | {peer: min(seconds, most) for peer, seconds in stated.items() if seconds}
-        self._phases = {peer: seconds for peer, seconds in known.items() if peer in here}
 
     def _look_at_settings(self, kept: Member) -> None:
         """Take over the settings that the certificate of my state names, and report the end of the run."""

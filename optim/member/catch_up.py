@@ -340,7 +340,7 @@ class CatchUp:
     def _is_past(self, start: ChainPosition, following: Sequence[wire.Certificate]) -> bool:
         """Whether I hold that state already, or a later one on the same chain."""
         heads = {start.head, *(ChainLink.of(certificate).head for certificate in following)}
-        return self._held.is_certified and self._held.place.head in heads
+        return self._held.place.is_certified and self._held.place.head in heads
 
     async def _replay_round(self, certificate: wire.Certificate, members: Sequence[Member]) -> None:
         """Replay the next round, with its outputs from any members that have them."""

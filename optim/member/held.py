@@ -78,11 +78,6 @@ class HeldState:
         return self._spec.under(self._revision)
 
     @property
-    def is_certified(self) -> bool:
-        """Whether a certificate proves the state: not at the run's start, nor after an outer step that led elsewhere."""
-        return self._place.root == self._place.certified
-
-    @property
     def is_last(self) -> bool:
         """Whether the run ends with my state."""
         settings = self._spec.settings

@@ -124,7 +124,7 @@ class Member:
     async def average(self, contribution: Contribution) -> Averaged:
         """Attempt the next round; if it is certified, make its outer step, and announce the new state.
 
-        `held.is_certified` is False where that step led elsewhere: then the state is to be taken from others.
+        `held.place.is_certified` is False where that step led elsewhere: then the state is to be taken from others.
         """
         node, held = self._node, self.held
         self.contact.presence.attend(self.averager.partners())
@@ -151,7 +151,7 @@ class Member:
         finally:
             self._round_over.set()
         if is_done:
-            if held.is_certified:
+            if held.place.is_certified:
                 self.settle()
             self.contact.report(outcome, is_last=held.is_last)
         return averaged
@@ -167,7 +167,7 @@ class Member:
         catch_up.ask_again()
         if (certificate := self.averager.decided) is not None:
             await catch_up.replay(certificate)
-        holds = self.is_settled and (held.is_certified or held.place.certificate is None)
+        holds = self.is_settled and (held.place.is_certified or held.place.certificate is None)
         if holds:
             await catch_up.await_proofs(contact.gossip, PROOF_PATIENCE)
         if not holds or catch_up.provider(contact.presence.active()) is not None:

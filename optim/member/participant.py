@@ -191,7 +191,7 @@ class Participant:
         if is_done and self._node.peer_id in outcome.cut:
             bounds, mine = outcome.value.bounds, averaged.mine
             await self._node.compute(keep_rest, FlatSum(terms, bounds[0]), codec, bounds, mine, terms[1])
-        return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and not held.is_certified)
+        return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and not held.place.is_certified)
 
     def _terms(self, cells: range) -> tuple[FlatVector, FlatVector]:
         """Δ and the residual of these cells: their sum is my contribution."""
