@@ -10,4 +10,5 @@
     signing     The signing guard: signs statements, and never two different ones on one subject in a slot.
     statements  The table of statements: their subjects, and which of them prove equivocation. Pure.
     trust       Trust: the weight that a peer has earned, from the chain of certificates alone. Pure.
+    waiting     Claims that wait: those about a later round until it begins, and those whose exhibit is fetched.
 """

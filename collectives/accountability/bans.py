@@ -18,7 +18,6 @@ lifts both kinds, on the disk too, and voids the evidence of rounds up to the on
 statements for a while: whoever knows of a ban refuses the peer, and accuses nobody who does not know of it yet.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +48,7 @@ from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import sign, verify_signed
 from ..spec import Terms
 from .evidence import Conviction, Pending, claim_of, judge_claim, look_at, round_of, slot_of
+from .waiting import EarlyClaims, Exhibits
 
 MAX_BANS = 4096
 """As many as the members that a member table holds. A ban without its proof takes 0.4 kB: 5 MB at most, reasons included."""
@@ -61,12 +61,6 @@ GREETING_PERIOD = 60.0
 """The limit of the claims that a newcomer is sent in a period, the newest first: the longest, or some 400."""
 MAX_EXHIBITS, MAX_EXHIBITS_BYTES = 16, 1 << 28
 """Exhibits kept on the disk, so that newcomers can verify the bans, and their bytes together."""
-MAX_AWAITED, MAX_AWAITED_IN_ALL = 4, 16
-"""Claims of one carrier, and of all, whose exhibits are awaited; a carrier may bring the others again later."""
-MAX_EARLY_CARRIERS, MAX_EARLY_BYTES = 16, MAX_GREETING_BYTES
-"""Members whose claims about later rounds wait, and the bytes of each: as many as it sends to a newcomer."""
-MAX_BENCHES = 4
-"""Exhibits that are fetched at a time: each takes the memory of one part."""
 SIGNATURES_PER_CLAIM = 3
 """The accuser's, and those of two statements."""
 EXHIBITS = "exhibits"
@@ -114,16 +108,10 @@ class Bans:
         self._proof_bytes = 0
         self._seen: dict[bytes, None] = {}
         self._strangers: dict[PeerId, tuple[Conviction, wire.Signed]] = {}
-        self._round = 1
-        """The round that I am in."""
-        self._early: dict[PeerId, dict[bytes, int]] = {}
-        """By carrier, claims about later rounds, and these: what held in them I cannot know yet."""
+        self._early = EarlyClaims()
         self._greeted: dict[PeerId, tuple[float, int]] = {}
         """Since when a peer has been sent how many bytes of claims: it may have restarted without its memory."""
-        self._bench = trio.CapacityLimiter(MAX_BENCHES)
-        self._awaited: Counter[PeerId] = Counter()
-        self._lanes: dict[PeerId, trio.Lock] = defaultdict(trio.Lock)
-        """By carrier, as long as it has an awaited exhibit."""
+        self._exhibits = Exhibits()
         self._writing = trio.Lock()
         node.on_message(Accusations, self._receive)
 
@@ -171,13 +159,7 @@ class Bans:
 
     def advance(self, round_: int) -> None:
         """Enter a round, and judge the claims that have waited for it."""
-        self._round = round_
-        for carrier, claims in [*self._early.items()]:
-            due = [claim for claim, about in claims.items() if about <= round_]
-            if len(due) < len(claims):
-                self._early[carrier] = {claim: about for claim, about in claims.items() if about > round_}
-            else:
-                del self._early[carrier]
+        for carrier, due in self._early.enter(round_):
             for start in range(0, len(due), MAX_CLAIMS):
                 self._receive(carrier, Accusations(tuple(due[start : start + MAX_CLAIMS])))
 
@@ -242,7 +224,7 @@ class Bans:
                 judged.append((signed, self._judged(signed.sender, claim)))
             except NetworkError as error:  # It is not remembered: another peer may bring it again.
                 self._node.telemetry.emit("evidence.missing", peer=signed.sender, step="judge a claim", reason=str(error))
-                if round_of(claim) > self._round:
+                if round_of(claim) > self._early.round:
                     judged.append((signed, None))
         return judged
 
@@ -250,19 +232,12 @@ class Bans:
         slot = slot_of(claim)
         return judge_claim(accuser, claim, self._terms if slot is None else self._terms_in(slot), verify_signed)
 
-    def _wait(self, carrier: PeerId, signed: wire.Signed) -> None:
-        """Keep a claim until I have reached its round, as far as its carrier has room."""
-        claims, data = self._early.get(carrier, {}), encode(signed)
-        has_place = carrier in self._early or len(self._early) < MAX_EARLY_CARRIERS
-        if has_place and sum(map(len, claims)) + len(data) <= MAX_EARLY_BYTES:
-            self._early[carrier] = claims | {data: _about(signed)}
-
     def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending | None]]) -> None:
         for signed, found in judged:
             if signed.signature in self._seen:
                 continue
             if found is None:
-                self._wait(carrier, signed)
+                self._early.keep(carrier, encode(signed), _about(signed))
             elif isinstance(found, Conviction):
                 self._remember(signed)
                 self._convict(found, signed)
@@ -270,11 +245,10 @@ class Bans:
                 self._remember(signed)
             elif not self._node.knows(found.author):
                 self._drop(found.author)
-            elif self._awaited[carrier] >= MAX_AWAITED or self._awaited.total() >= MAX_AWAITED_IN_ALL:
+            elif not self._exhibits.expect(carrier):
                 self._miss(carrier, signed, "too many exhibits are awaited already")
             else:
                 self._remember(signed)
-                self._awaited[carrier] += 1
                 self._node.nursery.start_soon(self._examine, carrier, signed, found)
 
     def _remember(self, signed: wire.Signed) -> None:
@@ -284,7 +258,7 @@ class Bans:
         """Fetch the exhibit of a claim and judge it."""
         exhibit = pending.exhibit
         try:
-            async with self._lanes[carrier], self._bench:
+            async with self._exhibits.turn(carrier):
                 with trio.fail_after(EXHIBIT_PATIENCE + exhibit.num_bytes / EXHIBIT_RATE):
                     data = await self._node.fetch(carrier, exhibit.hash, exhibit.num_bytes, patience=EXHIBIT_PATIENCE)
                 found = await self._node.compute(look_at, signed.sender, pending, data)
@@ -295,10 +269,6 @@ class Bans:
             self._miss(carrier, signed, f"{exhibit.num_bytes} bytes did not come in time")
         except RemoteError as error:
             self._node.charge(carrier, "fetch an exhibit", error)
-        finally:
-            self._awaited[carrier] -= 1
-            if not self._awaited[carrier]:
-                del self._awaited[carrier], self._lanes[carrier]
 
     def _miss(self, carrier: PeerId, signed: wire.Signed, reason: str) -> None:
         """Do without a claim's exhibit; another peer may bring the claim again, with its bytes."""

@@ -12,7 +12,6 @@ import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
 from flockstep.collectives.accountability.bans import (
     EXHIBIT_PATIENCE,
-    MAX_AWAITED,
     MAX_GREETING_BYTES,
     MAX_PROOF_BYTES,
     MAX_STRANGERS,
@@ -21,6 +20,7 @@ from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
+from flockstep.collectives.accountability.waiting import MAX_AWAITED
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.dht.run.admission import Charter
@@ -366,7 +366,7 @@ def test_who_trickles_an_exhibit_holds_up_no_other_evidence() -> None:
         assert banned([target]) == [{liar.peer}]
         await trio.sleep(MAX_AWAITED * (EXHIBIT_PATIENCE + 1))
         assert len(events_of([target], "evidence.missing")) == 2 * MAX_AWAITED
-        assert not target.averager._conduct.bans._lanes
+        assert not target.averager._conduct.bans._exhibits._lanes
 
     run_rounds(4, body)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.accountability import bans as bans_module
-from flockstep.collectives.accountability.bans import MAX_EARLY_CARRIERS
+from flockstep.collectives.accountability import waiting
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
+from flockstep.collectives.accountability.waiting import MAX_EARLY_CARRIERS
 from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.collectives.vector.codec import Codec
 from flockstep.collectives.vector.lines import CodecChoice
@@ -98,7 +98,7 @@ def test_what_held_in_a_round_is_known_by_the_certificate_before_it_or_by_a_late
 def test_claims_about_rounds_to_come_have_a_bounded_room_and_wait_for_their_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bans_module, "MAX_EARLY_BYTES", 100_000)
+    monkeypatch.setattr(waiting, "MAX_EARLY_BYTES", 100_000)
 
     async def body(swarm: SimSwarm) -> None:
         (sim,) = swarm.sims
@@ -106,16 +106,16 @@ def test_claims_about_rounds_to_come_have_a_bounded_room_and_wait_for_their_roun
         said = sign(author, wire.Commit(wire.Slot(RUN, 9, bytes(32)), bytes(32), 1, 1, 0.0, (bytes(32),) * 64))
         claims = tuple(encode(sign(author, claim_of(RUN, (said, said, said), part))) for part in range(64))
         bans._take("first", bans._judge(Accusations(claims[:1])) * 2)
-        assert [*bans._early["first"]] == [claims[0]]
+        assert [*bans._early._claims["first"]] == [claims[0]]
         for number in range(MAX_EARLY_CARRIERS + 2):
             bans._take(f"carrier {number}", bans._judge(Accusations(claims[:MAX_CLAIMS])))
-        assert len(bans._early) == MAX_EARLY_CARRIERS
+        assert len(bans._early._claims) == MAX_EARLY_CARRIERS
         for start in range(0, len(claims), MAX_CLAIMS):
             bans._take("first", bans._judge(Accusations(claims[start : start + MAX_CLAIMS])))
-        assert 100_000 - len(claims[-1]) < sum(map(len, bans._early["first"])) <= 100_000
+        assert 100_000 - len(claims[-1]) < sum(map(len, bans._early._claims["first"])) <= 100_000
         bans.advance(8)
-        assert len(bans._early) == MAX_EARLY_CARRIERS
+        assert len(bans._early._claims) == MAX_EARLY_CARRIERS
         bans.advance(9)
-        assert not bans._early
+        assert not bans._early._claims
 
     run_virtual(partial(with_swarm, 1, body))

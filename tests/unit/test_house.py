@@ -199,7 +199,6 @@ RAISED = re.compile(r"^\| `([\w/]+)` \| \+(\d+) \| (.+) \| (.+) \|$", re.MULTILI
 MAX_METHODS, MAX_ATTRIBUTES = 12, 15
 """The public methods and properties of a class, and the attributes that it sets on itself, at most (docs/house.md)."""
 WIDE_DOORS: set[str] = {
-    "collectives/accountability/bans.py Bans",
     "collectives/accountability/conduct.py Conduct",
     "collectives/agreement/machine.py VoterMachine",
     "collectives/allreduce/check.py CheckPhase",
