@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from libp2p.crypto.exceptions import MissingDeserializerError
@@ -78,6 +78,17 @@ class _Guest:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
+class _Tiers(NamedTuple):
+    """The places that connections compete for."""
+
+    handshakes: Places[_Guest]
+    """Of sockets whose peer has not proven its key."""
+    sockets: Places[_Guest]
+    circuits: Places[_Guest]
+    kept: Places[_Guest]
+    """Of needed peers, whose socket or circuit has given way."""
+
+
 class Gate:
     """One host's gate.
 
@@ -104,10 +115,12 @@ class Gate:
         self._is_needed = is_needed
         self._stays = stays
         kept = min(KEPT, limits.connections // 4)
-        self._handshakes = Places[_Guest](limits.handshakes)
-        self._sockets = Places[_Guest](limits.connections - kept, limits.per_address, limits.per_network)
-        self._circuits = Places[_Guest](MAX_RELAYED, per_network=MAX_RELAYED_BY_ONE)
-        self._kept = Places[_Guest](kept)
+        self._tiers = _Tiers(
+            handshakes=Places(limits.handshakes),
+            sockets=Places(limits.connections - kept, limits.per_address, limits.per_network),
+            circuits=Places(MAX_RELAYED, per_network=MAX_RELAYED_BY_ONE),
+            kept=Places(kept),
+        )
         self._guests: set[_Guest] = set()
         self._idle_since: dict[Any, float] = {}
         self._listeners: Sequence[SelectiveListener] = ()
@@ -117,7 +130,7 @@ class Gate:
     @property
     def num_sockets(self) -> int:
         """The number of accepted sockets that are open."""
-        return sum(guest.places is self._sockets for guest in self._guests)
+        return sum(guest.places is self._tiers.sockets for guest in self._guests)
 
     def guard(self, listeners: Sequence[SelectiveListener]) -> None:
         """Refuse at these listeners what its origin opens too fast."""
@@ -130,9 +143,9 @@ class Gate:
         remote = stream.get_remote_address()
         origin = self.origins.of(remote[0]) if remote else UNKNOWN
         stream.spend_frames = partial(self._spend_frames, origin)
-        with self._guest(_Guest(origin, self._sockets)) as guest:
+        with self._guest(_Guest(origin, self._tiers.sockets)) as guest:
             stream.welcome = partial(self._welcome, guest)
-            if (oldest := self._handshakes.enter(guest, origin)) is not None:
+            if (oldest := self._tiers.handshakes.enter(guest, origin)) is not None:
                 self.refusals.add("handshake", "unfinished while too many others began", oldest.origin)
                 oldest.scope.cancel()
             try:
@@ -151,7 +164,7 @@ class Gate:
         One too many a second of a relay gives way at once: its handshake costs what that of a socket does. A relay passes
         on fewer, in equal parts of the origins that it alone knows: here only one that lies exceeds the limit.
         """
-        with self._guest(_Guest(origin := over_relay(relay, peer), self._circuits)) as guest:
+        with self._guest(_Guest(origin := over_relay(relay, peer), self._tiers.circuits)) as guest:
             if self._calls.take(Origin(relay, origin.network, exempt=False), trio.current_time()):
                 self._place(guest)
             else:
@@ -167,20 +180,20 @@ class Gate:
                 yield guest
         finally:
             self._guests.remove(guest)
-            for places in (self._handshakes, guest.places, self._kept):
+            for places in (self._tiers.handshakes, guest.places, self._tiers.kept):
                 places.leave(guest)
 
     def _welcome(self, guest: _Guest, peer: PeerId) -> None:
         """Give an accepted socket, whose peer has proven its key, a place among all connections."""
         guest.peer = peer
-        self._handshakes.leave(guest)
+        self._tiers.handshakes.leave(guest)
         self._place(guest)
 
     def _place(self, guest: _Guest) -> None:
         """Give a connection a place: the one that gives way moves to the needed if it is, and otherwise ends."""
         oldest = guest.places.enter(guest, guest.origin, guest.peer)
         if oldest is not None and self._is_needed(oldest.peer) and not self._needs_no_place(oldest):
-            oldest = self._kept.enter(oldest, oldest.origin, oldest.peer)
+            oldest = self._tiers.kept.enter(oldest, oldest.origin, oldest.peer)
         if oldest is not None and not self._needs_no_place(oldest):
             self.refusals.add("connection", GAVE_WAY, oldest.origin, oldest.peer)
             oldest.scope.cancel()
@@ -244,8 +257,7 @@ class Gate:
 
     def _let_go(self) -> None:
         """Let those compete for a place again that have none and need not stay any more: who votes changes."""
-        tiers = self._handshakes, self._sockets, self._circuits, self._kept
-        for guest in [one for one in self._guests if not any(one in places for places in tiers)]:
+        for guest in [one for one in self._guests if not any(one in places for places in self._tiers)]:
             if not guest.scope.cancel_called and not self._needs_no_place(guest):
                 self._place(guest)
 

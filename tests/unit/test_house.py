@@ -219,7 +219,6 @@ WIDE_DOORS: set[str] = {
     "optim/member/client.py PeerClient",
     "optim/train/swarm.py Swarm",
     "peer/host.py Libp2pHost",
-    "peer/libp2p/gate.py Gate",
     "peer/memory/network.py MemoryNetwork",
     "peer/memory/peer.py MemoryTransport",
     "peer/nat/bootstraps.py Bootstraps",
