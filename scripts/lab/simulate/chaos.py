@@ -15,6 +15,7 @@ import trio
 
 from ....peer import wire
 from ....peer.memory.network import MemoryNetwork
+from .check import Checks
 from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
 from .peer import SimulatedPeer
 
@@ -32,12 +33,10 @@ class Swarm(Protocol):
     living: dict[str, SimulatedPeer]
     network: MemoryNetwork
     nursery: trio.Nursery
+    checks: Checks
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
         """Emit an event of the simulation itself."""
-
-    def hit(self, victim: SimulatedPeer) -> None:
-        """Record that a peer was stalled, cut off or killed."""
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
         """Kill a peer."""
@@ -100,7 +99,7 @@ class Chaos:
 
     async def _blow(self, blow: str, victim: SimulatedPeer, seconds: float) -> None:
         network = self._swarm.network
-        self._swarm.hit(victim)
+        self._swarm.checks.hit.add(victim.name)
         if blow in ("kill", "leave"):
             if blow == "leave" and victim.settled:
                 await victim.leave()

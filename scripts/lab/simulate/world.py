@@ -77,7 +77,7 @@ def simulate(options: SimulateOptions, tell: Callable[[str], object] = lambda pr
         harm=world.harm,
         seconds=seconds,
         cpu_seconds=time.process_time() - began,
-        trace=world.trace.hexdigest()[:16],
+        trace=str(world.trace),
     )
 
 
@@ -87,6 +87,32 @@ def _open(folder: Path) -> IO[bytes]:
         return (folder / LOG).open("wb")
     except OSError as error:
         raise LocalError(f"cannot write to {folder}: {error.strerror}", remedy="choose another --out") from error
+
+
+class Trace:
+    """The JSONL of all events in their order, and its hash; peers by their `names`."""
+
+    def __init__(self, folder: Path, log: IO[bytes] | None) -> None:
+        self.names: dict[str, str] = {}
+        """Of the peers, by their ids."""
+        self._folder = folder
+        self._log = log
+        self._hash = hashlib.blake2b()
+
+    def named(self, text: str) -> str:
+        """Replace peer ids by names, and remove the folder, whose name differs each time."""
+        text = text.replace(str(self._folder), "")
+        return re.sub(r"12D3KooW\w{44}", lambda found: self.names.get(found[0], found[0]), text)
+
+    def write(self, record: Event) -> None:
+        """Append a record."""
+        line = self.named(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"
+        self._hash.update(line)
+        if self._log is not None:
+            self._log.write(line)
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()[:16]
 
 
 class World:
@@ -100,13 +126,11 @@ class World:
         self.nursery: trio.Nursery
         self._folder = folder
         self._tell = tell
-        self.trace = hashlib.blake2b()
+        self.trace = Trace(folder, log)
         self._options = options
-        self._log = log
-        self._names: dict[str, str] = {}
         self.cast = Cast(options)
-        self.checks = Checks(options, self._named, rule_named(options.rule), self.cast.roles)
-        self.harm = Harm(self.cast.roles, self._names)
+        self.checks = Checks(options, self.trace.named, rule_named(options.rule), self.cast.roles)
+        self.harm = Harm(self.cast.roles, self.trace.names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
         self._count = 0
@@ -175,7 +199,7 @@ class World:
             self.cast.assign(number, identity.peer_id)
         state = State(options.seed, tensors=options.tensors)
         peer = SimulatedPeer(f"p{number}", identity, options, self.charter, self, state)
-        self._names[peer.peer] = peer.name
+        self.trace.names[peer.peer] = peer.name
         telemetry = Telemetry(clock=trio.current_time)
         telemetry.subscribe(lambda event: self._event(peer, event))
         rate = options.bandwidth.draw(self._random) if options.bandwidth is not None else None
@@ -201,10 +225,6 @@ class World:
         del self.living[peer.peer]
         self.network.kill(peer.peer)
         peer.scope.cancel()
-
-    def hit(self, victim: SimulatedPeer) -> None:
-        """Record that a peer was stalled, cut off or killed."""
-        self.checks.hit.add(victim.name)
 
     def assembled(self, peer: SimulatedPeer) -> None:
         """A peer is assembled, and has sent no message yet."""
@@ -243,20 +263,12 @@ class World:
 
     def _event(self, at: SimulatedPeer | None, event: Event) -> None:
         record = {"time": round(trio.current_time(), 6), "at": at.name if at is not None else "", **event}
-        line = self._named(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"
-        self.trace.update(line)
-        if self._log is not None:
-            self._log.write(line)
+        self.trace.write(record)
         if at is not None and at.peer in self.cast.roles:
             self.harm.made[at.peer] += event["event"] == "attack.made"
         elif at is not None:
             self.checks.event(at.name, event)
             self.harm.event(at.name, event)
-
-    def _named(self, text: str) -> str:
-        """Replace peer ids by names, and remove the folder, whose name differs each time."""
-        text = text.replace(str(self._folder), "")
-        return re.sub(r"12D3KooW\w{44}", lambda found: self._names.get(found[0], found[0]), text)
 
 
 def run_simulate(options: SimulateOptions, write_line: Callable[[str], None], *, as_json: bool) -> bool:
