@@ -127,6 +127,8 @@ class MemberTable:
         self._me = me
         self._sequence = self._began = sequence
         self._rows: dict[PeerId, Member] = {}
+        self._shown: dict[PeerId, bytes] = {}
+        """Valid invitations of peers that are no members yet."""
         self._sorted: list[PeerId] | None = None
         """Their ids in order; None where a row has come or gone since."""
         self._claims = Claims()
@@ -241,14 +243,19 @@ class MemberTable:
             for peer in vouched:
                 self._see(peer)
 
-    def why_not_serve(self, peer: PeerId) -> str:
+    def why_not_serve(self, peer: PeerId, invite: bytes) -> str:
         """Return why a closed run gives nothing to a peer; empty if it does, as any open run does.
 
-        The record of a peer in the table has shown that it is admitted; without one, its id alone may.
+        The record of a peer in the table has shown that it is admitted; without one its id may, or the invitation that it
+        shows now, or has shown before: a newcomer reads the run's data before it is a member.
         """
         if self._charter.kind == "open" or peer in self._rows:
             return ""
-        why_not = self._charter.why_not_admit(peer, b"")
+        why_not = self._charter.why_not_admit(peer, invite or self._shown.get(peer, b""))
+        if invite and not why_not and not (why_not := self._why_not_enter(peer, invite)):
+            self._shown[peer] = invite
+            if len(self._shown) > MAX_MEMBERS:
+                del self._shown[next(iter(self._shown))]
         return why_not and f"this run is for its members only: {why_not}"
 
     def why_shut_out(self) -> str:

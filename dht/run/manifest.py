@@ -36,7 +36,6 @@ from .settings import faults as value_faults
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
-_PACKED = re.compile(r"tokens:(?:.+@[0-9a-f]{64}|[a-z]+://.+|swarm:.+)", re.ASCII)
 MANIFEST_KIND = f"manifest {PROTOCOL}"
 _KIND = re.compile(r"manifest ([1-9][0-9]{0,2})", re.ASCII)
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
@@ -54,8 +53,6 @@ MAX_OUTER_LR = 2.0
 MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
 
-TEXT_KINDS, TOKENS_KIND = ("text", "parquet", "json", "hf"), "tokens"
-"""The kinds of data sources (`optim.data.sources`) of which a loss per token is known: of text, or of tokens without it."""
 MAX_PROMPTS = 4
 MAX_PROMPT_BYTES = 400
 """Four prompts and what follows them fit into a record of 6 kB (`dht.members.evaluation`)."""
@@ -81,20 +78,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The training data, and how it is cut into batches."""
+    """The training data, which a manifest names as packed data (`optim.shards.packed`), and how it is cut into batches."""
 
     source: Annotated[str, Size(1000, least=1)]
     tokenizer: Annotated[str, Size(200, least=1)] = "bytes"
-    """`bytes`, or the name of a file of Hugging Face's `tokenizers`."""
-    tokenizer_hash: Annotated[str, Size(80)] = ""
-    """The hash of that file; `run create` fills it in."""
+    """`bytes`, or the name of a file of Hugging Face's `tokenizers`: beside packed data `tokenizer.json`."""
     sequence_length: Annotated[int, Between(1, 1 << 20)] = 256
     batch_size: Annotated[int, Between(1, 1 << 16)] = 16
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the source's name alone shows packed data (`optim.shards`), which say what tokenizer made them."""
-        return _PACKED.fullmatch(self.source) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,13 +352,10 @@ class Manifest:
             yield f"[outer] fragments = {outer.fragments} does not divide [inner] steps = {steps}"
 
     def _evaluation_faults(self) -> Iterator[str]:
-        kind, _, _ = self.data.source.partition(":")
         if self.eval.prompts and not self.eval.every:
             yield "[eval] prompts are for runs that are evaluated: give every, the rounds between two evaluations"
-        elif self.eval.every and kind not in (*TEXT_KINDS, TOKENS_KIND):
+        elif self.eval.every and self.is_own:
             yield f"[eval] evaluates language models: [data] source {self.data.source!r} is no text"
-        elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes" and not self.data.is_packed:
-            yield "[eval] prompts are texts, and tokens: has none: name the [data] tokenizer that made the tokens"
 
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""

@@ -42,7 +42,6 @@ _FIXED = {
     "model": "the state has its shape",
     "[data] source": "volunteers have agreed to it; `flockstep run succeed` goes on with other data from the run's state",
     "[data] tokenizer": "the model has learned its tokens",
-    "[data] tokenizer_hash": "the model has learned its tokens",
     "data": "the data is cut into the same sequences and batches by all",
     "[inner] optimizer": "its state would begin anew on every peer",
     "[inner] betas": "what they average would be a mixture of two for as long as they average",

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from ...peer.base.digest import keyed
@@ -39,20 +38,6 @@ class Units(ABC):
 
     def expect(self, units: Sequence[int]) -> None:  # noqa: B027  Most have nothing to prepare.
         """Prepare for these, which I have leased and read next, while I read another one."""
-
-
-class SequenceUnits(Units):
-    """Training sequences, int64 (sequence_length + 1,), in units, and beside them some that nobody trains on."""
-
-    sequence_length: int
-    vocab_size: int | None
-    """How many tokens its tokenizer knows; None if nobody says."""
-    has_examples = False
-    """Whether its sequences hold examples that must not see each other (`optim.step.examples`)."""
-
-    @abstractmethod
-    def held_out(self) -> Iterator[Tensor]:
-        """The held-out sequences, the same and in the same order for everybody."""
 
 
 def source_of(*about: object) -> bytes:

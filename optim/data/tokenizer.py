@@ -1,12 +1,11 @@
-"""From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest pins by hash.
+"""From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers`, whose file lies beside the tokens.
 
-A file is read once, compared with the hash of the manifest, and only then parsed, by a child with limits: all texts and
+A file is read once, compared with its hash, and only then parsed, by a child with limits: all texts and
 tokens pass through it, since a file of 1 kB can make gigabytes of a letter (`peer.process.confined`). Every document ends in
 a token that stands nowhere inside of one, whatever its text is: no text makes a control token (`controls`).
 """
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -16,20 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...dht.run.manifest import Data
-from ...peer.base.config import PeerConfig
 from ...peer.base.digest import digest
-from ...peer.base.disk import user_path
 from ...peer.base.errors import UsageError
 from ...peer.base.install import how_to_install
 from ...peer.process.confined import Confined
-from ..consent import HUB_DATASET
 from .controls import MAX_GROWTH, Controls, open_tokenizer, without_noncharacters
-from .hub import newest_commit, read_hub
 
-HASH_PREFIX = "blake3:"
-HUB, TOKENIZER = "hf:", "tokenizer.json"
-_PROVIDED = re.compile(r"blake3:(?P<hash>[0-9a-f]{64})/(?P<size>[1-9][0-9]{0,7})", re.ASCII)
 MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB (`optim.shards.index` has the same)."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -151,71 +142,9 @@ class FileTokenizer(Tokenizer):
 BYTES = ByteTokenizer()
 
 
-def hash_of(content: bytes, *, provided: bool) -> str:
-    """Return what a manifest says of a tokenizer's file: its hash, and its length where the members of the run provide it."""
-    return f"{HASH_PREFIX}{digest(content).hex()}" + (f"/{len(content)}" if provided else "")
-
-
-def provided_tokenizer(data: Data) -> tuple[bytes, int] | None:
-    """Return the hash and the length of the tokenizer's file that the members of a run provide; None if they provide none."""
-    match = _PROVIDED.fullmatch(data.tokenizer_hash)
-    if match is None or int(match["size"]) > MAX_TOKENIZER_BYTES:
-        return None
-    return bytes.fromhex(match["hash"]), int(match["size"])
-
-
 def files_folder(home: Path) -> Path:
     """Return the folder of indices and tokenizers from elsewhere, each named by its hash."""
     return home / "cache" / "files"
-
-
-def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
-    """The tokenizer that a manifest pins, from where this peer has it. Raises `UsageError`."""
-    return BYTES if data.tokenizer == BYTES.name else FileTokenizer(*find_file(data, config))
-
-
-def find_file(data: Data, config: PeerConfig) -> tuple[Path, bytes]:
-    """Return the file of the tokenizer that a manifest pins, and its content. Raises `UsageError`."""
-    pinned = data.tokenizer_hash.removeprefix(HASH_PREFIX).partition("/")[0]
-    place = user_path((config.data or data.source).partition(":")[2].partition("?")[0])
-    name = Path(data.tokenizer).name
-    places = [user_path(config.tokenizer)] if config.tokenizer else [Path(name), place / name, place.parent / name]
-    fetched = [] if config.tokenizer or not pinned else [files_folder(config.home) / pinned]
-    path = next((path for path in [*fetched, *places] if path.is_file()), None)
-    if path is None:
-        raise UsageError(
-            f"the run's tokenizer is not at {' or '.join(str(path) for path in places)}",
-            remedy=f"get {name} from the run's owner and say where it is with --tokenizer",
-        )
-    content = read_tokenizer(path)
-    if digest(content).hex() != pinned:
-        raise UsageError(
-            f"{path} is not the run's tokenizer: its hash is {digest(content).hex()[:16]}…, "
-            f"the manifest pins {pinned[:16] or 'none'}…",
-            remedy=f"get {name} from the run's owner",
-        )
-    return path, content
-
-
-def pinned_tokenizer(name: str, folder: Path) -> tuple[str, bytes, int]:
-    """Return the name of a tokenizer, of one of the hub with its commit, its content and its size. Raises `FlockstepError`.
-
-    It is a file in `folder`, or `hf:org/name[@commit]`.
-    """
-    if not name.startswith(HUB):
-        content = read_tokenizer(folder / user_path(name))
-    else:
-        match = HUB_DATASET.fullmatch(name.removeprefix(HUB))  # Names of models have the same form.
-        if match is None:
-            raise UsageError(f"{name} is no tokenizer of the hub", remedy="write hf:org/name or hf:org/name@commit")
-        repository, inside = match["repository"], f"{match['folder']}/" if match["folder"] else ""
-        commit = match["commit"] or newest_commit("models", repository)
-        try:
-            content = read_hub(repository, commit, f"{inside}{TOKENIZER}", MAX_TOKENIZER_BYTES)
-        except OSError as error:
-            raise UsageError(f"cannot read the tokenizer {name}: {error}", remedy="check its name and the network") from error
-        name = f"{HUB}{repository}@{commit}{inside and '/'}{inside.rstrip('/')}"
-    return name, content, FileTokenizer(Path(name), content).num_in_texts
 
 
 def read_tokenizer(path: Path) -> bytes:

@@ -213,7 +213,7 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         async with Node(host, identity, config, telemetry) as node:
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
-            seeds = Seeds(node, directory, signed, config.home)
+            seeds = Seeds(node, directory, signed, config.home, invite)
             node.nursery.start_soon(seeds.run)
 
             async def check(stated: Sequence[Address]) -> None:

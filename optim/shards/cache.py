@@ -174,7 +174,7 @@ class Shards:
         except Absent as error:
             raise _Absent(f"cannot read {shard.name}: {error}", remedy="wait until a member that has it is here") from error
         except NotThere as error:
-            remedy = "tell the run's owner, or train on a copy of yours with --data tokens:FOLDER"
+            remedy = "tell the run's owner, or train on a copy of yours with --data FOLDER"
             raise LocalError(f"cannot read {shard.name} of {self._place.name}: {error}", remedy=remedy) from error
         except OSError as error:
             remedy = "check the disk or the network"

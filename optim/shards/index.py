@@ -30,7 +30,7 @@ MAX_INDEX_BYTES = 6 << 20
 MAX_VOCABULARY = 1 << 24
 MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
-WIDTHS = {"uint16": 2, "uint32": 4}
+WIDTHS = {"uint8": 1, "uint16": 2, "uint32": 4}
 MASK_BITS = 2
 """Of a token of masked data."""
 _MAX_COUNT = 1 << 60
@@ -52,7 +52,7 @@ class ShardIndex:
     """What `index.json` says."""
 
     dtype: str
-    """`uint16` or `uint32`."""
+    """`uint8`, `uint16` or `uint32`."""
     vocab_size: int
     tokenizer: str
     """`bytes`, or `blake3:` and the hash of `tokenizer.json` in hex."""
@@ -93,7 +93,7 @@ class ShardIndex:
 
 def dtype_for(vocab_size: int, *, masked: bool) -> str:
     """Return the type of the tokens of a vocabulary."""
-    return "uint16" if vocab_size <= 1 << (16 - MASK_BITS * masked) else "uint32"
+    return next(dtype for dtype, width in WIDTHS.items() if vocab_size <= 1 << (8 * width - MASK_BITS * masked))
 
 
 def shard_name(number: int | None, dtype: str) -> str:

@@ -57,7 +57,7 @@ class Members:
 
     def _fetch(self, hash_: bytes, size: int, path: Path) -> None:
         if self._bring is None:
-            raise NotThere("they are asked by `flockstep join` alone; name a copy with --data tokens:FOLDER")
+            raise NotThere("they are asked by `flockstep join` alone; name a copy with --data FOLDER")
         try:
             self._bring(hash_, size, path)
         except (NetworkError, LocalError) as error:

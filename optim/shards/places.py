@@ -1,18 +1,15 @@
-"""Where shards lie: a folder, a web server, a dataset of the hub."""
+"""Where shards lie, such as a folder of this computer."""
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ...peer.base.errors import UsageError
-from ..consent import HUB_DATASET, HUB_DATASETS
-from ..data.hub import MAX_READ_BYTES, Hub, HubFile, token_of_user
 from .web import NotThere
 
 TRIES = 5
-"""With 1, 2, 4 and 8 s between them, as for other files of the hub: a short outage of the network ends no training."""
-READ_BYTES = min(4 << 20, MAX_READ_BYTES)
+"""With 1, 2, 4 and 8 s between them: a short outage of the network ends no training."""
+READ_BYTES = 4 << 20
 _T = TypeVar("_T")
 
 
@@ -29,45 +26,6 @@ class Place(Protocol):
 
     def whole(self, file: str, most: int) -> bytes:
         """Return a file, or the first `most` + 1 bytes of a longer one. Raises `OSError`."""
-
-
-class HubFolder(Place):
-    """A folder of a dataset of the hub at a commit, `hf://datasets/org/name@commit[/folder]`. Raises `UsageError`."""
-
-    def __init__(self, place: str, *, trusted: bool) -> None:
-        match = HUB_DATASET.fullmatch(place.removeprefix(HUB_DATASETS))
-        if match is None or not match["commit"]:
-            remedy = f"write {HUB_DATASETS}org/name@commit/folder"
-            raise UsageError(f"{place} is no folder of the hub at a commit", remedy=remedy)
-        self.name = place
-        self._repository, self._commit = match["repository"], match["commit"]
-        self._folder = f"{match['folder']}/" if match["folder"] else ""
-        self._hub = Hub(token_of_user() if trusted else "")
-        self._files: dict[str, HubFile] = {}
-
-    def open(self, file: str, start: int, end: int) -> tuple[int, Iterator[bytes]]:
-        """See `Place`."""
-        return start, self._pieces(file, start, end)
-
-    def whole(self, file: str, most: int) -> bytes:
-        """See `Place`."""
-        return b"".join(self._pieces(file, 0, most + 1))
-
-    def _pieces(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        try:
-            file = self._file(name)
-            end = min(end, file.size)
-            for at in range(start, end, READ_BYTES):
-                yield self._hub.read(file.url, at, min(READ_BYTES, end - at))
-        except OSError as error:
-            raise NotThere(str(error)) from error  # It was asked for half a minute by then.
-
-    def _file(self, name: str) -> HubFile:
-        if not self._files:
-            self._files = {file.name: file for file in self._hub.files(self._repository, self._commit)}
-        if (found := self._files.get(self._folder + name)) is None:
-            raise NotThere(f"{self.name} has no {name}")
-        return found
 
 
 class Folder(Place):

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from ...peer.base.digest import digest
 from ...peer.base.disk import write_whole
 from ...peer.base.errors import UsageError
-from ..data.datasets import SequenceUnits, source_of
+from ..data.datasets import Units, source_of
 from ..data.units import MAX_UNITS, drawn
 from ..step.examples import BEGINS
 from .cache import Shards, Tokens
@@ -28,8 +29,11 @@ from .places import Place, patiently
 from .tokenizer_config import CONFIG_NAME
 
 
-class TokenShards(SequenceUnits):
-    """Training sequences of packed data, int64 (sequence_length + 1,). Raises `UsageError` where no shard holds one."""
+class TokenShards(Units):
+    """Training sequences of packed data, int64 (sequence_length + 1,), and beside them some that nobody trains on.
+
+    Raises `UsageError` where no shard holds one.
+    """
 
     def __init__(self, index: ShardIndex, shards: Shards, place: Place, *, name: str, sequence_length: int) -> None:
         self.index = index
@@ -37,6 +41,7 @@ class TokenShards(SequenceUnits):
         self.sequence_length = sequence_length
         self.vocab_size = index.vocab_size
         self.has_examples = index.masked
+        """Whether its sequences hold examples that must not see each other (`optim.step.examples`)."""
         self.num_units = min(len(index.shards), MAX_UNITS)
         self.source = source_of("packed", index.hash, sequence_length)
         self._shards, self._place = shards, place
@@ -68,7 +73,7 @@ class TokenShards(SequenceUnits):
                 self._shards.fill(others)
 
     def held_out(self) -> Iterator[Tensor]:
-        """Sequences of the held-out shard. Raises `LocalError` where it cannot be read."""
+        """Sequences of the held-out shard, the same for everybody. Raises `LocalError` where it cannot be read."""
         if (shard := self.index.held_out) is not None and (count := self._count(shard)):
             tokens = self._shards.take(shard)
             yield from (self._sequence(tokens, at) for at in range(count))
@@ -91,6 +96,17 @@ class TokenShards(SequenceUnits):
         return torch.from_numpy(found)
 
 
+def heldout_batches(source: TokenShards, *, batch_size: int, num_batches: int) -> Iterator[Tensor]:
+    """At most `num_batches` full batches of held-out sequences, int64 (batch_size, sequence_length + 1), always the same.
+
+    Where there is less than one batch, it comes as one smaller batch.
+    """
+    sequences = list(islice(source.held_out(), batch_size * num_batches))
+    for start in range(0, len(sequences), batch_size):
+        if start == 0 or start + batch_size <= len(sequences):
+            yield torch.stack(sequences[start : start + batch_size])
+
+
 def tokenizer_files(index: ShardIndex, place: Place, cache: Path) -> dict[str, bytes]:
     """Return the files of the tokenizer beside an index by name, none for bytes.
 
@@ -100,7 +116,7 @@ def tokenizer_files(index: ShardIndex, place: Place, cache: Path) -> dict[str, b
     for name, hash_, size in index.files:
         if name not in (TOKENIZER, CONFIG_NAME):
             continue
-        path, where, remedy = cache / hash_.hex(), f"{name} of {place.name}", "name its file with --tokenizer"
+        path, where, remedy = cache / hash_.hex(), f"{name} of {place.name}", "check the disk or the network"
         with contextlib.suppress(OSError):
             found[name] = path.read_bytes()
         if name in found and digest(found[name]) == hash_:

@@ -23,12 +23,10 @@ from ...peer.base.errors import FlockstepError, LocalError, NetworkError, Protoc
 from ...peer.base.transport import PeerId
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
-from ..consent import FROM_MEMBERS
-from ..data.tokenizer import files_folder, provided_tokenizer
+from ..data.tokenizer import files_folder
 from .index import INDEX, MAX_INDEX_BYTES, MAX_SHARD_BYTES, read_index
+from .packed import Pin, seed_folder
 
-SEED = "seed"
-"""In the folder of a run: where its owner has the pack."""
 SHARD = ".shard"
 MOST_ASKED = 8
 """Members that are asked for a file at once; as for a state."""
@@ -55,14 +53,15 @@ def shards_folder(home: Path) -> Path:
 class Seeds:
     """The files of one run's data on this computer, over a node. Nothing that others send raises here."""
 
-    def __init__(self, node: Node, directory: Directory, signed: SignedManifest, home: Path) -> None:
-        match = FROM_MEMBERS.fullmatch(signed.manifest.data.source)
+    def __init__(
+        self, node: Node, directory: Directory, signed: SignedManifest, home: Path, invite: bytes = b""
+    ) -> None:
+        """`invite` is this peer's invitation, if the run demands one."""
+        pin = Pin.of(signed.manifest.data.source)
         self._node, self._directory = node, directory
         self._run, self._owner = signed.run_id, signed.manifest.owner
-        self._index = None if match is None else bytes.fromhex(match["index"])
-        self._tokenizer = provided_tokenizer(signed.manifest.data)
-        self._home = home
-        self._own = home / "runs" / signed.run_id / SEED
+        self._index = pin.index if pin is not None and pin.size else None
+        self._home, self._invite = home, invite
         self._served: dict[bytes, FileBlob] = {}
         self._tags = b""
         self._held: dict[PeerId, tuple[float, frozenset[bytes]]] = {}
@@ -71,21 +70,11 @@ class Seeds:
         node.on_ask(wire.FilesAsk, self._tell)
 
     async def run(self) -> None:
-        """Serve what lies on the disk, as it comes and goes, until cancelled, and fetch a tokenizer for others, too."""
-        while self._index is not None or self._tokenizer is not None:
+        """Serve what lies on the disk, as it comes and goes, until cancelled."""
+        while self._index is not None:
             began = trio.current_time()
             await self.look()
-            if self._tokenizer is not None and self._tokenizer[0] not in self._served:
-                await self._fetch_tokenizer(*self._tokenizer)
             await trio.sleep(max(SCAN_SECONDS, SCAN_SHARE * (trio.current_time() - began)))
-
-    async def _fetch_tokenizer(self, key: bytes, size: int) -> None:
-        try:
-            await self.fetch(key, size, files_folder(self._home) / key.hex(), ())
-        except NetworkError:
-            pass  # Said, and tried again.
-        except (OSError, FlockstepError) as error:
-            self._node.telemetry.emit("data.not_provided", step="keep the run's tokenizer", reason=str(error))
 
     async def look(self) -> None:
         """Serve what lies on the disk now."""
@@ -175,7 +164,7 @@ class Seeds:
             return
         self._held.pop(peer, None)
         try:
-            answer = await self._node.ask(peer, wire.FilesAsk(self._run), timeout=ANSWER_SECONDS)
+            answer = await self._node.ask(peer, wire.FilesAsk(self._run, self._invite), timeout=ANSWER_SECONDS)
             if not isinstance(answer, wire.FilesHeld):
                 raise ProtocolViolation(f"{type(answer).__name__} in answer to FilesAsk")
         except NetworkError as error:
@@ -194,16 +183,10 @@ class Seeds:
 
     def _scan(self) -> Iterator[tuple[bytes, FileBlob]]:
         """Yield the files of the run's data on this computer. Raises `OSError` and `UsageError`."""
-        if self._tokenizer is not None:
-            hash_, size = self._tokenizer
-            path = files_folder(self._home) / hash_.hex()
-            if path.is_file() and path.stat().st_size == size:
-                yield hash_, FileBlob(path, 0, size)
         if (key := self._index) is None:
             return
         index = files_folder(self._home) / key.hex()
-        folder = Path(self._own.read_text(encoding="utf-8")) if self._own.is_file() else None
-        if folder is not None:
+        if (folder := seed_folder(self._home, key)) is not None:
             index = folder / INDEX
         if not index.is_file():
             return

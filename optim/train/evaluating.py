@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from ...dht.members.evaluation import MAX_SAMPLE_BYTES, MAX_STATED_LOSS
 from ...peer.base.errors import LocalError, UsageError
-from ..data.datasets import SequenceUnits
-from ..data.sources import TokenSource, heldout_batches
 from ..data.tokenizer import Tokenizer
 from ..models.registry import vocabulary_of
+from ..shards.reader import TokenShards, heldout_batches
 
 HELDOUT_BATCH, HELDOUT_BATCHES, TOLD_BATCHES = 4, 32, 4
 """128 sequences: the standard error of their mean is about 1 %. Small batches, since the memory is full of the training.
@@ -52,7 +51,7 @@ class HeldOutText:
 
     def __init__(
         self,
-        source: TokenSource | SequenceUnits,
+        source: TokenShards,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         *,

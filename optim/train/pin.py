@@ -1,7 +1,6 @@
-"""What `run create` asks of a manifest's model and data, by a process of its own: it goes on as a keeper, without torch.
+"""What `run create` asks of a manifest's model, by a process of its own: it goes on as a keeper, without torch.
 
     echo '["gpt", {"size": "0.2m"}, 0, ""]' | python -P -m flockstep.optim.train.pin  # name, options, seed, folder of modules
-    echo '["json:rows.jsonl"]' | python -P -m flockstep.optim.train.pin               # a source of data
 """
 
 import json
@@ -11,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ...dht.run.manifest import OWN
 from ...peer.base.errors import LocalError
-from ...peer.base.plain import plain_text
 
 PIN_SECONDS = 600.0
 """A hang's limit: weights of a hub may have to be downloaded."""
@@ -40,18 +37,6 @@ def pin_model(name: str, options: Mapping[str, Any], seed: int, folder: str = ""
     return PinnedModel(*json.loads(_asked(f"the model {name} was not built", [name, dict(options), seed, folder])))
 
 
-def warning_of_data(source: str) -> str:
-    """Return what is wrong with a source of data, as it is on this computer, in a line; empty if nothing is."""
-    if source == OWN or source.startswith(("text:{stdlib}", "tokens:")):
-        return ""
-    if "torch" in sys.modules:
-        return _warning(source)
-    try:
-        return _asked(f"{source} was not read", [source])
-    except LocalError as error:
-        return str(error)
-
-
 def _asked(failure: str, question: list[Any]) -> str:
     """Return the last line that the process prints for a question. Raises `LocalError`."""
     command = [sys.executable, "-P", "-m", __name__]
@@ -64,12 +49,6 @@ def _asked(failure: str, question: list[Any]) -> str:
     if done.returncode:
         raise LocalError((done.stderr.strip().splitlines() or ["it ended without a reason"])[-1])
     return done.stdout.splitlines()[-1].strip()  # A module may print something while it is imported.
-
-
-def _warning(source: str) -> str:
-    from ..data.sources import warning_of
-
-    return plain_text(warning_of(source))
 
 
 def _pin(name: str, options: Mapping[str, Any], seed: int, folder: str) -> PinnedModel:
@@ -99,6 +78,6 @@ if __name__ == "__main__":
 
     try:
         asked = json.load(sys.stdin)
-        sys.stdout.write((json.dumps(_pin(*asked)) if len(asked) > 1 else _warning(*asked)) + "\n")
+        sys.stdout.write(json.dumps(_pin(*asked)) + "\n")
     except FlockstepError as error:
         sys.exit(f"{error}")

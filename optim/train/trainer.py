@@ -16,14 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...dht.run.manifest import Data, SignedManifest
+from ...dht.run.manifest import SignedManifest
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError, LocalError
 from ...peer.log.telemetry import Event, Telemetry
-from ..consent import trusts_data
-from ..data.datasets import SequenceUnits
-from ..data.rows import Skip, Skips
-from ..data.sources import TokenSource
 from ..models import machine
 from ..models.kept import FOLDER, save_tensors
 from ..models.needs import (
@@ -49,8 +45,9 @@ from ..models.registry import (
     training_loss,
     vocabulary_of,
 )
-from ..shards.opening import keep_tokenizer, open_corpus, tokenizer_of
+from ..shards.opening import keep_tokenizer, open_tokens, tokenizer_of
 from ..shards.packed import FromMembers
+from ..shards.reader import TokenShards
 from ..step.eager import AdamW
 from ..step.flat import whole_tensors
 from ..step.inner import build_inner
@@ -123,20 +120,17 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, int], str]) -> TokenSource | SequenceUnits:
+def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, int], str]) -> TokenShards:
     """Open the data of a run. Raises `FlockstepError` where the user has not agreed."""
     signed, config = swarm.signed, swarm.config
-    data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
-    if not config.data:
-        trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
-    if not mine:
+    if signed.manifest.owner != swarm.peer_id:
         how = swarm.from_first(lambda: agree(signed, swarm.begun))  # No rank opens what its user refuses.
         swarm.telemetry.emit("run.agreed", step="join", reason=how)
     members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
-    return swarm.in_turn(lambda: open_reported(data, config, swarm.telemetry, mine=mine, members=members))
+    return swarm.in_turn(lambda: open_tokens(signed.manifest.data, config, members))
 
 
-def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.device) -> nn.Module:
+def build(swarm: Swarm, source: TokenShards, device: torch.device) -> nn.Module:
     """Build the model that a run pins, for the data of `source`, on a device. Raises `FlockstepError`."""
     signed, config = swarm.signed, swarm.config
     spec, mine = signed.manifest.model, signed.manifest.owner == swarm.peer_id
@@ -150,21 +144,6 @@ def build(swarm: Swarm, source: TokenSource | SequenceUnits, device: torch.devic
     if config.load_in_4bit:
         quantize_base(model, device)
     return model.to(device)
-
-
-def open_reported(
-    data: Data, config: PeerConfig, telemetry: Telemetry, *, mine: bool, members: FromMembers | None
-) -> TokenSource | SequenceUnits:
-    """Open data of which each skipped row is an event, now and in training. Raises `UsageError`."""
-
-    def report(skip: Skip) -> None:
-        telemetry.emit("data.skipped", step="read the data", reason=skip.reason, name=skip.file, row=skip.row)
-
-    skips = Skips(report)
-    source = open_corpus(data, config, mine=mine, members=members, skips=skips)
-    if skips.warning:
-        telemetry.emit("data.sparse", step="open the data", reason=skips.warning)
-    return source
 
 
 def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
@@ -193,11 +172,11 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
         telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
 
 
-def keep_for_export(swarm: Swarm, source: TokenSource | SequenceUnits) -> None:
+def keep_for_export(swarm: Swarm, source: TokenShards) -> None:
     """Keep the tokenizer of the run's data with the parts of its model, and for other members. A failure is an event."""
     try:
         folder = swarm.config.home / "runs" / swarm.run_id / FOLDER
-        keep_tokenizer(source, swarm.manifest.data, swarm.config, folder)
+        keep_tokenizer(source, swarm.config.home, folder)
     except FlockstepError as error:
         swarm.telemetry.emit("model.not_kept", step="keep the tokenizer", reason=str(error))
 
@@ -250,7 +229,7 @@ class ForwardPass:
 
 def train(
     swarm: Swarm,
-    source: TokenSource | SequenceUnits,
+    source: TokenShards,
     device: torch.device,
     *,
     adaptive: bool,
@@ -329,18 +308,13 @@ def make_step(swarm: Swarm, loss: torch.Tensor, factor: float, scale: LossScale 
         swarm.after_step(loss, tokens=0)
 
 
-def can_separate(swarm: Swarm, source: TokenSource | SequenceUnits) -> bool:
+def can_separate(swarm: Swarm, source: TokenShards) -> bool:
     """Return True if the data hold examples that the model can keep apart; one that cannot is an event."""
-    if not has_examples(source) or separates(swarm.model):
-        return has_examples(source)
+    if not source.has_examples or separates(swarm.model):
+        return source.has_examples
     reason = f"{type(swarm.model).__name__} does not keep them apart: each sees those before it in its sequence"
     swarm.telemetry.emit("data.joined", step="train", reason=reason)
     return False
-
-
-def has_examples(source: TokenSource | SequenceUnits) -> bool:
-    """Return True for data that hold examples which must not see each other."""
-    return not isinstance(source, TokenSource) and source.has_examples
 
 
 def loss_on(
@@ -358,7 +332,7 @@ def loss_on(
 
 def may_evaluate(
     swarm: Swarm,
-    source: TokenSource | SequenceUnits,
+    source: TokenShards,
     device: torch.device,
     config: PeerConfig,
     *,
@@ -369,7 +343,7 @@ def may_evaluate(
 
     `together` are the ranks over which the model is sharded, all of which compute; None otherwise.
     """
-    settings, data = swarm.manifest.eval, swarm.manifest.data
+    settings = swarm.manifest.eval
     swarm.evaluate_with(None)
     functions: list[ModelFunction] = [loss_on(device, separate=separate), last_logits]
     if not settings.every:
@@ -383,7 +357,7 @@ def may_evaluate(
         return
     loss_of, logits_of = functions if together is None else together.led(functions)
     try:
-        tokenizer = tokenizer_of(source, data, config)
+        tokenizer = tokenizer_of(source, config.home)
         text = HeldOutText(source, tokenizer, settings.prompts, device=device, loss_of=loss_of, logits_of=logits_of)
     except FlockstepError as error:  # Others evaluate; this peer trains on all the same.
         swarm.telemetry.emit("eval.skipped", step="join", reason=str(error))
@@ -433,12 +407,9 @@ def num_shards() -> int:
     return local if local > 1 and nodes * local == size else size
 
 
-def check_tokenizer(model: nn.Module, source: TokenSource | SequenceUnits) -> None:
+def check_tokenizer(model: nn.Module, source: TokenShards) -> None:
     """Raise `UsageError` for data with tokens that the model does not know."""
-    size = vocabulary_of(model)
-    check_vocabulary(source.name, source.vocab_size, size)
-    if size is not None and isinstance(source, TokenSource) and source.vocab_size is None:
-        source.limit_tokens(size)
+    check_vocabulary(source.name, source.vocab_size, vocabulary_of(model))
 
 
 def inner_of(

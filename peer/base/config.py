@@ -91,16 +91,10 @@ class PeerConfig:
     """Compile the model with torch.compile; where that fails, it trains as it is."""
 
     data: str = ""
-    """A data source of my own instead of the manifest's, such as `text:/corpus/*.txt`."""
-
-    allow_data: str = ""
-    """The manifest's data source, word for word, if I allow the run to read it here; public data need no such word."""
+    """A folder of packed data in place of the manifest's."""
 
     data_cache: float = 4.0
     """The disk space in GB (10^9 bytes) for shards of packed data that are read from elsewhere."""
-
-    tokenizer: str = ""
-    """The file of the run's tokenizer, if not in this folder or beside the data."""
 
     resume: bool = True
     """Resume from the state in the home folder; else that state is ignored."""

@@ -79,7 +79,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._counts: Callable[[PeerId], bool] = lambda peer: False
         self.votes: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer may vote: what it sends counts against no budget that it shares with others at its address."""
-        self._why_not_serve: Callable[[PeerId], str] = lambda peer: ""
+        self._why_not_serve: Callable[[PeerId, bytes], str] = lambda peer, invite: ""
         limits = {"streams": MAX_CONTROL_STREAMS, "per_peer": MAX_UNREAD_ANSWERS, "in_all": MAX_UNREAD_ANSWERS_IN_ALL}
         self._answers = Backlog(**limits, is_member=self.is_member)
         readers = Readers(
@@ -192,13 +192,16 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Count these peers as members, beside those that I watch: what is scarce is theirs first."""
         self._counts = is_member
 
-    def restrict(self, why_not: Callable[[PeerId], str]) -> None:
-        """Answer no question of a peer, and serve it no bytes for everybody, where `why_not` returns a reason."""
+    def restrict(self, why_not: Callable[[PeerId, bytes], str]) -> None:
+        """Answer no question of a peer, and serve it no bytes for everybody, where `why_not` returns a reason.
+
+        It is given the invitation that a question shows; empty where it shows none.
+        """
         self._why_not_serve = why_not
 
-    def why_not_serve(self, peer: PeerId) -> str:
-        """Return why nothing of the run is given to a peer; empty if it is."""
-        return self._why_not_serve(peer)
+    def why_not_serve(self, peer: PeerId, invite: bytes = b"") -> str:
+        """Return why nothing of the run is given to a peer that shows an invitation; empty if it is."""
+        return self._why_not_serve(peer, invite)
 
     def is_member(self, peer: PeerId) -> bool:
         """Return True for a member of the run, as far as I know."""
@@ -405,7 +408,7 @@ class Node(AbstractAsyncContextManager["Node"]):
     async def _asked(self, origin: Origin, peer: PeerId, question: object) -> object:
         self._check_here()
         self._take(peer, origin, Cost(messages=QUESTION_MESSAGES))
-        if why_not := self.why_not_serve(peer):
+        if why_not := self.why_not_serve(peer, question.invite if isinstance(question, wire.FilesAsk) else b""):
             self.refuse(peer, type(question).__name__, why_not)
             raise NetworkError(why_not)
         handler = self._ask_handlers.get(type(question))

@@ -11,6 +11,7 @@ alone hold.
 import contextlib
 import importlib
 import os
+import re
 import struct
 import sys
 import threading
@@ -30,6 +31,7 @@ A tokenizer takes 240 for a byte of a text, and more where it says at which char
 CPU_SECONDS, CPU_SECONDS_PER_MIB = 30, 30
 """Processor time of one request: the slowest models take 2 s for 1 MiB."""
 MAX_REASON_BYTES = 2_000
+_SECRET = re.compile(r"(?:TOKEN|SECRET|PASSW(?:OR)?D|CREDENTIAL|AUTH|(?:\A|_)KEY)(?:S|_\w*)?\Z", re.IGNORECASE)
 _HEAD = struct.Struct(">BQ")
 """Whether the function has raised, and the length of what follows."""
 
@@ -46,7 +48,7 @@ class Confined:
     def __init__(self, opener: Callable[[bytes], Handler], data: bytes, what: str) -> None:
         self._what, self._lock = what, threading.Lock()
         command = [sys.executable, "-P", "-m", __name__, opener.__module__, opener.__name__]
-        env = {"MALLOC_ARENA_MAX": "4", **os.environ}
+        env = {"MALLOC_ARENA_MAX": "4"} | {name: value for name, value in os.environ.items() if not is_secret(name)}
         # Its standard error is of a library that panics; signals of the terminal are for its parent.
         self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=env, start_new_session=True)
         weakref.finalize(self, _end, self._process)
@@ -71,6 +73,11 @@ class Confined:
         how = Signals(-code).name if code < 0 else f"exit code {code}"
         what = f"{self._what} ends the process that reads it ({how}), which has limits on memory, processor time and answers"
         raise LocalError(what, remedy="take another one")
+
+
+def is_secret(name: str) -> bool:
+    """Return True for the name of a variable of the environment that holds a token, a key or a password."""
+    return _SECRET.search(name) is not None
 
 
 def _end(process: "Popen[bytes]") -> None:

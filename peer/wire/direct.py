@@ -17,6 +17,7 @@ from .fields import (
     Count,
     Hash,
     Index,
+    Invite,
     PackedAppointment,
     PackedReady,
     Peer,
@@ -119,9 +120,11 @@ MAX_FILES_HELD = (1 << 16) + 8
 
 @dataclass(frozen=True, slots=True)
 class FilesAsk:
-    """Requests which files of the run's data a peer provides."""
+    """Requests which files of the run's data a peer provides, also before the asker is a member."""
 
     run: RunId
+    invite: Invite
+    """Its invitation, if the run demands one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from ...collectives.vector.arrays import Floats
 from ...dht.run.manifest import MAX_PROMPT_BYTES, SignedManifest
 from ...optim.models.kept import BUFFERS, FOLDER, FROZEN
 from ...optim.models.registry import HF, build_model, check_forward, separates
-from ...optim.shards.opening import open_corpus, tokenizer_of
+from ...optim.shards.opening import open_tokens, tokenizer_of
 from ...optim.step.flat import FlatLayout
 from ...optim.train.device import choose_device
 from ...optim.train.evaluating import HeldOutResult, HeldOutText
 from ...optim.train.threads import Threads, all_threads
-from ...optim.train.trainer import check_tokenizer, has_examples, loss_on
+from ...optim.train.trainer import check_tokenizer, loss_on
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import UsageError
 from ...peer.base.plain import plain_text
@@ -66,7 +66,7 @@ def _measure(
     manifest, device = settings_after(checkpoint.place.certificate, signed), choose_device(config.device)
     is_mine = manifest.owner == Identity.load_or_create(identity_path(config.home)).peer_id
     tell(f"opening {plain_text(manifest.data.source)}")
-    data = open_corpus(manifest.data, config, mine=is_mine)
+    data = open_tokens(manifest.data, config)
     tell("building the model")
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)
@@ -74,9 +74,9 @@ def _measure(
     check_tokenizer(model, data)
     fill_in(model, checkpoint, theta)
     asked = tuple(prompts) or manifest.eval.prompts
-    tokenizer = tokenizer_of(data, manifest.data, config)
+    tokenizer = tokenizer_of(data, config.home)
     model = model.to(device).eval()
-    loss_of = loss_on(device, separate=has_examples(data) and separates(model))
+    loss_of = loss_on(device, separate=data.has_examples and separates(model))
     text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_of)
     threads = Threads(Telemetry(), most=all_threads() if device.type == "cpu" else 1)
     return text.evaluate(model, tell=tell, judge=threads.judge), asked, checkpoint.place.round

@@ -24,7 +24,6 @@ from ...collectives.chain.chain import ChainPosition
 from ...collectives.state.checkpoint_file import Checkpoint
 from ...collectives.vector.arrays import Floats
 from ...dht.run.manifest import SignedManifest
-from ...optim.consent import FROM_MEMBERS
 from ...optim.data.tokenizer import files_folder
 from ...optim.models.hf import DTYPES, end_generation, load_saved, merge_adapter, save_hf, save_tokenizer
 from ...optim.models.kept import (
@@ -48,12 +47,12 @@ from ...optim.models.kept import (
 )
 from ...optim.models.registry import HF, build_model
 from ...optim.shards.index import TOKENIZER
-from ...optim.shards.packed import open_index
+from ...optim.shards.packed import Pin, open_index, seed_folder
 from ...optim.shards.reader import tokenizer_files
-from ...optim.shards.seeding import SEED
 from ...optim.shards.tokenizer_config import CONFIG_NAME, TEMPLATE, decode_config, encode_config
 from ...optim.step.flat import FlatLayout
 from ...optim.train.pin import importable
+from ...peer.base.config import PeerConfig
 from ...peer.base.disk import disk_errors, write_whole
 from ...peer.base.errors import LocalError, RemoteError, UsageError
 from ...peer.identity import Identity, identity_path
@@ -173,10 +172,10 @@ def described(
 
 def _bring_tokenizer(signed: SignedManifest, run_folder: Path, kept: Path) -> None:
     """Put the tokenizer of data that the owner of the run provides beside the other parts. Raises `FlockstepError`."""
-    seed, match = run_folder / SEED, FROM_MEMBERS.fullmatch(signed.manifest.data.source)
-    if match is not None and seed.exists():
-        place, index = open_index(f"tokens:{seed.read_text(encoding='utf-8')}@{match['index']}", trusted=True)
-        for name, content in tokenizer_files(index, place, files_folder(run_folder.parent.parent)).items():
+    home, pin = run_folder.parent.parent, Pin.of(signed.manifest.data.source)
+    if pin is not None and seed_folder(home, pin.index) is not None:
+        place, index = open_index(signed.manifest.data, PeerConfig(home=home))
+        for name, content in tokenizer_files(index, place, files_folder(home)).items():
             write_whole(kept / name, content)
 
 

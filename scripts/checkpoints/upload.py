@@ -24,6 +24,8 @@ from ...peer.base.install import how_to_install
 PACKAGES = {"s3": ("boto3", how_to_install("s3")), "hf": ("huggingface_hub", how_to_install("hf"))}
 """By the scheme of the target: the required package, and how to install it."""
 POINTER = "latest.json"
+DATASETS = "datasets/"
+"""What the names of datasets of the hub begin with."""
 CONNECT_SECONDS = 20.0
 MAX_REASON = 300
 """Letters of what a service answers: some send a page."""
@@ -35,8 +37,11 @@ class Target(Protocol):
     def check(self) -> None:
         """Find out whether it is there and may be written, before anything large is made."""
 
-    def put(self, folder: Path, name: str = "") -> None:
-        """Put the files of a folder there. `name` is that of a version, which replaces the newest one once it is whole."""
+    def put(self, folder: Path, name: str = "") -> str:
+        """Put the files of a folder there. `name` is that of a version, which replaces the newest one once it is whole.
+
+        Return their name at this commit, `hf://…`; empty where there are no commits.
+        """
 
 
 def check_target(to: str) -> None:
@@ -44,7 +49,9 @@ def check_target(to: str) -> None:
     if not to:
         return
     parts = urlsplit(to)
-    if parts.scheme not in PACKAGES or not parts.netloc or (parts.scheme == "hf" and not parts.path.strip("/")):
+    name = f"{parts.netloc}{parts.path}".rstrip("/")
+    least = 1 + name.startswith(DATASETS) if parts.scheme == "hf" else 0
+    if parts.scheme not in PACKAGES or not parts.netloc or name.count("/") < least:
         raise UsageError(f"cannot upload to {to!r}", remedy="write s3://bucket/prefix or hf://user/repository")
     package, remedy = PACKAGES[parts.scheme]
     if find_spec(package) is None:
@@ -69,25 +76,34 @@ def _in_one_line(to: str) -> Iterator[None]:
 
 
 class _Repository:
-    """A repository of the hub that `HF_ENDPOINT` names."""
+    """A repository of the hub that `HF_ENDPOINT` names: `user/name` of a model, or `datasets/user/name[/folder]`."""
 
     def __init__(self, to: str, name: str) -> None:
         from huggingface_hub import HfApi
 
-        self._to, self._name = to, name
+        self._to, self._kind = to, "dataset" if name.startswith(DATASETS) else "model"
+        owner, repository, *inside = name.removeprefix(DATASETS).split("/", 2 if self._kind == "dataset" else 1)
+        self._name, self._inside = f"{owner}/{repository}", "".join(inside)
         self._hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
 
     def check(self) -> None:
         with _in_one_line(self._to):
-            self._hub.create_repo(
-                self._name, exist_ok=True
-            )  # It says nothing of whether one that exists may be written.
-            self._hub.auth_check(self._name, write=True)
+            # It says nothing of whether one that exists may be written.
+            self._hub.create_repo(self._name, repo_type=self._kind, exist_ok=True)
+            self._hub.auth_check(self._name, repo_type=self._kind, write=True)
 
-    def put(self, folder: Path, name: str = "") -> None:
+    def put(self, folder: Path, name: str = "") -> str:
         self.check()
         with _in_one_line(self._to):
-            self._hub.upload_folder(repo_id=self._name, folder_path=str(folder), commit_message=name or None)
+            done = self._hub.upload_folder(
+                repo_id=self._name,
+                repo_type=self._kind,
+                folder_path=str(folder),
+                path_in_repo=self._inside or None,
+                commit_message=name or None,
+            )
+        kind, inside = DATASETS if self._kind == "dataset" else "", f"/{self._inside}" if self._inside else ""
+        return f"hf://{kind}{self._name}@{done.oid}{inside}"
 
 
 class _Bucket:
@@ -106,7 +122,7 @@ class _Bucket:
         with _in_one_line(self._to):
             self._client.head_bucket(Bucket=self._bucket)
 
-    def put(self, folder: Path, name: str = "") -> None:
+    def put(self, folder: Path, name: str = "") -> str:
         files = {}
         for path in sorted(folder.iterdir()):
             place, digest = self._key(name, path.name), _sha256(path)
@@ -118,6 +134,7 @@ class _Bucket:
             pointer = json.dumps({"folder": name, "files": files}, indent=1).encode()
             with _in_one_line(self._to):
                 self._client.put_object(Bucket=self._bucket, Key=self._key("", POINTER), Body=pointer)
+        return ""
 
     def _key(self, *parts: str) -> str:
         return "/".join(filter(None, (self._prefix, *parts)))

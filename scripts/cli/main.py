@@ -45,6 +45,7 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 """Beside 9401, which the examples give to Prometheus."""
 
 GONE = {
+    "--allow-data": "leave it out: a run's data are packed, and joining it agrees to them",
     "--phase-s": "the steps of `bench utilization` take given times",
     "--picture": "`bench outer --json` has the curves",
     "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
@@ -145,10 +146,8 @@ def join(
     upnp: Upnp = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.  [default: measured]")] = None,
-    data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
+    data: Annotated[str, typer.Option(help="Train on this folder of packed data (`flockstep data pack`).")] = "",
     data_cache: Annotated[float, typer.Option(min=0, help="GB of disk for packed data that are read from elsewhere.")] = 4.0,
-    tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
-    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
     name: Name = None,
@@ -207,7 +206,7 @@ def join(
 
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
+    config = replace(config, shard=shard, resume=resume, invite=invite)
     config = replace(config, data_cache=data_cache, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     config = replace(config, threads=threads or 0, precision=precision.value, compile_model=compile_model)
     config = replace(config, load_in_4bit=load_in_4bit, optimizer_8bit=optimizer_8bit)
@@ -423,9 +422,7 @@ def evaluate(
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.  [default: the run's]")] = None,
     home: Home = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
-    data: Annotated[str, typer.Option(help="Measure on what this source holds out, such as text:/corpus/*.txt.")] = "",
-    tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
-    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
+    data: Annotated[str, typer.Option(help="Measure on what this folder of packed data holds out.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -438,8 +435,7 @@ def evaluate(
     """
     from ..checkpoints.evaluate import evaluate_checkpoint
 
-    config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
-    config = replace(config, allow_data=allow_data, allow_model=allow_model)
+    config = replace(config_of(home, port=0, device=device), data=data, allow_model=allow_model)
     evaluate_checkpoint(source, prompt or (), config, echo, lambda line: echo(line, err=True), as_json=as_json)
 
 

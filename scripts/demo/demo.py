@@ -155,7 +155,7 @@ class Demo:
         name = f"peer-{len(self.peers) + 1}"
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
-        join = ["join", self.link, "--home", str(home), *HERE, "--allow-data", self.options.source, "--name", name]
+        join = ["join", self.link, "--home", str(home), *HERE, "--name", name]
         save = ["--yes", "--threads", str(threads), "--save", str(home / "model.safetensors")]
         peer_id = Identity.load_or_create(identity_path(home)).peer_id
         process = self.processes.start(name, join + save, home / "log.txt")
@@ -206,7 +206,7 @@ class Demo:
         saved = [peer.home / "model.safetensors" for peer in self.peers if peer.story.state == "finished"]
         assert self.keeper is not None
         self.keeper.read()
-        before, after = evaluate_saved(manifest, saved[0])
+        before, after = evaluate_saved(manifest, saved[0], self.out / "owner")
         return Findings(
             run_id=self.link.removeprefix("flockstep://").partition("?")[0],
             model=f"A byte-level {manifest.model.name.upper()}",
@@ -229,9 +229,9 @@ def run_demo(options: DemoOptions) -> None:
     """Run the demo, print the figures, and write `summary.json`. Raises `LocalError` if roots differ or no loss fell."""
     check_out(options.out)
     if options.data is not None:
-        from ...optim.data.sources import open_source
+        from ...optim.packing.sources import open_source
 
-        open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
+        open_source(options.source)  # Wrong data is reported here, not in a process's log.
     prepare(options)
     console = PlainConsole()
     with Processes() as processes, contextlib.ExitStack() as views:

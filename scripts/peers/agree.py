@@ -15,7 +15,7 @@ from enum import StrEnum
 from textwrap import wrap
 
 from ...dht.run.manifest import SignedManifest
-from ...optim.consent import FROM_MEMBERS, host_of
+from ...optim.shards.packed import Pin
 from ...peer.base.config import PeerConfig
 from ...peer.base.disk import write_whole
 from ...peer.base.errors import LocalError, UsageError
@@ -113,10 +113,10 @@ def describe_run(
     yield from _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
     if not keeps:
         yield from _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
-        if FROM_MEMBERS.fullmatch(config.data or manifest.data.source):
-            yield from _row("from", "the members of the run")
-        if host := host_of(config.data or manifest.data.source):
-            yield from _row("from", f"{plain_text(host)}, which sees this computer's IP address")
+        pin = None if config.data else Pin.of(manifest.data.source)
+        if pin is not None:
+            where = f"{plain_text(pin.host)}, which sees this computer's IP address" if pin.host else "the members of the run"
+            yield from _row("from", where)
     seconds = manifest.inner.seconds / manifest.outer.fragments
     each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
     streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""

@@ -393,7 +393,6 @@ LINES = {
     "relay.none": "{reason} — {remedy}",
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",
-    "data.sparse": "{reason}",
     "data.joined": "the examples of a sequence are trained as one: {reason}",
     "data.awaited": "waits for data: {reason}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",

@@ -29,15 +29,12 @@ from ...dht.run.manifest import OWN, Data, Manifest, Model, SignedManifest, load
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...optim.consent import is_hub_id
-from ...optim.data.hub import newest_commit, pinned_source
-from ...optim.data.tokenizer import BYTES, files_folder, hash_of, pinned_tokenizer
 from ...optim.models.needs import ModelSize, check_length, check_vocabulary, size_of_gpt
-from ...optim.shards.packed import is_packed, pinned_data, seed_folder
-from ...optim.shards.seeding import SEED
+from ...optim.packing.hub import newest_commit
+from ...optim.shards.packed import TOKENS, Pin, pinned_data, seed_folder
 from ...optim.train.pin import PinnedModel, pin_model
 from ...peer.address import split_p2p
 from ...peer.base.config import PeerConfig
-from ...peer.base.digest import digest
 from ...peer.base.disk import user_path, write_whole
 from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.base.plain import SHORT_ID
@@ -50,6 +47,7 @@ from ..watch.watching import watched
 from ..watch.words import member_story
 from .listed import how_to_join, list_run
 from .owner import describe_statements
+from .pack import pack_for_run
 from .plan import Fleet, describe_plan, plan_of
 
 if TYPE_CHECKING:
@@ -84,16 +82,18 @@ def create_run(
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
-    seed = _seed_of(manifest, path)
-    data, num_tokens = _pinned(manifest, path, config.home)
-    manifest = replace(manifest, data=data, model=_pinned_model(manifest.model))
+    manifest = replace(manifest, model=_pinned_model(manifest.model))
     built = _built_model(manifest, model, path, write_line)
-    if not manifest.is_own:
-        check_vocabulary(data.source, num_tokens, built.vocab_size)
-        check_length(data.sequence_length, built.longest)
     manifest = replace(manifest, layout=built.layout)
     if fleet is not None and built.layout:
         _write_plan(manifest, built, fleet, write_line)
+    for address in JoinLink("", tuple(via)).bootstraps:
+        split_p2p(address)  # A mistyped --via fails here and not at each joiner.
+    seed: Path | None = None
+    if not manifest.is_own:
+        check_length(manifest.data.sequence_length, built.longest)
+        data, seed = _pinned(manifest.data, path, config.home, built.vocab_size, write_line)
+        manifest = replace(manifest, data=data)
     signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
@@ -101,14 +101,10 @@ def create_run(
         remedy = "leave --no-keep out, or list more keepers in [admission] keepers"
         raise UsageError("--no-keep: without you too few may vote in this run to certify a round", remedy=remedy)
     link = JoinLink(signed.run_id, tuple(via))
-    for address in link.bootstraps:
-        split_p2p(address)  # A mistyped --via fails here and not at each joiner.
     JoinLink.parse(str(link))
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     begun = first.keep(signed.run_id, config.home / "runs" / signed.run_id) if first is not None else None
     write_whole(kept, signed.publishable)
-    if seed is not None:
-        write_whole(config.home / "runs" / signed.run_id / SEED, str(seed).encode())
 
     from ...dht.rendezvous import publish_manifest
 
@@ -129,8 +125,6 @@ def create_run(
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
     write_line(f"Back up this key: {identity_path(config.home)}. Whoever has it owns the run; if it is lost, nobody does.")
-    if warning := _warning_of_data(signed.manifest.data):
-        write_line(f"Its data, as they are on this computer: {warning}")
     if more := how_to_share(signed.manifest, str(link)):
         write_line(more)
     if public:
@@ -162,49 +156,18 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
     return first
 
 
-def _seed_of(manifest: Manifest, path: Path) -> Path | None:
-    """Return the folder of data that members provide, None for other data. Raises `UsageError` where they could not."""
-    folder = seed_folder(manifest.data.source)
-    if folder is not None and manifest.admission.kind == "invite":
-        what = f"{path}: whoever is invited needs the data before the members know it, so they cannot provide them"
-        raise UsageError(what, remedy="put them on a web server or a hub, or list the peers in [admission] allow")
-    return folder
+def _pinned(
+    data: Data, path: Path, home: Path, known: int | None, write_line: Callable[[str], None]
+) -> tuple[Data, Path | None]:
+    """Return the data settings of a `run.toml` with their pack, which is made if they name none, and its folder here, if any.
 
-
-def _pinned(manifest: Manifest, path: Path, home: Path) -> tuple[Data, int | None]:
-    """Return the data settings with all that they pin, and the size of the tokenizer; None for a file of tokens.
-
-    These are the commit of a dataset of the hub, the hash of packed data, and that of a tokenizer, whose file is beside
-    `path`, on the hub, or beside the shards that it made. This home folder keeps it for the members of the run, except
-    where they are invited: they need it before the others know them. Raises `FlockstepError`.
+    `known` is how many tokens the model knows. Raises `FlockstepError`.
     """
-    data = manifest.data
-    if is_packed(data.source):
-        return pinned_data(data, str(path))
-    if data.source.startswith(HF):
-        data = replace(data, source=pinned_source(data.source))
-    if data.tokenizer == BYTES.name:
-        return data, None if data.source.startswith("tokens:") else BYTES.vocab_size
-    name, content, num_tokens = pinned_tokenizer(data.tokenizer, path.parent)
-    alone, provided = (hash_of(content, provided=each) for each in (False, True))
-    found = alone if manifest.admission.kind == "invite" else provided
-    if data.tokenizer_hash not in ("", alone, provided):
-        raise UsageError(
-            f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {alone}",
-            remedy="leave tokenizer_hash out: it is filled in",
-        )
-    if found == provided:
-        write_whole(files_folder(home) / digest(content).hex(), content)
-    return replace(data, tokenizer=name, tokenizer_hash=found), num_tokens
-
-
-def _warning_of_data(data: Data) -> str:
-    """Return what is wrong with the data, in a line; empty if nothing is, or nothing is known without torch."""
-    if find_spec("torch") is None:
-        return ""
-    from ...optim.train.pin import warning_of_data
-
-    return warning_of_data(data.source)
+    given = data if data.source.startswith(TOKENS) else pack_for_run(data, path.parent, home, known, write_line)
+    pinned, index = pinned_data(given, str(path), home)
+    check_vocabulary(data.source, index.vocab_size, known)
+    pin = Pin.of(pinned.source)
+    return pinned, seed_folder(home, index.hash) if pin is not None and pin.size else None
 
 
 def _pinned_model(model: Model) -> Model:
@@ -212,7 +175,7 @@ def _pinned_model(model: Model) -> Model:
     name, options = model.name.removeprefix(HF), model.options
     if name == model.name or "revision" in options or not is_hub_id(name):
         return model
-    options["revision"] = newest_commit("models", name)
+    options["revision"] = newest_commit("model", name)
     return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
 
 

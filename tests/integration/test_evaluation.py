@@ -30,7 +30,7 @@ def test_a_drawn_peer_measures_the_state_as_anybody_does_later_by_hand(bootstrap
         assert len(event["texts"]) == len(event["prompts"])
     ended = flockstep("eval", str(home), "--home", str(home), "--prompt", "import ", "--json")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.startswith("opening text:")  # Progress, where there is no terminal.
+    assert ended.stderr.startswith("opening tokens:")  # Progress, where there is no terminal.
     found = json.loads(ended.stdout)
     assert (found["round"], found["samples"][0]["prompt"]) == (6, "import ")
     assert abs(found["loss"] - measured[6]["loss"]) < (0.01 if found["tokens"] == measured[6]["tokens"] else 1.0)

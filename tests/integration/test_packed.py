@@ -18,7 +18,6 @@ from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 from support.packed import STORIES, train_tokenizer
 
 pytest.importorskip("tokenizers")
-pytest.importorskip("httpx")
 
 RUN = """
 name = "packed"
@@ -49,10 +48,10 @@ def test_two_peers_train_on_packed_data_by_the_link_alone(
         (tmp_path / "books" / f"{number // 100}" / f"{number}.txt").write_text(story)
     (tmp_path / "tokenizer").mkdir()
     train_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
-    pack = ["data", "pack", str(tmp_path / "books"), str(tmp_path / "p"), "--tokenizer", str(tmp_path / "tokenizer")]
+    pack = ["data", "pack", str(tmp_path / "books"), "--to", str(tmp_path / "p"), "--tokenizer", str(tmp_path / "tokenizer")]
     packing = flockstep(*pack, "--shard-tokens", "16384")
     assert packing.returncode == 0, packing.stderr
-    assert "Packed 1,600 documents into" in packing.stdout
+    assert "Packed 1,600 documents of 1,600 files into" in packing.stdout
     refused = flockstep(*pack)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     shards = sorted(path.name for path in (tmp_path / "p").glob("0*.u16"))
@@ -92,7 +91,7 @@ def test_two_peers_train_on_packed_data_by_the_link_alone(
         assert 1 <= len(list((tmp_path / name / "cache" / "shards").glob("*.shard"))) <= len(set(read)) + 1
     assert (tmp_path / "a.safetensors").is_file()
     home = str(tmp_path / "a")
-    evaluated = flockstep("eval", home, "--home", home, "--data", f"tokens:{tmp_path}/p", "--json")
+    evaluated = flockstep("eval", home, "--home", home, "--data", f"{tmp_path}/p", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(evaluated.stdout)["samples"][0]["prompt"] == "once upon"
 
@@ -112,7 +111,7 @@ num_hidden_layers = 1
 num_attention_heads = 2
 num_key_value_heads = 2
 [data]
-source = "tokens:swarm:{folder}"
+source = "tokens:{folder}"
 sequence_length = 32
 batch_size = 4
 [inner]
@@ -167,7 +166,8 @@ def test_members_provide_chats_and_their_template_once_the_owner_has_gone(
     answers = [{"role": "user", "content": "once?"}, {"role": "assistant", "content": ""}]
     rows = [{"messages": [answers[0], answers[1] | {"content": story}]} for story in STORIES]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    pack = ["data", "pack", str(tmp_path / "chats.jsonl"), str(tmp_path / "p"), "--tokenizer", str(tmp_path / "tokenizer")]
+    pack = ["data", "pack", str(tmp_path / "chats.jsonl"), "--to", str(tmp_path / "p")]
+    pack += ["--tokenizer", str(tmp_path / "tokenizer")]
     flockstep(*pack, "--chat", check=True)
     num_shards = len(list((tmp_path / "p").glob("*.u16")))
     toml = tmp_path / "run.toml"

@@ -36,7 +36,7 @@ INVITE = Charter(run=RUN, owner=OWNER.peer_id, kind="invite")
 INVITED = Ticket(Invitation.sign(OWNER, RUN, LISTED.peer_id), b"").credential(LISTED.peer_id)
 QUESTIONS = (
     *(wire.StateAsk(RUN), wire.LeavesAsk(RUN, bytes(32)), wire.LedgerAsk(RUN, 1, 16), wire.MembersAsk(RUN, b"")),
-    wire.FilesAsk(RUN),
+    wire.FilesAsk(RUN, b""),
 )
 CELLS = 12
 
@@ -188,6 +188,36 @@ def test_an_invitation_opens_the_run_as_soon_as_a_record_shows_it(charter: Chart
         assert not [event for event in world.events if event["event"] == "gossip.failed"]
 
     in_world(charter, tmp_path, body)
+
+
+@pytest.mark.parametrize("charter", [INVITE, replace(ALLOW, allowed=frozenset({OWNER.peer_id}))], ids=["invite", "allow"])
+def test_an_invitation_opens_the_data_of_a_run_before_its_holder_is_a_member(charter: Charter, tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        node = await world.peer(LISTED)
+        with pytest.raises(NetworkError, match="does not answer FilesAsk"):  # Nothing provides files here.
+            await node.ask(OWNER.peer_id, wire.FilesAsk(RUN, INVITED))
+        await all_is_given(world, node)
+        other = await world.peer(STRANGER)
+        for question in (wire.FilesAsk(RUN, INVITED), wire.StateAsk(RUN)):
+            with pytest.raises(NetworkError, match="this run is for its members only"):
+                await other.ask(OWNER.peer_id, question)
+
+    in_world(charter, tmp_path, body)
+
+
+def test_a_spent_invitation_opens_no_data(tmp_path: Path) -> None:
+    seed = bytes([7]) * 32
+    shared = Ticket(Invitation.sign(OWNER, RUN, Identity.from_seed(seed).peer_id, count=1), seed)
+
+    async def body(world: World) -> None:
+        world.join(await world.peer(LISTED), shared.credential(LISTED.peer_id))
+        await trio.sleep(5.0)
+        late = await world.peer(SECOND)
+        for question in (wire.FilesAsk(RUN, shared.credential(SECOND.peer_id)), wire.StateAsk(RUN)):
+            with pytest.raises(NetworkError, match="this run is for its members only"):
+                await late.ask(OWNER.peer_id, question)
+
+    in_world(INVITE, tmp_path, body)
 
 
 def test_another_ones_invitation_opens_nothing(tmp_path: Path) -> None:

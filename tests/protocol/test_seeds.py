@@ -10,12 +10,12 @@ import pytest
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
-from flockstep.optim.data.tokenizer import files_folder, hash_of
+from flockstep.optim.data.tokenizer import files_folder
 from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.seeding import HELD_SECONDS, SCAN_SECONDS, SEED, STALL_SECONDS, Seeds, shards_folder
+from flockstep.optim.shards.packed import seed_file
+from flockstep.optim.shards.seeding import HELD_SECONDS, STALL_SECONDS, Seeds, shards_folder
 from flockstep.peer import wire
 from flockstep.peer.base.config import PeerConfig
-from flockstep.peer.base.digest import digest
 from flockstep.peer.base.disk import write_whole
 from flockstep.peer.base.errors import LocalError, NetworkError
 from flockstep.peer.base.transport import Stream
@@ -79,9 +79,7 @@ def run(folder: Path, body: Callable[[World], Awaitable[None]]) -> None:
     size = (folder / "p" / "index.json").stat().st_size
     data = Data(source=f"tokens:swarm:{size}@{index.hash.hex()}")
     signed = SignedManifest.sign(Manifest(owner=OWNER.peer_id, name="x", data=data), OWNER)
-    seed = folder / OWNER.peer_id / "runs" / signed.run_id / SEED
-    seed.parent.mkdir(parents=True)
-    seed.write_text(str(folder / "p"))
+    write_whole(seed_file(folder / OWNER.peer_id, index.hash), str(folder / "p").encode())
 
     async def main() -> None:
         async with world_of(World(folder, signed, index)) as world:
@@ -151,15 +149,15 @@ def test_a_member_without_the_index_provides_nothing_and_names_nothing(tmp_path:
         await world.take(ANNA, 1, OWNER)
         other = shards_folder(world[ANNA].home) / f"{'ab' * 32}.shard"
         other.write_bytes(b"of another run")
-        answer = await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk(world.signed.run_id))
+        answer = await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk(world.signed.run_id, b""))
         assert answer == wire.FilesHeld(b"")
         await world.take_index(ANNA)
-        answer = await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk(world.signed.run_id))
+        answer = await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk(world.signed.run_id, b""))
         assert answer.tags == b"".join(sorted(one[:4] for one in (world.index.hash, world.index.shards[1].hash)))
         with pytest.raises(NetworkError, match="not here"):
             await world[BEN].node.fetch(ANNA.peer_id, bytes.fromhex("ab" * 32), 14)
         with pytest.raises(NetworkError, match="another run"):
-            await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk("x" * 52))
+            await world[BEN].node.ask(ANNA.peer_id, wire.FilesAsk("x" * 52, b""))
 
     run(tmp_path, body)
 
@@ -258,19 +256,3 @@ def test_a_pack_that_has_changed_is_not_provided_and_said(tmp_path: Path) -> Non
         assert "is not the index that the run pins" in str(told["reason"])
 
     run(tmp_path, body)
-
-
-async def test_a_tokenizer_alone_goes_from_member_to_member(tmp_path: Path) -> None:
-    content = train_tokenizer(tmp_path / "tokenizer.json")
-    key, index = digest(content), packed(tmp_path / "p", tokenizer=content)
-    data = Data(source="text:{stdlib}", tokenizer="x.json", tokenizer_hash=hash_of(content, provided=True))
-    signed = SignedManifest.sign(Manifest(owner=OWNER.peer_id, name="x", data=data), OWNER)
-    write_whole(files_folder(tmp_path / OWNER.peer_id) / key.hex(), content)
-
-    async with world_of(World(tmp_path, signed, index)) as world, trio.open_nursery() as nursery:
-        for identity in (ANNA, BEN):  # As a keeper, or a peer that trains.
-            nursery.start_soon(world[identity].seeds.run)
-            await trio.sleep(2 * SCAN_SECONDS)
-            assert (files_folder(world[identity].home) / key.hex()).read_bytes() == content
-            world[OWNER].node.blobs.drop([key])  # The second one has it from the first.
-        nursery.cancel_scope.cancel()

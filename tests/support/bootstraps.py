@@ -10,9 +10,11 @@ from pathlib import Path
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.optim.shards.packed import pinned_data
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
+from support.packed import packed
 
 from .commands import Command
 
@@ -66,6 +68,10 @@ def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
     if "voters" not in tomllib.loads(toml).get("admission", {}):
         rules = replace(manifest.admission, voters="members", stall="present")
         manifest = replace(manifest, admission=rules)
+    if not manifest.is_own:  # The owner's peer provides a small pack, whatever the text names.
+        packed(home / "pack")
+        data, _ = pinned_data(replace(manifest.data, source=f"tokens:{home}/pack"), "run.toml", home)
+        manifest = replace(manifest, data=data)
     signed = SignedManifest.sign(manifest, identity)
     link = JoinLink(signed.run_id, via)
     publish_manifest(signed, link, PeerConfig(home=home, host="127.0.0.1", port=0), Telemetry())

@@ -1,12 +1,11 @@
-"""A stand-in for the Hugging Face hub on loopback: the API's listing of one dataset, and its files by range."""
+"""A stand-in for the Hugging Face hub on loopback: the API's listing of one repository, and its files by range."""
 
-import contextlib
-import gzip
+import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from support.answers import Answers, serving
 
@@ -16,20 +15,10 @@ REPOSITORY = "evil/ds"
 
 @dataclass
 class StandIn:
-    """What the hub holds, how it lies, and what it was asked."""
+    """What the hub holds, and what it was asked."""
 
     files: dict[str, bytes]
-    sizes: dict[str, int] = field(default_factory=dict)
-    """Other sizes than the files have, in the listing."""
     redirects: dict[str, str] = field(default_factory=dict)
-    commit: str = COMMIT
-    endless: bool = False
-    """Whether a body goes on behind what was asked for."""
-    cuts: bool = False
-    """Whether it ends before that."""
-    drips: bool = False
-    """Whether the listing comes byte by byte, 20 a second."""
-    ended: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """The path and the Authorization of each question."""
     endpoint: str = ""
@@ -43,50 +32,47 @@ class StandIn:
         return [path for path, _ in self.asked]
 
 
+def entries(files: dict[str, bytes], folder: str) -> Iterator[dict[str, object]]:
+    """What lies in a folder of the repository."""
+    for name, data in files.items():
+        if name.rpartition("/")[0] == folder:
+            yield {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
 @contextmanager
 def stand_in(hub: StandIn) -> Iterator[StandIn]:
     class Handler(Answers):
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
+            path = unquote(self.path.partition("?")[0])
             hub.asked.append((path, self.headers.get("Authorization")))
-            start = f"{'' if hub.is_model else '/datasets'}/{REPOSITORY}/resolve/{hub.commit}/"
+            kind = "models" if hub.is_model else "datasets"
+            start = f"{'' if hub.is_model else '/datasets'}/{REPOSITORY}/resolve/{COMMIT}/"
             if hub.denies:
-                self.answer(401, b"{}", **{"X-Error-Code": "GatedRepo"})
-            elif path.startswith((f"/api/datasets/{REPOSITORY}/revision/", "/api/models/")):
-                names = [{"rfilename": name, "size": hub.sizes.get(name, len(data))} for name, data in hub.files.items()]
-                listing = json.dumps({"sha": hub.commit, "siblings": names}).encode()
-                if hub.drips:
-                    self.drip(listing)
-                elif "gzip" in self.headers.get("Accept-Encoding", ""):  # As any server may.
-                    self.answer(200, gzip.compress(listing), Content_Encoding="gzip")
-                else:
-                    self.answer(200, listing)
+                self.answer(401, b"{}", X_Error_Code="GatedRepo")
+            elif path.startswith(f"/api/{kind}/{REPOSITORY}/revision/"):
+                names = [{"rfilename": name, "size": len(data)} for name, data in hub.files.items()]
+                self.answer(200, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": names}).encode())
+            elif path.startswith(tree := f"/api/{kind}/{REPOSITORY}/tree/{COMMIT}"):
+                self.answer(200, json.dumps(list(entries(hub.files, path.removeprefix(tree).strip("/")))).encode())
             elif path in hub.redirects:
                 self.answer(302, b"", Location=hub.redirects[path])
             elif path.startswith(start) and (data := hub.files.get(path.removeprefix(start))) is not None:
                 self.file(data)
             else:
-                self.answer(404, b"{}")
+                self.answer(404, b"{}", X_Error_Code="EntryNotFound")
 
         do_HEAD = do_GET
 
-        def drip(self, data: bytes) -> None:
-            self.answer(200, b"", Content_Length=str(len(data)))
-            with contextlib.suppress(OSError):  # The reader had enough.
-                for byte in data:
-                    self.wfile.write(bytes([byte]))
-                    if hub.ended.wait(0.05):
-                        break
-
         def file(self, data: bytes) -> None:
-            first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-            piece = data[int(first) : int(last) + 1]
-            if hub.endless:
-                piece += bytes(1 << 20)
-            # Said, so that nobody asks once more on a connection that is about to end.
-            self.answer(206, piece[:-1] if hub.cuts else piece, Connection="close" if hub.endless else "keep-alive")
+            said = {"X_Repo_Commit": COMMIT, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
+            if (wanted := self.headers.get("Range")) is None:
+                self.answer(200, data, **said)
+                return
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            end = min(int(last or len(data) - 1), len(data) - 1)
+            said["Content_Range"] = f"bytes {first}-{end}/{len(data)}"
+            self.answer(206, data[int(first) : end + 1], **said)
 
     with serving(Handler) as port:
         hub.endpoint = f"http://127.0.0.1:{port}"
         yield hub
-        hub.ended.set()

@@ -65,7 +65,7 @@ def web_stand_in(web: WebStandIn, tls: ssl.SSLContext | None = None) -> Iterator
                 said = {"Content_Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
             body = data[start:]
             length = len(body)
-            if web.cuts and self.path.endswith(("u16", "u32")):
+            if web.cuts and self.path.endswith(("u8", "u16", "u32")):
                 web.cuts -= 1
                 body = body[: len(body) // 2]
                 self.close_connection = True

@@ -13,8 +13,8 @@ import torch
 from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES, Manifest
 from flockstep.dht.run.settings import OneOf, Reserved, Rest
-from flockstep.optim.data.streams import STREAMS
 from flockstep.optim.models.registry import build_model, training_loss
+from flockstep.optim.packing.sources import TABLES
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.metrics import EVENT_COUNTS, TRAFFIC_BYTES
@@ -178,7 +178,7 @@ def test_every_metric_of_a_bootstrap_is_documented() -> None:
 def test_every_kind_of_data_source_is_documented() -> None:
     page = (ROOT / "docs" / "run-toml.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("| `")]
-    kinds = ["text", "tokens", *STREAMS]
+    kinds = ["text", "tokens", *TABLES]
     assert [kind for kind in kinds if not any(f"`{kind}:" in row for row in rows)] == []
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ....dht.run.manifest import INNER_MOMENTUM, LONE_ADAMW_LR, Inner
-from ....optim.data.text import STDLIB, texts
+from ....optim.packing.listing import stdlib_files
 
 HELDOUT = 0.05
 """The share of each domain, at its end, that is held out for the reported loss."""
@@ -113,5 +113,5 @@ def drawn(batches: Sequence[Batches]) -> torch.Tensor:
 @cache
 def domains_of(count: int) -> list[torch.Tensor]:
     """Split Python's own text into `count` runs of neighbouring files, mostly of one package."""
-    text = np.frombuffer(b"\n".join(texts(STDLIB)), np.uint8)
+    text = np.frombuffer(b"\n".join(file.read_bytes() for file in stdlib_files()), np.uint8)
     return [torch.from_numpy(piece.copy()) for piece in np.array_split(text, count)]

@@ -2,6 +2,7 @@
 
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,14 @@ import torch
 from flockstep import PeerConfig
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import Codec, codec_named, feedback, weighted_mean
-from flockstep.dht.run.manifest import Inner
-from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
+from flockstep.dht.run.manifest import Data, Inner
 from flockstep.optim.models.quantized import adamw_8bit, quantize_base
 from flockstep.optim.models.registry import build_model, training_loss
+from flockstep.optim.packing.encode import TokenizerFiles
+from flockstep.optim.packing.pack import pack
+from flockstep.optim.packing.sources import open_source
+from flockstep.optim.shards.opening import open_tokens
+from flockstep.optim.shards.reader import TokenShards, heldout_batches
 from flockstep.optim.step.flat import FlatLayout
 from flockstep.optim.step.inner import InnerOptimizers, build_inner, schedule_of
 from flockstep.optim.step.micro_batches import MicroBatches
@@ -41,7 +46,7 @@ OUTER = OuterSettings(lr=0.8, momentum=0.5)
 class Peer:
     """One simulated peer: its model, its inner optimizers' state, its data, its error feedback, and its precision."""
 
-    def __init__(self, model: nn.Module, inner: Inner, source: TokenSource, number: int, config: PeerConfig) -> None:
+    def __init__(self, model: nn.Module, inner: Inner, source: TokenShards, number: int, config: PeerConfig) -> None:
         if config.load_in_4bit:
             quantize_base(model, CPU)
         self.model, self.settings, self.batches = model, inner, batches(source, seed=number)
@@ -80,16 +85,27 @@ def exchange(theta: Floats, peer: Peer, layout: FlatLayout, codec: Codec) -> byt
     return bytes(encoded)
 
 
-def batches(source: TokenSource, seed: int) -> Iterator[torch.Tensor]:
+def batches(source: TokenShards, seed: int) -> Iterator[torch.Tensor]:
     """Endless random batches of sequences."""
-    random = torch.Generator().manual_seed(seed)
+    random, sequences = torch.Generator().manual_seed(seed), sequences_of(source)
     while True:
-        yield torch.stack([source[int(i)] for i in torch.randint(len(source), (BATCH,), generator=random)])
+        yield torch.stack([sequences[int(i)] for i in torch.randint(len(sequences), (BATCH,), generator=random)])
+
+
+@cache
+def sequences_of(source: TokenShards) -> list[torch.Tensor]:
+    return [sequence for unit in range(source.num_units) for sequence in source.read(0, unit, 0)]
+
+
+def packed_files(folder: Path, source: str) -> TokenShards:
+    """The bytes of some files."""
+    pack(open_source(source), TokenizerFiles(), folder / "p")
+    return open_tokens(Data("own", sequence_length=64), PeerConfig(home=folder, data=str(folder / "p")))
 
 
 def train(
     codec: Codec,
-    source: TokenSource,
+    source: TokenShards,
     configs: Sequence[PeerConfig] = (PeerConfig(),) * PEERS,
     inner: Inner = INNER,
     made: Callable[[], nn.Module] = lambda: build_model("gpt", MODEL, seed=1),
@@ -115,33 +131,31 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def source() -> TokenSource:
-    found = open_source(f"text:{sysconfig.get_path('stdlib')}/a*.py", sequence_length=64)
-    assert isinstance(found, TokenSource)
-    return found
+def source(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
+    return packed_files(tmp_path_factory.mktemp("source"), f"text:{sysconfig.get_path('stdlib')}/a*.py")
 
 
 @pytest.fixture(scope="module")
-def full(source: TokenSource) -> float:
+def full(source: TokenShards) -> float:
     loss = train(codec_named("fp32"), source)
     assert loss < 2.4  # It did learn: 5.55 is chance.
     return loss
 
 
 @pytest.mark.explore  # A training of four peers, twice: a minute.
-def test_int4_both_ways_ends_within_half_a_percent_of_fp32(source: TokenSource, full: float) -> None:
+def test_int4_both_ways_ends_within_half_a_percent_of_fp32(source: TokenShards, full: float) -> None:
     assert train(codec_named("int4"), source) == pytest.approx(full, rel=0.005)
 
 
 @pytest.mark.explore
-def test_peers_in_fp16_bf16_and_fp32_together_end_within_half_a_percent_of_fp32(source: TokenSource, full: float) -> None:
+def test_peers_in_fp16_bf16_and_fp32_together_end_within_half_a_percent_of_fp32(source: TokenShards, full: float) -> None:
     configs = [PeerConfig(precision=name) for name in ("fp16", "bf16", "fp16", "fp32")]
     assert train(codec_named("fp32"), source, configs) == pytest.approx(full, rel=0.005)
 
 
 @pytest.mark.explore
 def test_adapters_on_a_base_in_four_bits_end_within_half_a_percent_of_a_whole_one(
-    source: TokenSource, tmp_path: Path
+    source: TokenShards, tmp_path: Path
 ) -> None:
     for name in "bitsandbytes", "peft", "transformers":
         pytest.importorskip(name)
@@ -156,8 +170,7 @@ def test_adapters_on_a_base_in_four_bits_end_within_half_a_percent_of_a_whole_on
     def adapted() -> nn.Module:
         return build_model(f"hf:{tmp_path}/base", {"lora_rank": 8}, seed=0, allow_model=f"hf:{tmp_path}/base")
 
-    other = open_source(f"text:{sysconfig.get_path('stdlib')}/email", sequence_length=64)
-    assert isinstance(other, TokenSource)
+    other = packed_files(tmp_path, f"text:{sysconfig.get_path('stdlib')}/email")
     with torch.no_grad():
         before = float(training_loss(base, next(heldout_batches(other, batch_size=64, num_batches=1))))
     inner = Inner(optimizer="adamw", adamw_lr=0.002, steps=STEPS, warmup_steps=5)

@@ -225,8 +225,7 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + '[eval]\nprompts = [""]', "prompts: number 1 must have 1 to 400 bytes of text, not 0"),
         (SMALL + '[eval]\nprompts = ["a", "b", "c", "d", "e"]', "prompts must list at most 4, not 5"),
         (SMALL + '[eval]\nprompt = "a"', r"unknown key \[eval\] prompt: did you mean prompts\?"),
-        (SMALL.replace("text:", "pixels:") + "[eval]", "evaluates language models: .* 'pixels:.*' is no text"),
-        (SMALL.replace("text:", "tokens:") + '[eval]\nprompts = ["a"]', "prompts are texts, and tokens: has none"),
+        (SMALL.replace("text:corpus.txt", "own") + "[eval]", "evaluates language models: .* 'own' is no text"),
         (f'owner = "{OTHER.peer_id}"\n' + SMALL, "owner is not set here"),
     ],
 )
@@ -553,9 +552,3 @@ def test_no_manifest_names_a_path_for_the_first_state() -> None:
     for wrong in ("3", "''"):
         with pytest.raises(UsageError, match=rf"\[model\] from must be a path in quotes, not {wrong}"):
             parse(SMALL + f"[model]\nfrom = {wrong}\n")
-
-
-def test_packed_data_say_themselves_what_tokenizer_made_them() -> None:
-    for source in ("tokens:https://x.example/y", f"tokens:packed@{'0' * 64}"):
-        text = SMALL.replace("text:corpus.txt", source) + '[eval]\nprompts = ["a"]'
-        assert Manifest.from_toml(text, where="run.toml", owner=OWNER.peer_id).data.is_packed

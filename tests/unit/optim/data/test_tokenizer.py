@@ -7,26 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.dht.run.manifest import Data
 from flockstep.optim.data.controls import without_noncharacters
-from flockstep.optim.data.sources import TokenSource, open_data
 from flockstep.optim.data.tokenizer import (
     BYTES,
-    MAX_TOKENIZER_BYTES,
     FileTokenizer,
-    files_folder,
-    find_tokenizer,
-    hash_of,
-    pinned_tokenizer,
-    provided_tokenizer,
     read_tokenizer,
 )
-from flockstep.peer.base.config import PeerConfig
-from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import LocalError, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
-from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -51,19 +40,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "own.json"
 
 
-def data_of(path: Path, **changes: str) -> Data:
-    settings = {"tokenizer": path.name, "tokenizer_hash": hash_of(path.read_bytes(), provided=False), **changes}
-    return Data(source=f"text:{path.parent}/corpus.txt", sequence_length=16, **settings)  # type: ignore[arg-type] # texts
-
-
 def test_bytes_end_every_document_with_a_zero() -> None:
     first, second = BYTES.encode(["é", ""])
     assert bytes(first) == "é".encode() + b"\0"
     assert bytes(second) == b"\0"
 
 
-def test_a_file_is_found_beside_the_data_and_gives_back_the_text(path: Path) -> None:
-    tokenizer = find_tokenizer(data_of(path), PeerConfig(home=path.parent))
+def test_a_file_gives_back_the_text(path: Path) -> None:
+    tokenizer = FileTokenizer(path, path.read_bytes())
     (tokens,) = tokenizer.encode([TEXT])
     back = tokenizers.Tokenizer.from_file(str(path))
     assert back.decode(tokens[:-1].tolist()) == TEXT
@@ -72,50 +56,10 @@ def test_a_file_is_found_beside_the_data_and_gives_back_the_text(path: Path) -> 
     assert tokenizer.vocab_size == back.get_vocab_size()
 
 
-def test_a_file_whose_hash_is_another_is_not_even_parsed(path: Path) -> None:
-    data = data_of(path)
-    path.write_text(path.read_text() + " ")
-    with pytest.raises(UsageError, match="is not the run's tokenizer") as caught:
-        find_tokenizer(data, PeerConfig(home=path.parent))
-    assert caught.value.remedy
-    with pytest.raises(UsageError, match="the manifest pins none"):
-        find_tokenizer(data_of(path, tokenizer_hash=""), PeerConfig(home=path.parent))
-
-
-def test_a_file_that_is_elsewhere_is_named_by_a_dial(path: Path, tmp_path: Path) -> None:
-    data = data_of(path)
-    moved = path.rename(tmp_path / "moved.json")
-    with pytest.raises(UsageError, match=r"is not at own.json or .*corpus.txt/own.json") as caught:
-        find_tokenizer(data, PeerConfig(home=tmp_path))
-    assert "--tokenizer" in caught.value.remedy
-    assert find_tokenizer(data, PeerConfig(home=tmp_path, tokenizer=str(moved))).vocab_size > 256
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE"}}', "\0" * 100])
 def test_what_is_no_tokenizer_is_one_clear_line(tmp_path: Path, content: str) -> None:
     with pytest.raises(UsageError, match="is no tokenizer"):
         FileTokenizer(tmp_path / "x.json", content.encode())
-
-
-def test_tokens_are_made_once_and_kept_by_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = PeerConfig(home=path.parent / "home")
-    first = open_data(data_of(path), config, mine=True)
-    (kept,) = (config.home / "cache").iterdir()
-    assert kept.suffix == ".u32"
-    monkeypatch.setattr(FileTokenizer, "encode", lambda *_: pytest.fail("tokenized anew"))
-    again = open_data(data_of(path), config, mine=True)
-    assert isinstance(first, TokenSource)
-    assert isinstance(again, TokenSource)
-    assert first.source == again.source
-    assert first.vocab_size == again.vocab_size
-    assert np.fromfile(kept, "<u4").max() < (first.vocab_size or 0)
-
-
-def test_a_cache_that_cannot_be_written_is_one_clear_line(path: Path) -> None:
-    (path.parent / "home").write_text("a file where the folder should be")
-    with pytest.raises(LocalError, match="cannot write") as caught:
-        open_data(data_of(path), PeerConfig(home=path.parent / "home"), mine=True)
-    assert "--home" in caught.value.remedy
 
 
 def test_the_end_of_a_document_is_left_out_where_the_tokenizer_has_none(path: Path) -> None:
@@ -249,51 +193,6 @@ def test_who_means_a_control_token_writes_its_name(kind: str) -> None:
 def test_a_zero_byte_inside_of_a_text_is_no_end_of_bytes() -> None:
     assert [len(tokens) for tokens in BYTES.encode(["a\0b", "\0", "ab"])] == [0, 0, 3]
     assert BYTES.prompt("\0")
-
-
-ZEROS = f"blake3:{'0' * 64}"
-
-
-def test_what_members_have_brought_is_found_before_another_file_of_its_name(path: Path, tmp_path: Path) -> None:
-    content = path.read_bytes()
-    data = data_of(path, tokenizer_hash=hash_of(content, provided=True))
-    assert provided_tokenizer(data) == (digest(content), len(content))
-    path.write_bytes(content + b" ")
-    with pytest.raises(UsageError, match="is not the run's tokenizer"):
-        find_tokenizer(data, PeerConfig(home=tmp_path))
-    brought = files_folder(tmp_path) / digest(content).hex()
-    brought.parent.mkdir(parents=True)
-    brought.write_bytes(content)
-    assert find_tokenizer(data, PeerConfig(home=tmp_path)).digest == digest(content)
-
-
-@pytest.mark.parametrize(
-    "pinned", ["", ZEROS, f"{ZEROS}/0", f"{ZEROS}/{MAX_TOKENIZER_BYTES + 1}", f"{ZEROS}/5x", f"{ZEROS[:-1]}/5"]
-)
-def test_a_tokenizer_of_no_bounded_length_is_not_provided(pinned: str) -> None:
-    assert provided_tokenizer(Data(source="text:x", tokenizer="x.json", tokenizer_hash=pinned)) is None
-
-
-def test_a_tokenizer_of_the_hub_is_pinned_with_its_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("httpx")
-    content, wrong = path.read_bytes(), {"config.json": b"{}", "bad/tokenizer.json": b"{}"}
-    with stand_in(StandIn({"tokenizer.json": content, **wrong}, is_model=True)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        for name in (f"hf:{REPOSITORY}", f"hf:{REPOSITORY}@{COMMIT}"):
-            found = (f"hf:{REPOSITORY}@{COMMIT}", content, FileTokenizer(path, content).vocab_size)
-            assert pinned_tokenizer(name, path.parent) == found
-        for name, reason in (
-            (f"hf:{REPOSITORY}@{COMMIT}/bad", "is no tokenizer"),
-            (f"hf:{REPOSITORY}@{COMMIT}/none", "it has no none/tokenizer.json"),
-            (f"hf:{REPOSITORY}@{'1' * 40}", "the hub answers with commit"),
-            ("hf:../x", "is no tokenizer of the hub"),
-        ):
-            with pytest.raises(UsageError, match=reason) as refused:
-                pinned_tokenizer(name, path.parent)
-            assert refused.value.remedy
-        hub.sizes["tokenizer.json"] = MAX_TOKENIZER_BYTES + 1
-        with pytest.raises(UsageError, match="at most"):
-            pinned_tokenizer(f"hf:{REPOSITORY}", path.parent)
 
 
 def test_special_tokens_that_no_text_makes_need_no_place_in_a_model(path: Path) -> None:

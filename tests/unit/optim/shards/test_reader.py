@@ -11,19 +11,22 @@ from typing import Any
 import pytest
 import torch
 from flockstep.dht.run.manifest import Data
-from flockstep.optim.consent import host_of, is_public_data
-from flockstep.optim.data.sources import heldout_batches
 from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
-from flockstep.optim.shards.index import ShardIndex
-from flockstep.optim.shards.opening import open_corpus, tokenizer_of
-from flockstep.optim.shards.packed import is_packed, pinned_data
-from flockstep.optim.shards.reader import TokenShards
+from flockstep.optim.shards.cache import Shards
+from flockstep.optim.shards.index import INDEX, MAX_INDEX_BYTES, ShardIndex, read_index, write_index
+from flockstep.optim.shards.opening import open_tokens, tokenizer_of
+from flockstep.optim.shards.packed import Pin, pinned_data, seed_file
+from flockstep.optim.shards.places import Folder
+from flockstep.optim.shards.reader import TokenShards, heldout_batches
+from flockstep.optim.shards.web import NotThere, Web
 from flockstep.optim.step.examples import BEGINS
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.digest import digest
+from flockstep.peer.base.disk import write_whole
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.base.home_lock import home_lock
+from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from support.hub import COMMIT, REPOSITORY, StandIn, stand_in
 from support.packed import STORIES, packed, train_tokenizer
 from support.web import WebStandIn, web_stand_in
@@ -46,14 +49,14 @@ def web(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> I
         yield web
 
 
-def opened(source: str, home: Path, **config: Any) -> TokenShards:
-    found = open_corpus(Data(source=source, sequence_length=LENGTH), PeerConfig(home=home, allow_data=source, **config))
-    assert isinstance(found, TokenShards)
-    return found
-
-
-def name_of(web: WebStandIn, index: ShardIndex) -> str:
-    return f"tokens:{web.url}@{index.hash.hex()}"
+def opened(where: Path | WebStandIn, home: Path, data_cache: float = 4.0) -> TokenShards:
+    """The data of a folder of this peer's own, or of a server of this network, which no manifest may name."""
+    if isinstance(where, Path):
+        return open_tokens(Data(source="own", sequence_length=LENGTH), PeerConfig(home=home, data=str(where)))
+    place = Web(where.url, public=False)
+    index = read_index(places.patiently(lambda: place.whole(INDEX, MAX_INDEX_BYTES)), place.name)
+    shards = Shards(place, index.dtype, home, int(data_cache * 1e9))
+    return TokenShards(index, shards, place, name=where.url, sequence_length=LENGTH)
 
 
 def whole(source: TokenShards, epoch: int = 0) -> list[list[int]]:
@@ -61,14 +64,14 @@ def whole(source: TokenShards, epoch: int = 0) -> list[list[int]]:
 
 
 def test_an_epoch_has_every_sequence_once_and_another_order(tmp_path: Path, index: ShardIndex) -> None:
-    source = opened(f"tokens:{tmp_path}/p", tmp_path / "home")
+    source = opened(tmp_path / "p", tmp_path / "home")
     first, second = whole(source), whole(source, 1)
     assert sorted(first) == sorted(second)
     assert first != second
     assert len(first) == sum((shard.num_tokens - 1) // LENGTH for shard in index.shards)
     assert {len(sequence) for sequence in first} == {LENGTH + 1}
     assert source.num_units == len(index.shards)
-    text = b"".join(bytes(sequence[:-1]) for sequence in first)
+    text = b"|".join(bytes(sequence[:-1]) for sequence in first)
     assert b"00000 once" in text
     assert b"00010 once" not in text
     held = torch.cat(list(heldout_batches(source, batch_size=4, num_batches=3)))
@@ -77,7 +80,7 @@ def test_an_epoch_has_every_sequence_once_and_another_order(tmp_path: Path, inde
 
 def test_a_unit_is_resumed_where_it_was(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.optim.shards.reader.MAX_UNITS", 8)
-    source = opened(f"tokens:{tmp_path}/p", tmp_path / "home")
+    source = opened(tmp_path / "p", tmp_path / "home")
     assert source.num_units == 8 < len(index.shards)
     items = list(source.read(3, 1, 0))
     for done in (1, len(items) // 2, len(items) - 1, len(items), len(items) + 5):
@@ -85,37 +88,37 @@ def test_a_unit_is_resumed_where_it_was(tmp_path: Path, index: ShardIndex, monke
 
 
 def test_the_same_data_are_known_by_their_index_wherever_they_are(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    here, there = opened(f"tokens:{tmp_path}/p", tmp_path / "a"), opened(name_of(web, index), tmp_path / "b")
+    here, there = opened(tmp_path / "p", tmp_path / "a"), opened(web, tmp_path / "b")
     assert here.source == there.source
     assert whole(here) == whole(there)
     other = packed(tmp_path / "q", STORIES[1:])
     assert other.hash != index.hash
-    assert opened(f"tokens:{tmp_path}/q", tmp_path / "a").source != here.source
+    assert opened(tmp_path / "q", tmp_path / "a").source != here.source
 
 
 def test_only_the_shards_of_a_unit_are_fetched_and_each_once(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    source = opened(name_of(web, index), tmp_path / "home")
+    source = opened(web, tmp_path / "home")
     for _ in range(2):
         assert list(source.read(0, 3, 0))
-    assert web.names == ["index.json", "00003.u16"]
-    again = opened(name_of(web, index), tmp_path / "home")
+    assert web.names == ["index.json", "00003.u8"]
+    again = opened(web, tmp_path / "home")
     assert list(again.read(0, 3, 0))
 
 
 def test_what_comes_next_is_fetched_while_another_unit_is_read(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    source = opened(name_of(web, index), tmp_path / "home")
+    source = opened(web, tmp_path / "home")
     source.expect([4, 5])
-    assert web.was_asked("00004.u16")
-    assert web.was_asked("00005.u16")
+    assert web.was_asked("00004.u8")
+    assert web.was_asked("00005.u8")
     assert list(source.read(0, 5, 0))
     source.expect([4, 5])
-    assert sorted(web.names[1:]) == ["00004.u16", "00005.u16"]
+    assert sorted(web.names[1:]) == ["00004.u8", "00005.u8"]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_shard_that_breaks_off_is_resumed(tmp_path: Path, web: WebStandIn, index: ShardIndex, ranges: bool) -> None:
     web.cuts, web.ranges = 2, ranges
-    assert list(opened(name_of(web, index), tmp_path / "home").read(0, 1, 0))
+    assert list(opened(web, tmp_path / "home").read(0, 1, 0))
     half = index.shards[1].num_bytes // 2
     assert [asked for name, asked in web.asked if name != "index.json"] == [
         None, f"bytes={half}-", f"bytes={half + half // 2 if ranges else half}-",
@@ -127,18 +130,18 @@ def test_a_later_process_goes_on_with_the_part_of_a_former_one(tmp_path: Path, w
     part = home / "cache" / "shards" / f"{shard.hash.hex()}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes((tmp_path / "p" / shard.name).read_bytes()[:100])
-    assert list(opened(name_of(web, index), home).read(0, 2, 0))
+    assert list(opened(web, home).read(0, 2, 0))
     assert web.asked[-1] == (shard.name, "bytes=100-")
     part.write_bytes(bytes(shard.num_bytes + 10))  # Of no use: it is taken for another one and fetched anew.
     part.with_suffix(".shard").unlink()
     with pytest.raises(LocalError, match="its hash is not the one that the run pins"):
-        list(opened(name_of(web, index), home).read(0, 2, 0))
+        list(opened(web, home).read(0, 2, 0))
     assert not part.exists()
 
 
 def test_a_server_that_is_busy_for_a_moment_ends_nothing(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
     web.breaks = places.TRIES - 1
-    source = opened(name_of(web, index), tmp_path / "home")
+    source = opened(web, tmp_path / "home")
     web.breaks = places.TRIES - 1
     assert list(source.read(0, 0, 0))
     web.breaks = places.TRIES
@@ -149,53 +152,50 @@ def test_a_server_that_is_busy_for_a_moment_ends_nothing(tmp_path: Path, web: We
 
 
 def test_a_body_that_does_not_end_is_read_to_its_length(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    source = opened(name_of(web, index), tmp_path / "home")
+    source = opened(web, tmp_path / "home")
     web.endless = True
     assert list(source.read(0, 0, 0))
     with pytest.raises(UsageError, match="has no index"):
-        opened(name_of(web, index), tmp_path / "home")
+        opened(web, tmp_path / "home")
 
 
 def test_a_false_shard_is_one_line_and_leaves_nothing(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    source = opened(name_of(web, index), tmp_path / "home")
-    path = tmp_path / "p" / "00000.u16"
+    source = opened(web, tmp_path / "home")
+    path = tmp_path / "p" / "00000.u8"
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(LocalError, match=r"00000\.u16 of http.*its hash is not the one that the run pins") as refused:
+    with pytest.raises(LocalError, match=r"00000\.u8 of http.*its hash is not the one that the run pins") as refused:
         list(source.read(0, 0, 0))
     assert refused.value.remedy
-    assert web.names.count("00000.u16") == 1
+    assert web.names.count("00000.u8") == 1
     assert [path.name for path in (tmp_path / "home" / "cache" / "shards").iterdir()] == ["lock"]
-    with pytest.raises(LocalError, match=r"00000\.u16 is not what its index says"):
-        list(opened(f"tokens:{tmp_path}/p", tmp_path / "home").read(0, 0, 0))
+    with pytest.raises(LocalError, match=r"00000\.u8 is not what its index says"):
+        list(opened(tmp_path / "p", tmp_path / "home").read(0, 0, 0))
 
 
 def test_a_false_index_a_redirect_and_a_file_that_is_not_there_are_one_line(
     tmp_path: Path, web: WebStandIn, index: ShardIndex
 ) -> None:
-    for source, reason in (
-        (f"tokens:{web.url}@{HASH}", "holds other data than the run pins"),
-        (f"tokens:{tmp_path}/p@{HASH}", "holds other data than the run pins"),
-        (f"tokens:{tmp_path}/none@{HASH}", "cannot open tokens:.*No such file"),
-        ("tokens:http://127.0.0.1:1/x", "127.0.0.1 is not reached"),
-        ("tokens:http://nobody.invalid/x", "nobody.invalid has no address"),
-        ("tokens:ftp://x/y", "is no folder of a web server"),
-        ("tokens:http://user@host/y", "is no folder of a web server"),
-        ("tokens:http://[/y", "is no address"),
-        ("tokens:http://host:99999/y", "is no address"),
-        ("tokens:hf://datasets/a/b/c", "is no folder of the hub at a commit"),
+    config = PeerConfig(home=tmp_path / "home")
+    write_whole(seed_file(config.home, bytes(32)), f"{tmp_path}/p".encode())
+    for data, reason in (
+        (Data(source=f"tokens:swarm:9@{HASH}"), f"{tmp_path}/p holds other data than the run pins"),
+        (Data(source=f"tokens:swarm:9@{HASH[1:]}1"), "are asked by `flockstep join` alone"),
     ):
         with pytest.raises(UsageError, match=reason) as refused:
-            opened(source, tmp_path / "home")
+            open_tokens(data, config)
         assert refused.value.remedy
+    with pytest.raises(UsageError, match=f"cannot read packed data of {tmp_path}/none: .*No such file") as refused:
+        opened(tmp_path / "none", tmp_path / "home")
+    assert "data pack" in str(refused.value.remedy)
     web.redirect = "http://127.0.0.1/router/reboot"
-    with pytest.raises(UsageError, match=r"is redirected to http://127\.0\.0\.1/router/reboot: name that instead"):
-        opened(name_of(web, index), tmp_path / "home")
-    assert len(web.asked) == 2
+    with pytest.raises(NotThere, match=r"is redirected to http://127\.0\.0\.1/router/reboot, where none of its files may"):
+        opened(web, tmp_path / "home")
+    assert len(web.asked) == 1
 
 
 def test_a_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
     size = index.shards[0].num_bytes
-    source = opened(name_of(web, index), tmp_path / "home", data_cache=3.5 * size / 1e9)
+    source = opened(web, tmp_path / "home", data_cache=3.5 * size / 1e9)
     folder = tmp_path / "home" / "cache" / "shards"
     folder.mkdir(parents=True)
     (folder / "x.shard").symlink_to(folder / "gone")  # As a file that another thread has just renamed.
@@ -206,7 +206,7 @@ def test_a_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path, we
     assert list(source.read(0, 3, 0))
     kept = {path.stem for path in folder.glob("*.shard") if path.is_file()}
     assert kept == {index.shards[number].hash.hex() for number in (0, 2, 3)}
-    tiny = opened(name_of(web, index), tmp_path / "tiny", data_cache=0.0)
+    tiny = opened(web, tmp_path / "tiny", data_cache=0.0)
     tiny.expect([1, 2, 3])
     for number in (0, 1, 2):
         assert list(tiny.read(0, number, 0))
@@ -214,7 +214,7 @@ def test_a_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path, we
 
 
 def test_what_is_read_next_stays_however_long_ago_it_was_used(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    source = opened(name_of(web, index), tmp_path / "home", data_cache=3.5 * index.shards[0].num_bytes / 1e9)
+    source = opened(web, tmp_path / "home", data_cache=3.5 * index.shards[0].num_bytes / 1e9)
     folder = tmp_path / "home" / "cache" / "shards"
     for number in (0, 1, 2):
         assert list(source.read(0, number, 0))
@@ -227,25 +227,25 @@ def test_what_is_read_next_stays_however_long_ago_it_was_used(tmp_path: Path, we
 def test_a_full_disk_is_one_line(tmp_path: Path, web: WebStandIn, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching, "DISK_RESERVE", 1 << 60)
     with pytest.raises(LocalError, match=r"cannot keep shards in .*MiB would be left") as refused:
-        list(opened(name_of(web, index), tmp_path / "home").read(0, 0, 0))
+        list(opened(web, tmp_path / "home").read(0, 0, 0))
     assert refused.value.remedy
     (tmp_path / "file").touch()
     with pytest.raises(LocalError, match="cannot write in"):
-        list(opened(name_of(web, index), tmp_path / "file").read(0, 0, 0))
+        list(opened(web, tmp_path / "file").read(0, 0, 0))
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_once_more(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
-    expected = whole(opened(f"tokens:{tmp_path}/p", tmp_path / "a"))
-    assert whole(opened(name_of(web, index), tmp_path / "home")) == expected
+    expected = whole(opened(tmp_path / "p", tmp_path / "a"))
+    assert whole(opened(web, tmp_path / "home")) == expected
     for path in (tmp_path / "home" / "cache" / "shards").glob("*.shard"):
         path.write_bytes(path.read_bytes()[:-2] + b"\1\1")
-    assert whole(opened(name_of(web, index), tmp_path / "home")) == expected
+    assert whole(opened(web, tmp_path / "home")) == expected
 
 
 def test_a_second_process_of_a_home_folder_has_a_cache_of_its_own(tmp_path: Path, web: WebStandIn, index: ShardIndex) -> None:
     folder = tmp_path / "home" / "cache" / "shards"
     with home_lock(folder, pid=os.getpid()):
-        source = opened(name_of(web, index), tmp_path / "home")
+        source = opened(web, tmp_path / "home")
         assert list(source.read(0, 0, 0))
         assert not list(folder.glob("*.shard"))
         assert len(list((tmp_path / "home").rglob("*.shard"))) == 1
@@ -259,74 +259,80 @@ def test_a_reader_that_waits_is_told_of_a_failure_in_the_fetching_thread(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    source = opened(name_of(web, index), tmp_path / "home")
+    source = opened(web, tmp_path / "home")
     monkeypatch.setattr(caching.Shards, "_go_on", fail)
     with pytest.raises(LocalError, match="ZeroDivisionError: a bug"):
         list(source.read(0, 0, 0))
     assert all(thread.name != "shards" for thread in threading.enumerate() if not thread.daemon)
 
 
-def test_shards_of_the_hub_are_read_at_the_commit(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("httpx")
-    files = {f"sample/{path.name}": path.read_bytes() for path in (tmp_path / "p").iterdir()}
-    with stand_in(StandIn(files)) as hub:
+@pytest.fixture
+def hub(tmp_path: Path, index: ShardIndex, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A hub that has them, in a folder of a dataset."""
+    with stand_in(StandIn({f"sample/{path.name}": path.read_bytes() for path in (tmp_path / "p").iterdir()})) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        name = f"tokens:hf://datasets/{REPOSITORY}@{COMMIT}/sample@{index.hash.hex()}"
-        data = Data(source=name, sequence_length=LENGTH)
-        source = open_corpus(data, PeerConfig(home=tmp_path / "home"))  # From the manifest alone.
-        assert isinstance(source, TokenShards)
-        assert list(source.read(0, 1, 0))
-        assert {token for _, token in hub.asked} == {None}
-        folder = f"/datasets/{REPOSITORY}/resolve/{COMMIT}/sample"
-        assert hub.paths[1:] == [f"{folder}/index.json", f"{folder}/00001.u16"]
-        hub.files.pop("sample/00002.u16")
-        again = open_corpus(data, PeerConfig(home=tmp_path / "home"))
-        assert isinstance(again, TokenShards)
-        with pytest.raises(LocalError, match=r"has no 00002\.u16"):
-            list(again.read(0, 2, 0))
+        yield hub
+
+
+def test_shards_of_the_hub_are_read_at_the_commit(tmp_path: Path, index: ShardIndex, hub: StandIn) -> None:
+    name = f"tokens:hf://datasets/{REPOSITORY}@{COMMIT}/sample"
+    data, found = pinned_data(Data(source=name, sequence_length=LENGTH), "run.toml", tmp_path / "home")
+    assert (data.source, found) == (f"{name}@{index.hash.hex()}", index)
+    source = open_tokens(data, PeerConfig(home=tmp_path / "home"))
+    folder = f"/datasets/{REPOSITORY}/resolve/{COMMIT}/sample"
+    hub.redirects[f"{folder}/00001.u8"] = "http://127.0.0.1:9/x"
+    with pytest.raises(LocalError, match=r"is redirected to .*, where none of its files may be"):
+        list(source.read(0, 1, 0))
+    hub.redirects[f"{folder}/00001.u8"] = f"{folder}/elsewhere"
+    hub.files["sample/elsewhere"] = hub.files["sample/00001.u8"]
+    assert list(source.read(0, 1, 0))
+    assert {token for _, token in hub.asked} == {None}
+    assert {*hub.paths} == {f"{folder}/{file}" for file in ("index.json", "00001.u8", "elsewhere")}
+    hub.files.pop("sample/00002.u8")
+    with pytest.raises(LocalError, match=r"00002\.u8: 404"):
+        list(source.read(0, 2, 0))
+    other = replace(data, source=f"{name}@{HASH}")
+    with pytest.raises(UsageError, match="holds other data than the run pins"):
+        open_tokens(other, PeerConfig(home=tmp_path / "home"))
+    with pytest.raises(UsageError, match=r"run\.toml: .* holds other data than 0000"):
+        pinned_data(other, "run.toml", tmp_path / "home")
 
 
 def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> None:
-    content = train_tokenizer(tmp_path / "tokenizer.json")
+    content, home = train_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "home"
     index = packed(tmp_path / "p", tokenizer=content)
     given = Data(source=f"tokens:{tmp_path}/p", sequence_length=LENGTH)
-    data, num_tokens = pinned_data(given, "run.toml")
-    assert num_tokens == index.vocab_size
-    assert data.source == f"tokens:{tmp_path}/p@{index.hash.hex()}"
-    assert (data.tokenizer, data.tokenizer_hash) == ("tokenizer.json", f"blake3:{digest(content).hex()}")
-    assert pinned_data(data, "run.toml") == (data, num_tokens)
-    config = PeerConfig(home=tmp_path / "home", allow_data=data.source)
-    source = open_corpus(data, config)
-    assert isinstance(source, TokenShards)
+    data, found = pinned_data(given, "run.toml", home)
+    assert found == index
+    assert data.source == f"tokens:swarm:{(tmp_path / 'p' / INDEX).stat().st_size}@{index.hash.hex()}"
+    assert data.tokenizer == "tokenizer.json"
+    source = open_tokens(data, PeerConfig(home=home))  # From the folder of this home.
     for _ in range(2):
-        tokenizer = tokenizer_of(source, data, config)
-        assert tokenizer.decode(next(source.held_out()).numpy()).startswith("00010 once")
+        assert tokenizer_of(source, home).decode(next(source.held_out()).numpy()).startswith("00010 once")
         (tmp_path / "p" / "tokenizer.json").unlink(missing_ok=True)  # The second time it is in the home folder.
-    for wrong in (replace(given, tokenizer="other.json"), replace(given, tokenizer_hash=f"blake3:{HASH}")):
-        with pytest.raises(UsageError, match="was packed with another tokenizer"):
-            pinned_data(wrong, "run.toml")
     (tmp_path / "p" / "tokenizer.json").write_bytes(content + b" ")
     with pytest.raises(UsageError, match="is not the one of its shards"):
-        tokenizer_of(source, data, PeerConfig(home=tmp_path / "other"))
-    bytes_alone = packed(tmp_path / "q")
-    plain, _ = pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml")
-    assert (plain.source[-64:], plain.tokenizer, plain.tokenizer_hash) == (bytes_alone.hash.hex(), "bytes", "")
+        tokenizer_of(source, tmp_path / "other")
+    for wrong, reason in (
+        (replace(given, tokenizer="other.json"), "say themselves what tokenizer made them"),
+        (replace(given, sequence_length=1 << 20), "no shard has"),
+        (replace(given, source="tokens:http://10.0.0.1/x"), "a run may not name"),
+        (replace(given, source="tokens:hf://datasets/a/b/c"), "a run may not name"),
+        (replace(given, source=f"tokens:{tmp_path}/none"), "cannot read packed data of"),
+    ):
+        with pytest.raises(UsageError, match=reason) as refused:
+            pinned_data(wrong, "run.toml", home)
+        assert refused.value.remedy
+    packed(tmp_path / "q")
+    assert pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml", home)[0].tokenizer == "bytes"
 
 
 def test_a_sequence_that_no_shard_holds_is_one_line(tmp_path: Path, index: ShardIndex) -> None:
     longest = max(shard.num_tokens for shard in index.shards)
-    data = Data(source=f"tokens:{tmp_path}/p", sequence_length=longest)
+    data, config = Data(source="own", sequence_length=longest), PeerConfig(home=tmp_path / "home", data=f"{tmp_path}/p")
     with pytest.raises(UsageError, match=f"no shard has {longest + 1} tokens"):
-        open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
-
-
-def test_what_is_packed_and_what_is_a_file_of_tokens(tmp_path: Path, index: ShardIndex) -> None:
-    (tmp_path / "x.u16").touch()
-    for source in (f"tokens:{tmp_path}/p", f"tokens:{tmp_path}/none@{HASH}", "tokens:https://x.example/y", "tokens:http://x"):
-        assert is_packed(source)
-    for source in (f"tokens:{tmp_path}/x.u16", f"tokens:{tmp_path}", "text:{stdlib}", "hf:a/b", "text:p@" + HASH):
-        assert not is_packed(source)
+        open_tokens(data, config)
 
 
 PUBLIC = [
@@ -360,34 +366,37 @@ NOT_PUBLIC = [
     f"tokens:hf://datasets/org/name@main/folder@{HASH}",
     f"tokens:hf://org/name@{COMMIT}@{HASH}",
     f"text:https://data.example.org/a@{HASH}",
+    *("text:{stdlib}", "text:~/.ssh/id_*", "json:x.json", f"hf:a/b@{COMMIT}", "tokens:a.u16", "x", "tokens:swarm:/etc"),
+    *(f"tokens:swarm:0@{HASH}", f"tokens:swarm:12345678@{HASH}", f"tokens:swarm:9@{HASH}\n"),
 ]
 
 
 @pytest.mark.parametrize("source", PUBLIC)
-def test_what_a_manifest_alone_may_name(source: str) -> None:
-    assert is_public_data(source)
-    assert host_of(source) in ("data.example.org", "bucket.s3.eu-central-1.amazonaws.com", "huggingface.co")
+def test_what_a_manifest_may_name(source: str) -> None:
+    pin = Pin.of(source)
+    assert pin is not None
+    assert pin.host in ("data.example.org", "bucket.s3.eu-central-1.amazonaws.com", "huggingface.co")
+    members = Pin.of(f"tokens:swarm:99@{HASH}")
+    assert members is not None
+    assert (members.host, members.size, members.index) == ("", 99, bytes(32))
 
 
 @pytest.mark.parametrize("source", NOT_PUBLIC)
-def test_what_a_manifest_alone_may_not_name(source: str, tmp_path: Path) -> None:
-    assert not is_public_data(source)
-    with pytest.raises(UsageError, match="nobody here has agreed"):
-        open_corpus(Data(source=source), PeerConfig(home=tmp_path))
+def test_what_a_manifest_may_not_name(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Pin.of(source) is None
+    with pytest.raises(UsageError, match="are no packed data that a manifest may name") as refused:
+        open_tokens(Data(source=source), PeerConfig(home=tmp_path))
+    assert refused.value.remedy
 
 
-def test_a_host_is_told_of_what_is_not_on_this_computer() -> None:
-    for source in ("text:{stdlib}", "tokens:~/x", "hf:folder", "own", f"tokens:/x@{HASH}"):
-        assert host_of(source) == ""
-    assert host_of(f"hf:a/b@{COMMIT}?split=x") == "huggingface.co"
-    assert host_of("tokens:http://me@10.0.0.1:80/x") == "10.0.0.1:80"
+def test_a_run_whose_members_bring_their_own_is_joined_by_a_program(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=NEEDS_PROGRAM.cause) as refused:
+        open_tokens(Data(source="own"), PeerConfig(home=tmp_path))
+    assert refused.value.remedy == NEEDS_PROGRAM.remedy
 
 
 def test_masked_tokens_come_below_zero_and_say_where_an_example_begins(tmp_path: Path) -> None:
-    from flockstep.optim.shards.cache import Shards
-    from flockstep.optim.shards.index import read_index, write_index
-    from flockstep.optim.shards.places import Folder
-
     context, begins = 1 << 15, 1 << 14
     tokens = [5, 5 | context, 0 | context | begins, 7, 16_383 | context]
     data = b"".join(token.to_bytes(2, "little") for token in tokens)

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import ipaddress
+import re
 import socket
 import ssl
 import threading
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flockstep.optim.shards import web as web_module
-from flockstep.optim.shards.web import NotThere, Web
+from flockstep.optim.shards.web import STORE, NotThere, Web, hub_folder, steadily
 from flockstep.peer.address import is_public_ip
 from flockstep.peer.base.errors import UsageError
 from support.web import WebStandIn, web_stand_in
@@ -79,8 +80,8 @@ def resolver(addresses: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("url", [f"http://{NAME}/x", "https://127.0.0.1/x", f"https://{NAME}:444/x", "https://x/y"])
-def test_what_a_run_alone_may_not_name_is_refused_here_too(url: str) -> None:
-    with pytest.raises(UsageError, match="may not be named by a run alone"):
+def test_what_a_run_may_not_name_is_refused_here_too(url: str) -> None:
+    with pytest.raises(UsageError, match="may not be named by a run"):
         Web(url, public=True)
 
 
@@ -208,3 +209,55 @@ def test_an_answer_whose_head_does_not_end_is_given_up(
             Web(f"http://127.0.0.1:{server.getsockname()[1]}/x", public=False).whole("x", 10)
         gone.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("where", "leads"),
+    [
+        *(("https://cdn-lfs.hf.co/x", True), ("https://huggingface.co/a/b", True)),
+        *(("http://hf.co/x", False), ("https://hf.co.example.org/x", False), ("https://cdn.hf.co:22/x", False)),
+        *(("https://user@cdn.hf.co/x", False), ("https://10.0.0.1/x", False), ("https://[::1]/x", False)),
+        ("ftp://hf.co/x", False),
+        *(("file:///etc/passwd", False), ("https://xhf.co/x", False), ("//intranet.corp/x", False), ("", False)),
+    ],
+)
+def test_a_file_of_the_hub_may_lead_to_its_store_alone(
+    tmp_path: Path, where: str, leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with web_stand_in(WebStandIn(tmp_path)) as web:
+        asked, known = list[str](), socket.getaddrinfo
+
+        def resolve(host: str, *about: Any, **more: Any) -> Any:
+            if host == "127.0.0.1":
+                return known(host, *about, **more)
+            asked.append(host)
+            raise OSError("no name server")
+
+        web.redirect = where or "/"
+        here = Web(web.url, public=False, redirects=STORE)
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        with pytest.raises(OSError, match="has no address: no name server" if leads else "where none of its files may be"):
+            here.whole("x", 10)
+        assert len(asked) == leads
+
+
+def test_redirects_in_a_circle_end(tmp_path: Path) -> None:
+    with web_stand_in(WebStandIn(tmp_path)) as web:
+        web.redirect = f"{web.url}/x"
+        with pytest.raises(NotThere, match="redirected more than 3 times"):
+            Web(web.url, public=False, redirects=re.compile(".*")).whole("x", 10)
+        assert len(web.asked) == 4
+
+
+def test_a_slow_answer_is_read_as_long_as_its_average_is_enough() -> None:
+    late = -1.0
+    assert b"".join(steadily(iter([bytes(8000), b"a", b"bc"]), 8002, "it", late)) == bytes(8000) + b"ab"
+    with pytest.raises(ConnectionError, match="it sends less than 4 kB/s"):
+        list(steadily(iter([b"a"]), 8000, "it", late))
+
+
+@pytest.mark.parametrize("dataset", ["a/b", "a/b@main", "a/b/c", f"a/../b@{'0' * 40}", f"a/b@{'0' * 40}/../c"])
+def test_a_folder_of_the_hub_is_one_at_a_commit(dataset: str) -> None:
+    with pytest.raises(UsageError, match="is no folder of the hub at a commit") as refused:
+        hub_folder(dataset)
+    assert refused.value.remedy

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from flockstep.optim.data.sources import open_source
 from flockstep.optim.data.tokenizer import BYTES
 from flockstep.optim.models.registry import build_model, training_loss
 from flockstep.optim.step.flat import FlatLayout, whole_tensors
@@ -16,10 +15,12 @@ from flockstep.optim.train.evaluating import (
     HELDOUT_BATCH,
     HELDOUT_BATCHES,
     TEMPERATURE,
+    TOLD_BATCHES,
     HeldOutText,
 )
 from flockstep.optim.train.trainer import num_shards, spread
 from flockstep.peer.base.errors import LocalError
+from support.packed import text_tokens
 from torch import Tensor, nn
 
 LENGTH = 16
@@ -28,8 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def text(tmp_path: Path) -> HeldOutText:
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
-    source = open_source(f"text:{tmp_path}", sequence_length=LENGTH)
+    source = text_tokens(tmp_path, "the quick brown fox jumps over the lazy dog\n" * 20_000, LENGTH)
     return HeldOutText(source, BYTES, ("the quick", "é"), device=CPU, loss_of=training_loss)
 
 
@@ -47,8 +47,7 @@ def test_the_same_weights_give_the_same_numbers_on_all_held_out_sequences(text: 
 
 
 def test_samples_are_drawn_with_one_seed_on_all_peers_and_not_the_likeliest_token(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
-    source = open_source(f"text:{tmp_path}", sequence_length=LENGTH)
+    source = text_tokens(tmp_path, "the quick brown fox jumps over the lazy dog\n" * 20_000, LENGTH)
     odds = torch.log(torch.tensor([0.0] * 97 + [0.6, 0.3, 0.1]))  # Of a, b and c.
     text = HeldOutText(
         source, BYTES, ("x",) * 40, device=CPU, loss_of=lambda *_: torch.tensor(1.0), logits_of=lambda *_: odds
@@ -64,8 +63,8 @@ def test_samples_are_drawn_with_one_seed_on_all_peers_and_not_the_likeliest_toke
 def test_each_step_is_told_before_it_begins(text: HeldOutText) -> None:
     steps: list[str] = []
     text.evaluate(a_model(), tell=steps.append)
-    assert steps[:2] == [f"measuring held-out batch {number} of {HELDOUT_BATCHES}" for number in (1, 2)]
-    assert steps[HELDOUT_BATCHES:] == ["continuing prompt 1 of 2", "continuing prompt 2 of 2"]
+    assert steps[:2] == [f"measuring held-out batch {number} of {HELDOUT_BATCHES}" for number in (1, 1 + TOLD_BATCHES)]
+    assert steps[HELDOUT_BATCHES // TOLD_BATCHES :] == ["continuing prompt 1 of 2", "continuing prompt 2 of 2"]
 
 
 def test_without_time_one_batch_is_measured_and_nothing_said(text: HeldOutText) -> None:

@@ -22,19 +22,17 @@ def test_a_process_without_torch_gets_the_same_layout_and_the_same_reasons(tmp_p
     (tmp_path / "lent_gpt.py").write_text(OWN)
     code = f"""
 import sys
-from flockstep.optim.train.pin import pin_model, warning_of_data
+from flockstep.optim.train.pin import pin_model
 print(*pin_model("lent_gpt:make", {{}}, 0, {str(tmp_path)!r}))
 try:
     pin_model("gpt", {{"size": "tiny"}}, 0)
 except Exception as error:
     print(error)
-print(warning_of_data("csv:{tmp_path}/x.csv"), warning_of_data("own"), sep="")
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    layout, reason, warning, has_torch = done.stdout.splitlines()
+    layout, reason, has_torch = done.stdout.splitlines()
     assert layout.split() == [str(each) for each in pin_model("gpt", {"size": "0.2m"}, 0)]
-    assert warning.startswith("there is no data source 'csv:")
     assert has_torch == "False"
     with pytest.raises(FlockstepError) as refused:
         pin_model("gpt", {"size": "tiny"}, 0)

@@ -1,9 +1,7 @@
 """What `join` sets up for memory and speed: recomputed activations, precision, compilation."""
 
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +11,6 @@ import pytest
 import torch
 from flockstep import PeerConfig
 from flockstep.dht.run.manifest import Data, EvalSettings, Manifest
-from flockstep.optim.data.datasets import SequenceUnits
-from flockstep.optim.data.sources import open_source
 from flockstep.optim.models.registry import build_model, recompute_activations, training_loss
 from flockstep.optim.step.examples import BEGINS
 from flockstep.optim.train.swarm import Swarm
@@ -22,6 +18,7 @@ from flockstep.optim.train.trainer import ForwardPass, can_separate, check_token
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
+from support.packed import text_tokens
 from support.recorded import recorded
 from torch import Tensor, nn
 
@@ -134,8 +131,7 @@ def test_another_error_is_not_taken_for_one_of_compiling() -> None:
 
 
 def test_a_peer_that_cannot_evaluate_says_so_and_trains(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(json.dumps({"text": "A short document, of which nothing is held out."}))
-    source, events = open_source(f"json:{tmp_path / 'one.json'}", sequence_length=8), list[Event]()
+    source, events = text_tokens(tmp_path, "A short document, of which nothing is held out.", 8), list[Event]()
     data, evaluation = Data(source=source.name), EvalSettings(1, ("Once",))
     manifest = Manifest(owner=Identity.from_seed(bytes(32)).peer_id, name="run", data=data, eval=evaluation)
     swarm = SimpleNamespace(manifest=manifest, speaks=True, telemetry=Telemetry(), evaluate_with=lambda evaluator: None)
@@ -146,20 +142,13 @@ def test_a_peer_that_cannot_evaluate_says_so_and_trains(tmp_path: Path) -> None:
 
 
 def test_examples_are_kept_apart_where_data_have_some_and_the_model_can(tmp_path: Path) -> None:
-    class Chats(SequenceUnits):
-        has_examples = True
-
-        def read(self, epoch: int, unit: int, done: int) -> Iterator[torch.Tensor]:
-            raise NotImplementedError
-
-        def held_out(self) -> Iterator[torch.Tensor]:
-            raise NotImplementedError
-
+    chats = text_tokens(tmp_path / "chats", "a text", 4)
+    chats.has_examples = True
     model, events = model_of("gpt"), list[Event]()
     swarm = SimpleNamespace(model=model, telemetry=Telemetry())
     swarm.telemetry.subscribe(events.append)
-    assert can_separate(cast(Swarm, swarm), Chats())
-    text = open_source("text:{stdlib}", sequence_length=8)
+    assert can_separate(cast(Swarm, swarm), chats)
+    text = text_tokens(tmp_path, "a text", 4)
     assert not can_separate(cast(Swarm, swarm), text)
     assert not events
     forward, tokens = ForwardPass(model, CPU, PeerConfig()), TOKENS.clone()
@@ -171,13 +160,12 @@ def test_examples_are_kept_apart_where_data_have_some_and_the_model_can(tmp_path
         assert losses[-1] == training_loss(model, tokens, separate=separate).item()
     assert losses[0] != losses[1]
     swarm.model = nn.Linear(1, 1)
-    assert not can_separate(cast(Swarm, swarm), Chats())
+    assert not can_separate(cast(Swarm, swarm), chats)
     assert [event["event"] for event in events] == ["data.joined"]
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_one_line_before_it_trains(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("a text of bytes " * 200)
-    source = open_source(f"text:{tmp_path}/x.txt", sequence_length=8)
+    source = text_tokens(tmp_path, "a text of bytes " * 200, 8)
     check_tokenizer(build_model("gpt", {"size": "0.2m", "vocab_size": 256}, seed=0), source)
     with pytest.raises(UsageError, match=r"has 256 tokens, the model knows 64") as refused:
         check_tokenizer(model_of("gpt"), source)

@@ -48,3 +48,11 @@ def test_a_child_ends_with_whoever_asks_it() -> None:
     del child
     gc.collect()
     assert process.returncode is not None
+
+
+def test_no_secret_is_in_the_environment_of_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "db_password", "WANDB_API_KEY", "KEYBOARD"):
+        monkeypatch.setenv(name, "1")
+    names = Confined(open_answers, b"data", "the file f").ask(b"environment", 1 << 16).decode().split()
+    assert {"KEYBOARD", "PYTHONPATH"} <= {*names}
+    assert not {"HF_TOKEN", "db_password", "WANDB_API_KEY"} & {*names}

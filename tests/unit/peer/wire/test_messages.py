@@ -40,7 +40,7 @@ MESSAGES = [
     wire.StateOffer(((1, HASH, b"certificate"),)),
     wire.LeavesAsk("run", HASH),
     wire.Leaves((HASH,)),
-    wire.FilesAsk("run"),
+    wire.FilesAsk("run", b"invitation"),
     wire.FilesHeld(b"hhhh"),
     wire.Fetch(HASH, 7),
     wire.Serve(5, ""),

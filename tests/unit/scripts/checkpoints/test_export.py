@@ -11,7 +11,7 @@ from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.kept import keep_buffers, parts_of, save_tensors
 from flockstep.optim.models.registry import build_model
-from flockstep.optim.shards.opening import keep_tokenizer, open_corpus
+from flockstep.optim.shards.opening import keep_tokenizer, open_tokens
 from flockstep.optim.shards.packed import pinned_data
 from flockstep.optim.shards.tokenizer_config import encode_config
 from flockstep.optim.step.flat import FlatLayout
@@ -87,19 +87,18 @@ def test_the_tokenizer_of_packed_data_comes_with_the_model(tmp_path: Path, keeps
     transformers = pytest.importorskip("transformers")
     content = train_tokenizer(tmp_path / "tokenizer.json")
     texts = encode_config({"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"})
-    packed(tmp_path / "p", tokenizer=content, tokenizer_config=texts)
+    packed(tmp_path / "p", tokenizer=content, config=texts)
     options = LLAMA | {"vocab_size": 300, "bos_token_id": 7, "eos_token_id": 8}
     model = build_model("hf:llama", options, seed=1)
-    data, _ = pinned_data(Data(source=f"tokens:swarm:{tmp_path}/p"), "run.toml")
+    data, _ = pinned_data(Data(source=f"tokens:{tmp_path}/p"), "run.toml", tmp_path / "owner")
     packed_options = tuple(sorted((key, json.dumps(value)) for key, value in options.items()))
     signed = manifest_of(data.source, model=Model("hf:llama", packed_options))
     home = home_of(model, tmp_path, keeper=signed if keeps else None)
     (run,) = (home / "runs").iterdir()
     if keeps:  # The owner, which provides the pack.
-        (run / "seed").write_text(str(tmp_path / "p"))
+        (tmp_path / "owner" / "seeds").rename(home / "seeds")
     else:
-        config = PeerConfig(home=home, data=f"tokens:{tmp_path}/p")
-        keep_tokenizer(open_corpus(data, config), data, config, run / "model")
+        keep_tokenizer(open_tokens(data, PeerConfig(home=home, data=f"{tmp_path}/p")), home, run / "model")
     export(home, tmp_path / "out", quiet)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "user: hi<|endoftext|>"

@@ -123,6 +123,7 @@ def test_a_shell_completes_verbs_and_options(
         (["run", "ban", LINK_TEXT, OWNER, "--reason", "x" * 161], "the reason has 161 bytes, at most 160"),
         (["keep", LINK_TEXT, "--publish", "ftp://x"], "cannot upload to 'ftp://x'"),
         (["status", "--home", "nowhere"], "no peer has run with"),
+        (["join", LINK_TEXT, "--allow-data=text:x"], "`--allow-data` is gone — leave it out"),
         (["run", "snapshot", LINK_TEXT], "`flockstep run snapshot` is gone — `flockstep status LINK --json`"),
         (["status", "flockstep://short", "--follow"], "not a whole join link"),
         (["status", "--follow"], "give the run's join link"),

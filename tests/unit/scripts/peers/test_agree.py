@@ -107,7 +107,7 @@ def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path)
     with pytest.raises(LocalError, match="not joined"):
         user.agreement.agree(other)
     assert "  from      data.example.org, which sees this computer's IP address" in user.lines
-    assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="text:{stdlib}")))
+    assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="my-pack")))
 
 
 def test_a_keeper_is_shown_no_size_of_a_model_that_nobody_trains(tmp_path: Path) -> None:

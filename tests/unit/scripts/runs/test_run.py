@@ -13,6 +13,7 @@ from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
+from flockstep.optim.shards.index import read_index
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import FlockstepError
 from flockstep.peer.identity import Identity
@@ -30,11 +31,14 @@ def member(name: str, round_: int, head: bytes, state: MemberState = MemberState
     return Member(Record("run", "member", name, 1, 60.0, b"", bytes(64)), body, expires=60.0)
 
 
+TEXT = "a text of bytes " * 400
+
+
 def refused(
     folder: Path,
     begin: str = "",
     *,
-    source: str = "text:{stdlib}",
+    source: str = "text:x.txt",
     data: str = "",
     options: str = "",
     model: str = "",
@@ -42,6 +46,8 @@ def refused(
 ) -> str:
     """What `run create` says of a run that it does not publish: at the latest that no bootstrap is named."""
     path = folder / "run.toml"
+    (folder / "x.txt").write_text(TEXT)
+    source = source.replace("x.txt", f"{folder}/x.txt")
     path.write_text(f'name = "x"\n{begin}\n[data]\nsource = "{source}"\n{data}\n[model]\nsize = "0.2m"\n{options}\n')
     said = [] if lines is None else lines
     with pytest.raises(FlockstepError) as error:
@@ -65,7 +71,7 @@ def test_a_layout_in_the_file_is_that_of_the_runs_model(tmp_path: Path) -> None:
     assert "write MODULE:FUNCTION" in refused(tmp_path, source="own", model="gpt")
 
 
-@pytest.mark.parametrize("source", ["text:{stdlib}", "tokens:PACK", "tokens:swarm:PACK", "own"])
+@pytest.mark.parametrize("source", ["text:x.txt", "tokens:PACK", "own"])
 def test_a_tokenizer_that_is_larger_than_the_models_vocabulary_is_refused_before_a_manifest_is_written(
     tmp_path: Path, source: str
 ) -> None:
@@ -82,9 +88,10 @@ def test_a_tokenizer_that_is_larger_than_the_models_vocabulary_is_refused_before
     assert not list(tmp_path.glob("*.flockstep"))
 
 
-@pytest.mark.parametrize("source", ["text:{stdlib}", "tokens:swarm:PACK"])
+@pytest.mark.parametrize("source", ["text:PACK.txt", "tokens:PACK"])
 def test_a_run_is_created_without_torch_in_the_process_that_goes_on_as_its_keeper(tmp_path: Path, source: str) -> None:
     packed(tmp_path / "pack")
+    (tmp_path / "pack.txt").write_text(TEXT)
     given = source.replace("PACK", f"{tmp_path}/pack")
     (tmp_path / "run.toml").write_text(f'name = "x"\n[data]\nsource = "{given}"\n[model]\nsize = "0.2m"\n')
     code = f"""
@@ -110,11 +117,10 @@ def test_sequences_that_exceed_the_models_positions_are_refused_before_a_manifes
 
 def test_a_sequence_that_no_shard_holds_is_refused_before_a_manifest_is_written(tmp_path: Path) -> None:
     longest = max(shard.num_tokens for shard in packed(tmp_path / "pack").shards)
-    for source in f"tokens:{tmp_path}/pack", f"tokens:swarm:{tmp_path}/pack":
-        given = {"source": source, "options": "context = 65536"}
-        said = refused(tmp_path, data=f"sequence_length = {longest}", **given)
-        assert f"{source}: no shard has {longest + 1} tokens, the longest has {longest} — lower sequence_length" in said
-        assert "has no via=" in refused(tmp_path, data=f"sequence_length = {longest - 1}", **given)
+    given = {"source": f"tokens:{tmp_path}/pack", "options": "context = 65536"}
+    said = refused(tmp_path, data=f"sequence_length = {longest}", **given)
+    assert f"pack: no shard has {longest + 1} tokens, the longest has {longest} — lower sequence_length" in said
+    assert "has no via=" in refused(tmp_path, data=f"sequence_length = {longest - 1}", **given)
     assert not list(tmp_path.glob("*.flockstep"))
 
 
@@ -149,3 +155,45 @@ def test_a_run_without_a_certified_round_has_its_link_as_it_is() -> None:
     start = member("a", 0, bytes(32))
     start = replace(start, body=replace(start.body, chain_tokens=0))
     assert link_at_head(LINK, [], {}) == link_at_head(LINK, [start], {}) == LINK
+
+
+def test_a_source_is_packed_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert "has no via=" in refused(tmp_path, lines=lines)
+    assert lines[0].startswith("Packed 1 documents of 1 files")
+    lines.clear()
+    assert "has no via=" in create_again(tmp_path, lines)
+    assert lines[0] == "The data were packed before, and are unchanged."
+    (pack,) = {path for path in (tmp_path / "packs").iterdir() if str(path) in lines[-1]}
+    assert "tokens, 0.0 MB" in lines[-1]
+    assert read_index((pack / "index.json").read_bytes(), "x").num_documents == 1
+    (tmp_path / "x.txt").write_text("another text " * 900)
+    lines.clear()
+    assert "has no via=" in create_again(tmp_path, lines)
+    assert lines[0].startswith("Packed 1 documents")
+
+
+def create_again(folder: Path, lines: list[str]) -> str:
+    with pytest.raises(FlockstepError) as error:
+        create_run(folder / "run.toml", [], PeerConfig(home=folder), lines.append)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "reason"),
+    [
+        ("csv:x.csv", "", "there is no data source 'csv:x.csv' — convert it"),
+        ("text:/none/x", "", "no such file or folder"),
+        ("tokens:swarm:packed", "", "write tokens:FOLDER"),
+        ("tokens:http://10.0.0.1/x", "", "a run may not name"),
+        ("text:x.txt", 'tokenizer = "none.json"', "cannot read the tokenizer"),
+        ("text:x.txt", 'tokenizer_hash = "blake3:00"', "unknown key [data] tokenizer_hash"),
+    ],
+)
+def test_a_source_that_cannot_be_packed_is_one_line_and_nothing_is_published(
+    tmp_path: Path, source: str, more: str, reason: str
+) -> None:
+    said = refused(tmp_path, source=source, data=more)
+    assert reason in said
+    assert "\n" not in said
+    assert not list(tmp_path.glob("*.flockstep"))

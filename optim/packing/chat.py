@@ -33,7 +33,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...peer.base.errors import UsageError
 from ...peer.process.confined import Confined, Handler
 from ..data.controls import MAX_GROWTH, NAMED, Controls, without_noncharacters
-from .tokenizer_config import MAX_CONFIG_BYTES, SPECIAL_TOKENS, TEMPLATE, config_beside
+from ..shards.tokenizer_config import MAX_CONFIG_BYTES, SPECIAL_TOKENS, TEMPLATE, config_beside
 
 ASSISTANT, SYSTEM = "assistant", "system"
 ROLES = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT}
@@ -74,8 +74,6 @@ class Rendered:
     """Where in it each answer begins and ends, in characters."""
     num_unfound: int = 0
     """Further answers, which are context: they do not stand in the text as they would be generated."""
-    file: str = ""
-    row: int = 0
 
 
 def open_template(data: bytes) -> Handler:

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from flockstep.optim.data.rows import Skips
-from flockstep.optim.data.text import listing
+from flockstep.optim.packing.listing import listing
+from flockstep.optim.packing.skips import Skips
 from flockstep.peer.base.errors import UsageError
 
 TREE = (

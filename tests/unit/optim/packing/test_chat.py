@@ -14,9 +14,8 @@ from flockstep.dht.run.manifest import Data
 from flockstep.optim.data.controls import without_noncharacters
 from flockstep.optim.data.tokenizer import FileTokenizer
 from flockstep.optim.models.registry import build_model, separates, training_loss
-from flockstep.optim.shards.chat import ChatTemplate, chat_of
-from flockstep.optim.shards.opening import keep_tokenizer, open_corpus, tokenizer_of
-from flockstep.optim.shards.reader import TokenShards
+from flockstep.optim.packing.chat import ChatTemplate, chat_of
+from flockstep.optim.shards.opening import keep_tokenizer, open_tokens, tokenizer_of
 from flockstep.optim.shards.tokenizer_config import config_beside, decode_config, encode_config
 from flockstep.optim.step.examples import BEGINS, ids_of, numbers_of, positions_of
 from flockstep.optim.step.micro_batches import MicroBatches, target_share
@@ -38,6 +37,10 @@ CHAT = [
     {"role": "user", "content": "and then?"},
     {"role": "assistant", "content": "they flew"},
 ]
+
+
+def pack_here(source: str, to: Path, said: list[str], **options: Any) -> None:
+    pack_data(source, str(to), said.append, home=to.parent / "home", **options)
 
 
 def test_answers_are_what_a_turn_of_the_assistant_adds() -> None:
@@ -131,17 +134,15 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     rows = [{"messages": CHAT}, {"messages": CHAT[:1]}] * 500
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     said: list[str] = []
-    pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path), chat=True)
+    pack_here(f"json:{tmp_path}/chats.jsonl", tmp_path / "p", said, tokenizer=str(tmp_path), chat=True)
     assert "500 rows without an answer were left out." in said
     (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows[1::2])))
     with pytest.raises(UsageError, match=r"no row of json:.* is a chat with an answer"):
-        pack_data(f"json:{tmp_path}/asked.jsonl", tmp_path / "q", said.append, tokenizer=str(tmp_path), chat=True)
+        pack_here(f"json:{tmp_path}/asked.jsonl", tmp_path / "q", said, tokenizer=str(tmp_path), chat=True)
     assert not (tmp_path / "q").exists()
-    data = Data(source=f"tokens:{tmp_path}/p", sequence_length=32)
-    source = open_corpus(data, PeerConfig(home=tmp_path / "home", data=data.source))
-    assert isinstance(source, TokenShards)
+    source = open_tokens(Data("own", sequence_length=32), PeerConfig(home=tmp_path / "home", data=f"{tmp_path}/p"))
     assert source.index.masked
-    keep_tokenizer(source, data, PeerConfig(home=tmp_path / "home"), tmp_path / "kept")
+    keep_tokenizer(source, tmp_path / "home", tmp_path / "kept")
     assert (tmp_path / "kept" / "tokenizer.json").read_bytes() == content
     config = decode_config(tmp_path / "kept" / "tokenizer_config.json")
     assert config == {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}
@@ -162,8 +163,8 @@ def test_packed_chats_give_their_answers_as_targets_alone(tmp_path: Path) -> Non
     assert source.has_examples
     assert numbers_of(torch.stack(list(source.read(0, 0, 0)))).amax() >= 1
     assert (item >= 0).any()
-    with pytest.raises(UsageError, match="--chat needs a tokenizer"):
-        pack_data(f"json:{tmp_path}/chats.jsonl", tmp_path / "q", said.append, chat=True)
+    with pytest.raises(UsageError, match="chats need a tokenizer"):
+        pack_here(f"json:{tmp_path}/chats.jsonl", tmp_path / "q", said, chat=True)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_a_row_that_is_no_chat_costs_that_row_and_is_named(tmp_path: Path) -> No
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(rows))
     said: list[str] = []
-    pack_data(f"{tmp_path}/x.jsonl", tmp_path / "p", said.append, tokenizer=str(tmp_path), chat=True)
+    pack_here(f"{tmp_path}/x.jsonl", tmp_path / "p", said, tokenizer=str(tmp_path), chat=True)
     assert said[0].startswith("Packed 100 documents")
     assert said[1] == "1 rows without an answer were left out."
     assert said[2].startswith("What could not be read was left out, 2 in all, such as ")
@@ -389,28 +390,27 @@ def test_chats_in_parquet_are_those_in_json(tmp_path: Path, name: str) -> None:
         parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
     said: list[str] = []
     for source, out in ((f"{tmp_path}/x.jsonl", "p"), (f"{'hf:' * (name == 'hf')}{tmp_path}/{name}", "q")):
-        pack_data(source, tmp_path / out, said.append, tokenizer=str(tmp_path), chat=True)
+        pack_here(source, tmp_path / out, said, tokenizer=str(tmp_path), chat=True)
     assert (tmp_path / "p" / "index.json").read_bytes() == (tmp_path / "q" / "index.json").read_bytes()
     assert said.count("43 rows without an answer were left out.") == 2
     parquet.write_table(pyarrow.table({"text": ["once"]}), tmp_path / "y.parquet")
     with pytest.raises(UsageError, match=r"is a chat with an answer: .*y\.parquet: has no text in the column 'messages' of"):
-        pack_data(f"{tmp_path}/y.parquet", tmp_path / "r", said.append, tokenizer=str(tmp_path), chat=True)
+        pack_here(f"{tmp_path}/y.parquet", tmp_path / "r", said, tokenizer=str(tmp_path), chat=True)
 
 
 def test_a_document_ends_with_the_token_that_the_tokenizers_config_names(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "tokenizer.json", special_tokens=["<EOT>"])
     (tmp_path / "x.txt").write_text("once upon a time " * 2000)
     said: list[str] = []
-    pack_data(f"{tmp_path}/x.txt", tmp_path / "p", said.append, tokenizer=str(tmp_path))
+    pack_here(f"{tmp_path}/x.txt", tmp_path / "p", said, tokenizer=str(tmp_path))
     assert any(line.startswith("No token ends a document") for line in said)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<EOT>"}}))
     said.clear()
-    pack_data(f"{tmp_path}/x.txt", tmp_path / "q", said.append, tokenizer=str(tmp_path))
+    pack_here(f"{tmp_path}/x.txt", tmp_path / "q", said, tokenizer=str(tmp_path))
     assert not any(line.startswith("No token ends a document") for line in said)
     for name, end in ("p", None), ("q", 0):
-        data = Data(source=f"tokens:{tmp_path}/{name}", sequence_length=8)
-        config = PeerConfig(home=tmp_path / "home", data=data.source)
-        assert tokenizer_of(open_corpus(data, config), data, config).end == end
+        config = PeerConfig(home=tmp_path / "home", data=f"{tmp_path}/{name}")
+        assert tokenizer_of(open_tokens(Data("own", sequence_length=8), config), config.home).end == end
     tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted((tmp_path / "q").glob("0*.u16"))])
     assert (int(tokens[-1]), int((tokens == 0).sum())) == (0, 1)
 
