@@ -143,7 +143,6 @@ def charter_of(signed: SignedManifest) -> Charter:
         min_peers=admission.min_peers,
         founders=founders,
         keepers=first if admission.voters == "keepers" else None,
-        stall=admission.stall,
         layout=b"" if manifest.pin is None else manifest.pin.hash,
         cells=range(0) if manifest.pin is None else manifest.pin.cells(CELL),
         manifest=manifest,

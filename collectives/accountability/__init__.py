@@ -1,6 +1,5 @@
 """What peers answer for: trust, evidence, bans, and what they sign themselves.
 
-    appointing  The memory of whoever appoints voters: one appointment a term, on disk before anybody sees it.
     bans        Bans from the run: claims are judged, flooded to the members, and persisted on the disk.
     conduct     The conduct of peers in a run: signing guard, witness of equivocation, bans, trust.
     credit      Credit: the tokens of each peer that counted, and in how many rounds, summed over a chain of certificates.

@@ -54,6 +54,8 @@ class Conduct:
         """The owner's statement that vouches for me; empty if there is none."""
         self.revision = b""
         """The owner's newest statement that revises the run's settings; empty if there is none."""
+        self.alarm = ""
+        """Why this peer takes part in no further round: two certificates of one round were found; empty if none were."""
         self._history = history
         self._trust = Trust(charter.earned)
         self._owns_from: dict[PeerId, int] = {}
@@ -102,8 +104,8 @@ class Conduct:
             return self._terms if is_known else None
         return under(value_of(before).revision) if certificate_hash(before) == slot.previous else None
 
-    def begin(self, slot: wire.Slot) -> tuple[int, int]:
-        """Begin the decision of `slot`: return its first term and attempt in which I have certainly signed nothing."""
+    def begin(self, slot: wire.Slot) -> int:
+        """Begin the decision of `slot`: return its first attempt in which I have certainly signed nothing."""
         return self.guard.begin(slot)
 
     @property

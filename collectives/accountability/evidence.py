@@ -131,7 +131,7 @@ class Witness:
             return None
         peers = self._rounds.setdefault(slot.round, {})
         said = peers.get(signed.sender) or peers.setdefault(signed.sender, Testimony())
-        subjects = [(slot.attempt, signed.code, (slot.previous, slot.term, it)) for it in kind.subjects(message)]
+        subjects = [(slot.attempt, signed.code, (slot.previous, it)) for it in kind.subjects(message)]
         if earlier := [said.statements[subject] for subject in subjects if subject in said.statements]:
             return earlier[0] if earlier[0].payload != signed.payload else None
         near, before = present.attempt if slot.round == present.round else 0, said.num_bytes

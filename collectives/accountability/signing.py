@@ -14,14 +14,14 @@ later process must not accept another value. One process can also meet a round t
 another one.
 
 The record holds the last slot of each of the newest decisions (a round on a chain), and for all older ones the greatest
-round, term and attempt: attempts continue from there.
+round and attempt: attempts continue from there.
 
 A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
 rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states. A
 snapshot of a whole machine, and a backup that restores times, do not show that; but a certificate does which names me in a
 later round than the record, since each member of a roster has signed a Ready. Only one that is less than a round old shows
 nothing. Then I do not know in which slots of the
-present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, in every term at an
+present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, at an
 attempt that the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three
 voters follow such a leap at once; of more I am no voter until I know again (`agreement.machine`), and follow by certificates.
 Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in, unless
@@ -72,13 +72,7 @@ class Spoken:
 
     round: Count
     previous: Hash
-    term: Annotated[int, Between(0, wire.MAX_TERM)]
     attempt: Annotated[int, Between(0, wire.MAX_ATTEMPT)]
-
-    @property
-    def ballot(self) -> tuple[int, int]:
-        """The slot's place in its decision."""
-        return self.term, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +82,7 @@ class SpokenSlots:
     newest: Annotated[tuple[Spoken, ...], Size(MAX_DECISIONS)] = ()
     """In the order in which I first signed in them."""
     before_round: Count = 0
-    """The greatest round of the older decisions, and their greatest term and attempt."""
-    before_term: Annotated[int, Between(0, wire.MAX_TERM)] = 0
+    """The greatest round of the older decisions, and their greatest attempt."""
     before: Annotated[int, Between(-1, wire.MAX_ATTEMPT)] = -1
     far: Annotated[int, Between(0, 1 << 20)] = 0
     """The first attempt of any round while I do not know what I have signed in it; 0 if I know."""
@@ -101,28 +94,25 @@ class SpokenSlots:
         """The latest round that I signed in; 0 before."""
         return max([self.before_round, *(it.round for it in self.newest)])
 
-    def first_free(self, slot: wire.Slot) -> tuple[int, int]:
-        """Return the first term and attempt of the decision of `slot` in which I have certainly signed nothing."""
+    def first_free(self, slot: wire.Slot) -> int:
+        """Return the first attempt of the decision of `slot` in which I have certainly signed nothing."""
         known = self._known(slot)
         if known is None and slot.round > self.before_round:
-            return 0, self.far
-        term, attempt = (self.before_term, self.before) if known is None else known.ballot
-        return term, max(self.far, attempt + 1)
+            return self.far
+        return max(self.far, 1 + (self.before if known is None else known.attempt))
 
     def after(self, slot: wire.Slot) -> "SpokenSlots":
         """Return the record that includes a slot, of a decision of which it was `first_free` or a later one."""
         known = self._known(slot)
         if known is not None:
-            term, attempt = max(known.ballot, slot.ballot)
-            newer = replace(known, term=term, attempt=attempt)
+            newer = replace(known, attempt=max(known.attempt, slot.attempt))
             return replace(self, newest=tuple(newer if it is known else it for it in self.newest))
-        newest = (*self.newest, Spoken(slot.round, slot.previous, *slot.ballot))
+        newest = (*self.newest, Spoken(slot.round, slot.previous, slot.attempt))
         if len(newest) <= MAX_DECISIONS:
             return replace(self, newest=newest)
         oldest = newest[0]
-        term, attempt = max((self.before_term, self.before), oldest.ballot)
-        before = max(self.before_round, oldest.round)
-        return replace(self, newest=newest[1:], before_round=before, before_term=term, before=attempt)
+        before_round, before = max(self.before_round, oldest.round), max(self.before, oldest.attempt)
+        return replace(self, newest=newest[1:], before_round=before_round, before=before)
 
     def _known(self, slot: wire.Slot) -> Spoken | None:
         """Return the last slot of the decision of `slot`; None if it is none of the newest."""
@@ -165,21 +155,16 @@ class SigningGuard:
         self._said: dict[wire.Slot, dict[tuple[int, object], bytes]] = {}
         """What was signed in the present round: the hash of the statement on each subject, by slot."""
 
-    def first_free(self, slot: wire.Slot) -> tuple[int, int]:
-        """Return the first term and attempt of the decision of `slot` in which I have certainly signed nothing."""
+    def first_free(self, slot: wire.Slot) -> int:
+        """Return the first attempt of the decision of `slot` in which I have certainly signed nothing."""
         return self._spoken.first_free(slot)
-
-    @property
-    def far(self) -> int:
-        """The first attempt of any term that I sign in while it is not known what I have signed; 0 if it is."""
-        return self._spoken.far
 
     @property
     def is_lost(self) -> bool:
         """True while it is not known what I have signed."""
         return bool(self._spoken.far)
 
-    def begin(self, slot: wire.Slot) -> tuple[int, int]:
+    def begin(self, slot: wire.Slot) -> int:
         """Begin the decision of `slot`: return `first_free`, and refuse from now on to sign in any slot before."""
         self._before = self._spoken
         self._said.clear()
@@ -228,8 +213,7 @@ class SigningGuard:
         """Record a statement by its hash; returns why it must not be signed, empty if it may be."""
         said = self._said.get(message.slot)
         if said is None:
-            is_far = message.slot.attempt >= self._before.far  # An earlier process may have been in later terms, too.
-            if not is_far or message.slot.ballot < self._before.first_free(message.slot):
+            if message.slot.attempt < self._before.first_free(message.slot):
                 return "I may have signed in this slot before"
             if len(self._said) >= MAX_SLOTS:
                 return f"this round has had {MAX_SLOTS} slots"

@@ -56,7 +56,6 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Propose: StatementKind(convicts=True),
     wire.Prevote: StatementKind(convicts=True),
     wire.Precommit: StatementKind(convicts=True),
-    wire.Appointment: StatementKind(convicts=True),
     wire.Void: StatementKind(convicts=False),
 }
 """Every message of a round."""

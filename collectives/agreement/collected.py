@@ -32,7 +32,7 @@ class NewestStatements:
         newest = self._newest[type(statement)]
         earlier = newest.get(voter)
         if earlier is not None:
-            if earlier.slot.ballot > statement.slot.ballot or earlier == statement:
+            if earlier.slot.attempt > statement.slot.attempt or earlier == statement:
                 return "known"
             if earlier.slot == statement.slot:
                 return "conflict"
@@ -54,14 +54,13 @@ class NewestStatements:
         """Return the Readys of the voters whose newest one is in this slot, in the order of arrival."""
         return cast(Mapping[PeerId, VoterReady], self._alike.get(slot, {}))
 
-    def latest(self, term: int) -> int:
-        """Return the latest attempt in a term that any voter has reached by its Ready; -1 if none is in it."""
-        slots = (group for group in self._alike if isinstance(group, Slot))
-        return max((slot.attempt for slot in slots if slot.term == term), default=-1)
+    def latest(self) -> int:
+        """Return the latest attempt that any voter has reached by its Ready; -1 if there is none."""
+        return max((group.attempt for group in self._alike if isinstance(group, Slot)), default=-1)
 
-    def attempts(self, term: int) -> dict[PeerId, int]:
-        """Return the attempt in a term that each voter has reached by its Ready."""
-        return {voter: it.slot.attempt for voter, it in self.of(VoterReady).items() if it.slot.term == term}
+    def attempts(self) -> dict[PeerId, int]:
+        """Return the attempt that each voter has reached by its Ready."""
+        return {voter: it.slot.attempt for voter, it in self.of(VoterReady).items()}
 
     def quorum_with(self, statement: Prevote | Precommit, electorate: Electorate) -> tuple[PeerId, ...] | None:
         """Return the voters that made the same statement, sorted, if they are a quorum."""

@@ -22,7 +22,7 @@ MAX_AWAITED = 4
 
 @dataclass(frozen=True)
 class Electorate:
-    """The voters of one term with their votes. Equal mappings in any order are equal electorates."""
+    """The voters of one decision with their votes. Equal mappings in any order are equal electorates."""
 
     votes: Mapping[PeerId, int]
     missed: Mapping[PeerId, int] = field(default_factory=dict)
@@ -103,4 +103,4 @@ class Electorate:
 
 
 NOBODY = Electorate({"": 1})
-"""An electorate that never decides: of a term whose voters I do not know, or of rules that name no founders."""
+"""An electorate that never decides: of rules that name no founders."""

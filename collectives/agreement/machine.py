@@ -1,4 +1,4 @@
-"""The state machine of one decision at one voter: rules, locks, attempts and terms. Pure.
+"""The state machine of one decision at one voter: rules, locks and attempts. Pure.
 
 Theory of operation (Tendermint, arXiv:1807.04938, for one height, over hashes; docs/agreement.md argues its safety and
 liveness). An attempt has a proposer and four statements, one of each by each voter:
@@ -18,8 +18,6 @@ attempts alone, and never meet the others again; with it all honest voters are w
 the network is calm. Less than 1/3 of the votes move nobody. So a refused
 proposal ends no attempt: its proposer could also have been silent, and the deadline is paid for either.
 
-Terms change the electorate or its quorum (`appoint`). Ballots are ordered by term, then attempt; locks and proofs pass on.
-
 A later process of the same voter begins in a slot that no earlier one was in, with the lock of the newest Precommit.
 
 The driver verifies signatures, calls `meet` for each connection to a voter that is made or made again, since nothing is
@@ -34,7 +32,7 @@ from ...peer.base.transport import PeerId
 from ...peer.wire import Precommit, Prevote, Slot
 from .actions import AgreementAction, AgreementTiming, Dispatch, FetchProven, Note
 from .collected import NewestStatements
-from .electorate import NOBODY, Electorate
+from .electorate import Electorate
 from .statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
 from .validity import statement_fault
 
@@ -66,7 +64,7 @@ class VoterMachine:
         self,
         me: PeerId,
         slot: Slot,
-        terms: tuple[Electorate, ...],
+        electorate: Electorate,
         timing: AgreementTiming,
         lock: PrevoteQuorum | None = None,
         *,
@@ -75,8 +73,8 @@ class VoterMachine:
         self.me = me
         self.slot = slot
         """The slot that I am in: at first one in which I have signed nothing."""
-        self.terms = terms
-        """The electorates of all terms that I know, from term 0."""
+        self.electorate = electorate
+        """The voters of the decision."""
         self.newest_proof = lock
         """The newest proof that I know; at least as new as my lock."""
         self.decision: Decision | None = None
@@ -84,7 +82,7 @@ class VoterMachine:
         """The proof of my newest Precommit."""
         self._timing = timing
         self.is_observer = is_observer
-        """True if I sign nothing, in no term: an earlier memory of this decision may be lost, with a lock of any term."""
+        """True if I sign nothing: an earlier memory of this decision may be lost, with a lock."""
         self._observed_since: float | None = None
         self.is_present = False
         """True if I say Ready in my slot, and in those that I go to."""
@@ -100,11 +98,6 @@ class VoterMachine:
         """The proposer of my slot."""
 
     # What the driver may read.
-
-    @property
-    def electorate(self) -> Electorate:
-        """The electorate of my term."""
-        return self.terms[self.slot.term]
 
     @property
     def has_said_ready(self) -> bool:
@@ -150,7 +143,7 @@ class VoterMachine:
             return []
         if slot.round > mine.round:
             return self._see_ahead(voter, slot.round) if isinstance(statement, VoterReady) else []
-        if (why := statement_fault(voter, statement, mine, self.terms)) is not None:
+        if (why := statement_fault(voter, statement, mine, self.electorate)) is not None:
             return [self._refused(voter, statement, why)]
         match self._take(voter, statement):
             case "known":
@@ -193,7 +186,8 @@ class VoterMachine:
         made before would be known to one that has not lost its own, unless liars alone do.
         """
         self._observed_since = now if self._observed_since is None else self._observed_since
-        if not self.is_observer or now < self._observed_since + RECALL_SECONDS or not self.terms[0].votes.keys() <= set(here):
+        has_waited = now >= self._observed_since + RECALL_SECONDS
+        if not (self.is_observer and has_waited and self.electorate.votes.keys() <= set(here)):
             return []
         self.is_observer = False
         why = f"all voters are here and have not decided for {RECALL_SECONDS:.0f} s: too many may have lost their memory"
@@ -203,26 +197,7 @@ class VoterMachine:
         """Go to the next attempt before the deadline, because this one cannot decide any more as far as I know."""
         if self.decision is not None:
             return []
-        return self._move(self.slot.at(self.slot.term, self.slot.attempt + 1), reason) + self._advance(now)
-
-    def appoint(self, term: int, electorate: Electorate, now: float, attempt: int = 0) -> list[AgreementAction]:
-        """Enter a later term with the voters of a verified appointment, or learn who votes in one that I did not know.
-
-        Of terms between, which this voter has not been in, it takes no statement until it learns their voters, as from
-        the appointment that a proof carries. `attempt` is the first one in which it may sign: others follow it there.
-        """
-        known = self.terms[term] if term < len(self.terms) else NOBODY
-        if self.decision is not None or known == electorate:
-            return []
-        if known != NOBODY:
-            why = f"term {term}: another appointment for the same term"
-            return [Note("agreement.refused", self.me, "appoint", why)]
-        missing = (NOBODY,) * (term - len(self.terms))
-        self.terms = (*self.terms[:term], *missing, electorate, *self.terms[term + 1 :])
-        self.proposer, self._looked = self._find_proposer(), (-1, None)
-        if term <= self.slot.term:
-            return self._advance(now)
-        return self._move(self.slot.at(term, attempt), f"term {term} was appointed") + self._advance(now)
+        return self._move(self.slot.at(self.slot.attempt + 1), reason) + self._advance(now)
 
     def tick(self, now: float) -> list[AgreementAction]:
         """React to the passing of time; call it at `deadline`."""
@@ -262,17 +237,17 @@ class VoterMachine:
 
         More than 1/3 would leave three voters apart for ever of which one begins far ahead, because it lost its memory.
         """
-        if self._statements.latest(self.slot.term) <= self.slot.attempt:
+        if self._statements.latest() <= self.slot.attempt:
             return []
-        attempt = self.electorate.frontier(self._statements.attempts(self.slot.term), self.electorate.blocking)
+        attempt = self.electorate.frontier(self._statements.attempts(), self.electorate.blocking)
         if attempt is None or attempt <= self.slot.attempt:
             return []
-        return self._move(self.slot.at(self.slot.term, attempt), "1/3 of the votes or more are there")
+        return self._move(self.slot.at(attempt), "1/3 of the votes or more are there")
 
     def _start_clock(self, now: float) -> None:
         if self._attempt.since is not None or len(self._statements.of(VoterReady)) < self.electorate.fewest:
             return
-        attempts = self._statements.attempts(self.slot.term)
+        attempts = self._statements.attempts()
         if self.electorate.is_quorum(voter for voter, attempt in attempts.items() if attempt >= self.slot.attempt):
             self._attempt.since = now
 
@@ -309,7 +284,7 @@ class VoterMachine:
         lock, proof = self._lock, propose.newest_proof
         if lock is None or propose.value == lock.value:
             return True
-        return proof is not None and proof.slot.ballot >= lock.slot.ballot
+        return proof is not None and proof.slot.attempt >= lock.slot.attempt
 
     def _precommit(self) -> list[AgreementAction]:
         proof = self.newest_proof
@@ -330,14 +305,14 @@ class VoterMachine:
     # Helpers.
 
     def _find_proposer(self) -> PeerId:
-        return self.electorate.proposer(self.slot.round, self.slot.term + self.slot.attempt)
+        return self.electorate.proposer(self.slot.round, self.slot.attempt)
 
     def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
         left, self.slot = self.proposer, slot
         self.proposer = self._find_proposer()
         self._attempt = _Attempt()
         self._fetching.clear()
-        return [Note("agreement.attempt", left, f"term {slot.term}, attempt {slot.attempt}", reason)]
+        return [Note("agreement.attempt", left, f"attempt {slot.attempt}", reason)]
 
     def _say(self, statement: Statement) -> list[AgreementAction]:
         """Say a statement, one of a kind in a slot. It counts for me at once."""
@@ -355,8 +330,7 @@ class VoterMachine:
             case Propose():
                 self._learn(statement.newest_proof)
             case _:
-                electorate = self.terms[statement.slot.term]
-                voters = self._statements.quorum_with(statement, electorate)
+                voters = self._statements.quorum_with(statement, self.electorate)
                 if voters is not None and isinstance(statement, Prevote):
                     self._learn(PrevoteQuorum(statement.slot, statement.value, voters))
                 elif voters is not None:
@@ -369,16 +343,11 @@ class VoterMachine:
             self.newest_proof = proof
 
     def _see_ahead(self, voter: PeerId, round_: int) -> list[AgreementAction]:
-        """Count a voter that is in a later round; the newest round of each counts.
-
-        Those of my term, as far as I know them, else those of the first one: a later process may begin in a term of which
-        it never hears. Where the owner has appointed others, the voters before them stop nobody.
-        """
-        electorate = self.terms[0] if self.electorate == NOBODY else self.electorate
-        if voter not in electorate.votes:
+        """Count a voter that is in a later round; the newest round of each counts."""
+        if voter not in self.electorate.votes:
             return []
         self._rounds_ahead[voter] = max(round_, self._rounds_ahead.get(voter, 0))
-        reached = electorate.frontier(self._rounds_ahead)
+        reached = self.electorate.frontier(self._rounds_ahead)
         if reached is None or reached <= self._behind:
             return []
         self._behind = reached

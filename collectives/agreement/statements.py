@@ -16,7 +16,7 @@ from ...peer.wire import Precommit, Prevote, Slot
 
 @dataclass(frozen=True, slots=True)
 class QuorumCertificate:
-    """Equal statements by a quorum in one slot. `voters` is sorted, and the electorate is that of the slot's term."""
+    """Equal statements by a quorum in one slot. `voters` is sorted."""
 
     slot: Slot
     value: bytes
@@ -67,5 +67,5 @@ Statement: TypeAlias = VoterReady | Propose | Prevote | Precommit
 
 
 def newest(proofs: Iterable[PrevoteQuorum | None]) -> PrevoteQuorum | None:
-    """Return the proof of the latest ballot."""
-    return max((proof for proof in proofs if proof is not None), key=lambda proof: proof.slot.ballot, default=None)
+    """Return the proof of the latest attempt."""
+    return max((proof for proof in proofs if proof is not None), key=lambda proof: proof.slot.attempt, default=None)

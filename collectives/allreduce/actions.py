@@ -1,6 +1,5 @@
 """The interface between a round and its driver: phases, setup, actions and outcome."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -77,11 +76,7 @@ class Setup:
     may_own: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if a peer gets a part in rosters that I propose."""
     is_prompt: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if a voter that is not ready has more time than a roster gives slow members."""
-    lost_at: Callable[[PeerId], float] = lambda peer: math.inf
-    """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
-    woke: Callable[[], float] = lambda: -math.inf
-    """Returns when my process last went on after a stop in which the others may have lost me."""
+    """Returns True if the proposer waits to a deadline for a voter's word on whose Readys it holds."""
     awaits: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if I wait to a deadline for a member's contribution: others have to be in time."""
     awaits_ready: Callable[[PeerId], bool] = lambda peer: True
@@ -125,8 +120,6 @@ class VoteSetup:
     """My lock of an earlier process, in this round."""
     is_observer: bool = False
     """True if an earlier memory of this round may be lost: I sign nothing before the next one."""
-    least_attempt: int = 0
-    """The first attempt of any term in which I have certainly signed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +365,7 @@ class Outcome:
     withheld: tuple[PeerId, ...] = ()
     """Who left parts of a void attempt without an output or a sketch by others at the deadline."""
     silent: tuple[PeerId, ...] = ()
-    """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
+    """Owners that sent no Have in time, and voters that did not answer a proposer in time."""
     idle: tuple[PeerId, ...] = ()
     """Members that were Ready to contribute to a certified round and are not in its value, or were here and not Ready."""
     masked: tuple[tuple[PeerId, PeerId], ...] = ()

@@ -705,5 +705,5 @@ class RosterRound:
             judge.flagged,
             roster.revision,
             credit,
-            () if slot.term else absent_after(self.table.electorate, roster.members),
+            absent_after(self.table.electorate, roster.members),
         )

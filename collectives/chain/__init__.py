@@ -1,6 +1,5 @@
 """The chain of certificates: quorum, ledger, fork choice, replay.
 
-    branches      Branches of a run's chain after their last common certificate, and which of two holds. Pure.
     certificate   Certificates of rounds: validation, hashes, and the result that they certify. Pure.
     chain         The hash chain of a run's certificates, and a state's position on it. Pure.
     fork_choice   Fork choice: which chain is the run's, and from which member to take its state. Pure.

@@ -19,7 +19,6 @@ from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..agreement.electorate import Electorate
 from ..vector.partition import num_parts
-from .voters import appointed, is_owner, open_appointment
 
 
 def genesis(run: str) -> bytes:
@@ -65,7 +64,7 @@ def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter:
     """
     value = _check_signed_by(certificate, wire.Precommit, verify, charter)
     if charter.authority is not None:
-        check_votes(certificate, Electorate({charter.authority: 1}), charter)
+        check_votes(certificate, Electorate({charter.authority: 1}))
     return value
 
 
@@ -74,29 +73,25 @@ def check_proof(proof: wire.Proof, verify: Verify, *, charter: Charter = OPEN) -
     return _check_signed_by(proof, wire.Prevote, verify, charter)
 
 
-def check_votes(quorum: wire.Certificate | wire.Proof, first: Electorate, charter: Charter = OPEN) -> None:
-    """Raise `ProtocolViolation` unless a validated certificate or proof has a quorum; `first` is the electorate of term 0."""
-    electorate, kind = appointed(quorum, first, charter), type(quorum).__name__.lower()
+def check_votes(quorum: wire.Certificate | wire.Proof, electorate: Electorate) -> None:
+    """Raise `ProtocolViolation` unless a validated certificate or proof has a quorum of its round's electorate."""
+    kind = type(quorum).__name__.lower()
     strangers = sorted(set(quorum.voters) - electorate.votes.keys())
     if strangers:
-        raise ProtocolViolation(f"a {kind} signed by {strangers[0]}, which has no vote in its term")
+        raise ProtocolViolation(f"a {kind} signed by {strangers[0]}, which has no vote in its round")
     if not electorate.is_quorum(quorum.voters):
         raise ProtocolViolation(f"a {kind} with {electorate.votes_of(quorum.voters)} of {electorate.quorum} votes")
 
 
 def check_right_to_vote(certificate: wire.Certificate, charter: Charter) -> None:
-    """Raise `NoRightToVote` unless most voters of a certificate show that they may vote, or the owner has appointed them.
+    """Raise `NoRightToVote` unless most voters of a certificate show that they may vote.
 
     For who does not hold the certificate before it. Where every member votes, and anybody is admitted, that shows nothing.
     """
-    value, slot = value_of(certificate), certificate.slot
+    value = value_of(certificate)
     seats = zip(value.members, value.seats, strict=True)
     may_vote = {peer for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
     may_vote |= charter.keepers or frozenset()
-    if certificate.appointment:
-        signed, appointment = open_appointment(certificate.appointment)
-        if is_owner(signed.sender, charter) and appointment.slot == slot.at(slot.term, 0):
-            may_vote.update(appointment.voters)
     if 2 * len(may_vote.intersection(certificate.voters)) <= len(certificate.voters):
         raise NoRightToVote("a certificate whose voters show no right to vote")
 
@@ -135,8 +130,6 @@ def _check_signed_by(
     for voter, signature in zip(quorum.voters, quorum.signatures, strict=True):
         if not verify(wire.Signed(voter, code, payload, signature)):
             raise BadSignature(f"a certificate with a wrong signature of {voter}")
-    if quorum.appointment and not verify(open_appointment(quorum.appointment)[0]):
-        raise BadSignature("a certificate with a wrong signature under an appointment")
     return value
 
 

@@ -1,8 +1,8 @@
 """The hash chain of a run's certificates, and a state's position on it. Pure.
 
 Theory of operation. A certificate names its predecessor by hash, so certificates from the first round on are a chain.
-The two halves of a partitioned swarm grow two branches from their last common certificate; `branches` says which of
-them holds. The tokens, which rosters sign, each as many as count (`trust.credit_of`), are a figure and decide nothing.
+A certified round is final: two certificates of one round show that voters with more than a third of the votes have
+signed twice. The tokens, which rosters sign, each as many as count (`trust.credit_of`), are a figure and decide nothing.
 
 A chain need not begin with the first round. A late joiner holds it from the certificate of the state that it took.
 """

@@ -1,17 +1,15 @@
 """Fork choice: which chain is the run's, and from which member to take its state. Pure.
 
-A peer that holds a chain follows another one for its certificates alone (`branches`): if it continues mine, each
-certificate with a quorum of the electorate that the one before determines, or if it parts from mine where a partition
-decided a round in different terms, and its roster held more of the votes that both share. Member records, counts of heads
-and claimed tokens decide nothing: keys are free. One kind of continuation needs a second look, at voters only: that of a
-later term which half of the votes or more were not in. I follow it if the voters that are here and not on it, myself
-included, hold no more votes than its roster did: else they can decide that round without it. Those that look for a newer
-state count as well, or peers that all look at once would each find itself alone; those that have just begun were away.
+A peer that holds a chain follows another one for its certificates alone, and only if it continues mine, each certificate
+with a quorum of the electorate that the one before determines. A certified round is final: two quorums of one electorate
+share an honest voter, so two certificates of one round prove that voters with more than a third of the votes have signed
+twice. None of them is better; who meets both stops, and says so (`Relation.TWICE`). Member records, counts of heads and
+claimed tokens decide nothing: keys are free.
 
-A newcomer holds no certificate to start from. Among the chains that it can verify from the founders' first round on, the
-rule of branches decides; where all are too long for that, it chooses the head that more members state. A join link that
-names a certificate (`&at=`) saves it from choosing. At the start of a run, where some have no certificate yet, a chain
-that it cannot verify, or that is in doubt, counts if more members are on it, or if those left behind are no quorum.
+A newcomer holds no certificate to start from. It prefers chains that it can verify from the founders' first round on;
+where all are too long for that, it chooses the head that more members state. A join link that names a certificate
+(`&at=`) saves it from choosing. At the start of a run, where some have no certificate yet, a chain that it cannot verify
+counts if more members are on it, or if those left behind are no quorum.
 
 A stated head is a claim. It counts once its certificates are validated (`state.head_proofs`).
 """
@@ -19,26 +17,32 @@ A stated head is a claim. It counts once its certificates are validated (`state.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from ...dht.members.body import MemberState
 from ...dht.members.table import Member
 from ...dht.run.layout import NO_LAYOUT
-from ...peer.base.digest import DIGEST_BYTES
 from ...peer.base.errors import UsageError
 from ...peer.base.transport import PeerId
 from ...peer.wire import MAX_PARTS
-from .branches import Branch, Relation, order, rank_of
 from .chain import NOTHING, ChainPosition, Head
 from .quorum import quorum
 
-NO_ROOT = bytes(DIGEST_BYTES)
-"""The root that a member states until it holds the run's state for the first time."""
 ENOUGH = MAX_PARTS // 2 + 1
 """Members on a chain beyond which more of them do not count: more than half a roster."""
 
 MAX_NAMED = 3
 """Peers that an error names."""
+
+
+class Relation(Enum):
+    """How another chain relates to mine."""
+
+    EXTENDS = "it continues my chain"
+    TWICE = "it parts from my chain: voters with more than a third of the votes have signed both, so neither counts"
+    APART = "it shares no certificate with my chain that I hold"
+    OLDER = "it ends before the first certificate that I know"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,8 @@ class HeadProof:
     """How its chain relates to mine; None if I had none."""
     base: Head
     """What of my chain that depends on: my head, or the first certificate by which mine differs."""
-    branch: Branch
-    """Its first certificate after the last common one, and those after that which are in doubt; for a newcomer all of
-    them, if its chain was verified from the first round on."""
+    is_whole: bool = False
+    """True if a newcomer has verified its chain from the first round on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,6 @@ def position_in_body(place: ChainPosition) -> dict[str, Any]:
 def training(members: Sequence[Member]) -> list[Member]:
     """Return the members that hold a state and are expected in rounds."""
     return [member for member in members if member.body.state == MemberState.TRAINING]
-
-
-def has_settled(member: Member) -> bool:
-    """Return True if a member has been in rounds since its process began, also while it looks for a newer state."""
-    return member.body.state == MemberState.TRAINING or member.body.root != NO_ROOT
 
 
 def is_keeper(member: Member) -> bool:
@@ -171,24 +169,8 @@ def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | Non
     foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
     if chains.head == NOTHING:
         return _elected_by_newcomer(foreign, stated, chains)
-    settled = [member for member in members if member.peer != me and has_settled(member)]
-    followed = [head for head, proof in foreign.items() if _is_followed(head, proof, settled, me)]
-    return min(followed, key=lambda head: _preference(head, foreign[head].branch), default=None)
-
-
-def _is_followed(head: Head, proof: HeadProof, others: Sequence[Member], me: PeerId) -> bool:
-    if proof.relation not in (Relation.EXTENDS, Relation.WINS):
-        return False
-    elsewhere = {me, *(member.peer for member in others if head_of(member) != head)}
-    decided = 1 if proof.relation is Relation.WINS else 0  # The votes of that certificate have been compared to mine.
-    doubts = [step for step in proof.branch[decided:] if step.doubted is not None]
-    return all(step.doubted.votes_of(elsewhere) <= step.votes for step in doubts if step.doubted is not None)
-
-
-def _preference(head: Head, branch: Branch) -> tuple[int, tuple[int, bytes], int, bytes]:
-    """Return the sort key of heads that I may follow: as the rule of branches orders them among each other."""
-    parts = (branch[0].round, order(branch[0])) if branch else (0, (0, b""))
-    return *parts, -head.round, head.hash
+    followed = [head for head, proof in foreign.items() if proof.relation is Relation.EXTENDS]
+    return min(followed, key=lambda head: (-head.round, head.hash), default=None)
 
 
 def _elected_by_newcomer(foreign: Mapping[Head, HeadProof], stated: Mapping[Head, int], chains: Chains) -> Head | None:
@@ -200,10 +182,10 @@ def _elected_by_newcomer(foreign: Mapping[Head, HeadProof], stated: Mapping[Head
     def by_count(head: Head, members: int) -> tuple[int, int, bytes]:
         return -min(members, ENOUGH), -head.round, head.hash
 
-    verified = [head for head, proof in foreign.items() if proof.branch]
-    best = min(verified or foreign, key=lambda head: (rank_of(foreign[head].branch), by_count(head, stated[head])))
-    if verified and all(step.doubted is None for step in foreign[best].branch):
-        return best
+    verified = [head for head, proof in foreign.items() if proof.is_whole]
+    if verified:
+        return min(verified, key=lambda head: (-head.round, -stated[head], head.hash))
+    best = min(foreign, key=lambda head: by_count(head, stated[head]))
     is_stuck = min(with_me, MAX_PARTS) < quorum(min(num_members, MAX_PARTS))
     more = by_count(best, stated[best]) < by_count(chains.place.head, with_me)
     return best if more or is_stuck else None

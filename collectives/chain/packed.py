@@ -61,8 +61,26 @@ def checked(
     for place, certificate in enumerate(certificates):
         value = check_certificate(certificate, verify, charter=charter)
         if place or before is not None or value.round == 1:
-            check_votes(certificate, electorate, charter)
+            check_votes(certificate, electorate)
             if why_not := why_not_revised(last, value, charter):
                 raise ProtocolViolation(f"the certificate of round {value.round}: {why_not}")
         last, electorate = value, electorate_after(value, charter)
     return links
+
+
+def why_not_next(
+    certificate: wire.Certificate, decision: tuple[wire.RunId, int, bytes], before: wire.Certificate | None, charter: Charter
+) -> str:
+    """Return why a validated certificate does not decide this (run, round, previous) after `before`; empty if it does."""
+    if certificate.slot.round != decision[1]:
+        return f"my round is {decision[1]}"
+    if certificate.slot.decision != decision:
+        return "it continues another chain than mine"
+    last = None if before is None else value_of(before)
+    if why_not := why_not_revised(last, value_of(certificate), charter):
+        return why_not
+    try:
+        check_votes(certificate, electorate_after(last, charter))
+    except ProtocolViolation as error:
+        return str(error)
+    return ""

@@ -15,7 +15,7 @@ def quorum(members: int) -> int:
 
 def ranked(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Sort peers by their rank in one attempt: a hash that nobody chooses."""
-    place = f"{slot.run} {slot.round} {slot.term} {slot.attempt}"
+    place = f"{slot.run} {slot.round} {slot.attempt}"
     return tuple(sorted(peers, key=lambda peer: _rank(place, peer)))
 
 

@@ -28,11 +28,11 @@ from ..accountability.conduct import Conduct
 from ..agreement.actions import AgreementTiming, Note
 from ..agreement.electorate import LIAR_PROOF, Electorate
 from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
-from ..chain.branches import why_not_next
 from ..chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from ..chain.kept_outputs import Outputs
+from ..chain.packed import why_not_next
 from ..chain.quorum import drawn_for, ranked_in_draw
-from ..chain.voters import electorate_after, is_by_appointer, is_needed, why_no_quorum
+from ..chain.voters import electorate_after, is_needed, why_no_quorum
 from ..robust.checks import commitment
 from ..round.deadlines import Deadlines
 from ..round.early import EarlyMessages
@@ -54,7 +54,7 @@ MAX_SENT = 4
 READY = wire.code_of_kind(wire.Ready)
 NAMED = (wire.Commit, wire.Have, wire.Sketch)
 """What a cut may name: also of a member that was banned since, if another one shows it."""
-VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit, wire.Appointment)
+VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Averager:
         node.on_message(wire.Signed, self._receive)
         node.on_message(wire.Certificate, self._receive_certificate)
         node.on_message(wire.Proof, self._receive_proof)
-        serve_votes(node, spec, lambda: self._vote_on().show(), self._take)
+        serve_votes(node, spec.run, lambda: self.round)
         node.on_lost(self._lose)
 
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
@@ -157,7 +157,7 @@ class Averager:
 
     @property
     def electorate(self) -> Electorate:
-        """The voters of my round, in the term that I am in."""
+        """The voters of my round."""
         return self._vote.electorate if self._vote is not None else electorate_after(self._value, self._spec.charter)
 
     @property
@@ -171,8 +171,7 @@ class Averager:
     @property
     def why_no_quorum(self) -> str:
         """Why the members that are here cannot decide, so that who trains need not wait for it; empty if they can."""
-        is_appointed = self._vote is not None and self._vote.may_enter(self._vote.slot.term + 1)
-        return "" if is_appointed else why_no_quorum(self.electorate, self._spec.charter, self._members())
+        return why_no_quorum(self.electorate, self._spec.charter, self._members())
 
     @property
     def finishing(self) -> bool:
@@ -235,6 +234,8 @@ class Averager:
         spec, members = self._spec, self._members()
         if banned := self._conduct.bans.mine:
             return f"this peer is banned from the run: {banned}"
+        if self._conduct.alarm:
+            return self._conduct.alarm
         if len(members) < spec.min_peers:
             return f"{len(members)} members are here, the run asks for {spec.min_peers}"
         if spec.charter.authority is not None and spec.charter.authority not in members:
@@ -296,14 +297,13 @@ class Averager:
             self._vote = Vote(
                 VoteSetup(
                     me=node.peer_id,
-                    slot=first.at(*conduct.begin(first)),
+                    slot=first.at(conduct.begin(first)),
                     electorate=electorate,
                     charter=spec.charter,
                     timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling),
                     sign=conduct.guard.sign,
                     verify=verify_signed,
                     proof=conduct.guard.lock_in(first.decision),
-                    least_attempt=conduct.guard.far,
                     is_observer=conduct.guard.is_lost and len(electorate.votes) >= LIAR_PROOF,
                 )
             )
@@ -369,8 +369,6 @@ class Averager:
             trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
-            lost_at=self._relays.lost_at,
-            woke=lambda: node.running.woke,
             awaits=self._conduct.awaits,
             awaits_ready=self._conduct.awaits_ready,
             awaits_sketch=self._conduct.awaits_sketch,
@@ -386,8 +384,7 @@ class Averager:
         own = carrier == signed.sender
         if not own and self._attempt is not None and signed.code == READY:
             self._show(carrier, signed)
-        is_known = own or self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
-        if not (self._takes_part(carrier) and is_known):
+        if not (self._takes_part(carrier) and (own or self._takes_part(signed.sender))):
             if (dropped := self._newcomers.keep(carrier, signed)) is not None:
                 self._node.refuse(dropped, "round", "it or the signer of its message is no member")
             return
@@ -436,11 +433,8 @@ class Averager:
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
             attempt.receive(signed, message)
         elif isinstance(message, VOTE_MESSAGES):
-            vote = self._vote_on()
-            if isinstance(message, wire.Appointment):
-                vote.tell(self._active())  # Those that train have no vote, and are to become ready.
             try:
-                self._do(vote.receive(signed, message, self._now()))
+                self._do(self._vote_on().receive(signed, message, self._now()))
             except RemoteError as error:  # Not its carrier, which need not have seen that.
                 self._node.charge(signed.sender, type(message).__name__, error)
         self.behind = self.behind or (self._vote is not None and self._vote.behind)
@@ -509,11 +503,11 @@ class Averager:
             return
         if proof.slot.decision != self._slot.decision:
             return
-        charter, first = self._spec.charter, electorate_after(self._value, self._spec.charter)
+        charter, electorate = self._spec.charter, self.electorate
 
         def work() -> None:
             check_proof(proof, verify_signed, charter=charter)
-            check_votes(proof, first, charter)
+            check_votes(proof, electorate)
 
         self._node.verify(carrier, "proof", wire.MAX_PARTS, work, lambda _: self._take_proof(carrier, proof))
 

@@ -12,7 +12,6 @@ bounded for each pair and round, and it serves few pairs of one reader, and of a
 costs it little, also with many keys.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -66,9 +65,6 @@ class Relays:
         self._secret = node.identity.sign(f"relays of {run}".encode())
         """Nobody else can foresee which relays I choose: else two keys could be made to be mine."""
         self._salt = self._secret
-        self._began = node.running.now()
-        self._lost_at: dict[PeerId, float] = {}
-        """Voters that nobody here could hear any more, and since when; infinity once they have sent me something again."""
         self._sought: dict[PeerId, set[PeerId]] = {}
         """The relays to each member that I have lost, and they have not."""
         self._passed: dict[tuple[int, PeerId, PeerId], _Passed] = {}
@@ -86,7 +82,6 @@ class Relays:
         """Enter an attempt: other relays are asked for the members that I have lost. `members` may be relays."""
         self._round, self._salt = round_, self._secret + f"{round_} {attempt}".encode()
         self._passed = {pair: passed for pair, passed in self._passed.items() if pair[0] >= round_}
-        self._lost_at = {peer: at for peer, at in self._lost_at.items() if peer in self._voters()}
         for peer in sorted(self._sought):
             self._seek(peer, "no relay to it is here", members)
 
@@ -104,18 +99,9 @@ class Relays:
             if author not in self._sought:
                 self._seek(author, f"{peer}, the last relay to it, was lost", members)
 
-    def lost_at(self, peer: PeerId) -> float:
-        """Return since when nobody here has heard a voter that is away; since I came, if I have not met it.
-
-        Infinity if it has been heard since, and only my attempt has not met it again.
-        """
-        return self._lost_at.get(peer, self._began)
-
     def heard(self, peer: PeerId) -> None:
         """Record that a member has sent me something itself: it needs no relay."""
         self._sought.pop(peer, None)
-        if peer in self._lost_at:
-            self._lost_at[peer] = math.inf
 
     def pass_on(self, round_: int, author: PeerId, message: Said) -> None:
         """Pass a checked statement of a member on to those that have lost it."""
@@ -129,16 +115,11 @@ class Relays:
         ranked = sorted(known, key=lambda relay: keyed("relay", self._salt, *map(str.encode, (peer, relay))))
         self._sought.pop(peer, None)
         if not ranked or len(self._sought) >= MAX_PAIRS or peer in self._node.guard.banned:
-            self._give_up(peer, reason)
+            self._lose(peer, reason)
             return
         self._sought[peer] = set(ranked[:NUM_RELAYS])
         self._node.telemetry.emit("relay.sought", peer=peer, step="round", reason=reason, round=self._round)
         self._node.send(ranked[:NUM_RELAYS], wire.Unheard(self._run, self._round, peer, asks=True))
-
-    def _give_up(self, peer: PeerId, reason: str) -> None:
-        if peer in self._voters() and self._lost_at.get(peer, math.inf) == math.inf:
-            self._lost_at[peer] = self._node.running.now()  # A dial that fails later makes it no shorter.
-        self._lose(peer, reason)
 
     def _without(self, peer: PeerId, relay: PeerId) -> None:
         self._sought[peer].discard(relay)
@@ -153,7 +134,7 @@ class Relays:
             if carrier in self._sought.get(peer, ()):
                 self._without(peer, carrier)
                 if peer not in self._sought:
-                    self._give_up(peer, "its relays have lost it, too")
+                    self._lose(peer, "its relays have lost it, too")
         elif peer not in node.watched:  # Whatever the round: who waits for my answer counts a dead member as here.
             if round_ == self._round and not self._serves_enough(round_, peer, carrier):
                 self._show(carrier, round_, peer)  # A cut may name what it has said before.

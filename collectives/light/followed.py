@@ -2,9 +2,7 @@
 
 A bootstrap that follows a run holds its newest certificate and the marks of its chain. It takes the next certificate if
 that continues this chain and has a quorum of the electorate which the one before determines, by the rules of the signed
-manifest. It never goes back, never changes to another branch, and needs no tensor for that. One kind of certificate it
-leaves to the members: that of a later term which half of the votes or more were not in, since only who meets the other
-voters can tell whether they went on without it (`chain.branches`).
+manifest. It never goes back, never changes to another chain, and needs no tensor for that.
 """
 
 from collections.abc import Sequence
@@ -55,12 +53,9 @@ class FollowedRun:
 
 
 def charter_followed(signed: SignedManifest) -> Charter | None:
-    """Return the rules of a run that a bootstrap can follow; None for one that shows its certificates to members only.
-
-    Neither is one followed whose voters are whoever is present after a stall: a partition makes two of its chains.
-    """
+    """Return the rules of a run that a bootstrap can follow; None for one that shows its certificates to members only."""
     charter = charter_of(signed)
-    return charter if charter.earned and charter.stall != "present" else None
+    return charter if charter.earned else None
 
 
 def before_first_round(run: str, network: str) -> FollowedRun:
@@ -104,9 +99,9 @@ def _check_next(
 
 
 def num_signatures(certificate: wire.Certificate) -> int:
-    """Return how many signatures a certificate takes to check: of its voters, seats and appointment."""
+    """Return how many signatures a certificate takes to check: of its voters and seats."""
     seats = value_of(certificate).seats
-    return len(certificate.voters) + sum(bool(seat.voucher) + bool(seat.invite) for seat in seats) + 1
+    return len(certificate.voters) + sum(bool(seat.voucher) + bool(seat.invite) for seat in seats)
 
 
 def encode_followed(followed: FollowedRun) -> bytes:

@@ -92,7 +92,6 @@ def recent_figures(row: RecentRound, peers: dict[PeerId, int]) -> dict[str, Any]
         "voters": places(row.voters),
         "quorum": row.quorum,
         "total": row.total,
-        "term": row.term,
         "attempt": row.attempt,
     }
 

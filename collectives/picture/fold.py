@@ -6,9 +6,9 @@ determines has signed it. Backwards it takes a page whose last certificate the o
 voters of each are checked by the one before it. So one trusted certificate makes all others verified, and the order in
 which they arrive changes nothing.
 
-Another branch is taken where `chain.branches` says that it wins at the first certificates after the parting; the rounds
-after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates, and
-the credit of `MAX_CONTRIBUTORS`, of whom those with the least tokens are forgotten.
+A certified round is final: another certificate of one that is held changes nothing (`Relation.TWICE`). Memory is bounded:
+`MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates, and the credit of `MAX_CONTRIBUTORS`, of whom
+those with the least tokens are forgotten.
 """
 
 from collections import Counter, deque
@@ -25,11 +25,11 @@ from ...peer.wire.signed import Verify
 from ..accountability.credit import PeerCredit
 from ..accountability.trust import Trust, TrustRecord
 from ..agreement.electorate import Electorate
-from ..chain.branches import Relation, relation, steps_of
 from ..chain.certificate import certificate_hash, genesis, value_of
 from ..chain.chain import NOTHING, ChainLink, Head
+from ..chain.fork_choice import Relation
 from ..chain.packed import checked
-from ..chain.voters import appointed, electorate_after, open_appointment
+from ..chain.voters import electorate_after
 from ..evaluation.draw import DueEvaluation
 from ..vector.codec import CELL
 from .picture import NOT_COUNTED, CertifiedRound, RecentRound
@@ -40,7 +40,7 @@ MAX_RECENT = 200
 MAX_DUE = 200
 """Evaluations that are held, as many as rounds by name."""
 KEPT_WHOLE = 64
-"""Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
+"""Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds)."""
 MAX_CONTRIBUTORS = 20_000
 """Contributors whose credit is held: keys are free, and a run may go on for years."""
 ROOT_SHOWN_BYTES = 4
@@ -71,7 +71,7 @@ class ChainView:
     is_full: bool
     """True if no older rounds are missing, or none would fit."""
     electorate: Electorate
-    """The voters of the next round, in its first term."""
+    """The voters of the next round."""
     rows: tuple[CertifiedRound, ...]
     """A row for each round that is held, in order."""
     recent: tuple[RecentRound, ...]
@@ -93,7 +93,7 @@ class ChainView:
     """True if the certificate that the fold was begun to reach is on the chain."""
 
     def joins(self, certificate: wire.Certificate) -> bool:
-        """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
+        """Return True if a certificate follows one that is held whole, or is one, so that its chain can be compared."""
         return certificate.slot.previous in self.hashes or certificate_hash(certificate) in self.hashes
 
     def is_on_chain(self, head: Head) -> bool:
@@ -173,37 +173,26 @@ class ChainFold:
         Whatever was held is dropped. Raises `RemoteError`.
         """
         checked([certificate], self._charter.run, self._verify, self._charter)
-        self._cut(0)
+        self.drop()
         self._anchor, self._is_anchored = anchor, False
         self._append(certificate, None, sight)
 
-    def extend(
-        self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
-    ) -> RemoteError | None:
-        """Take the certificates that continue the chain, up to the first that does not; returns why that one does not.
-
-        A round that half of the votes or more were not in is not taken while more votes than it had are `elsewhere`: held
-        by members that are here and state another chain (`chain.fork_choice`).
-        """
+    def extend(self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN) -> RemoteError | None:
+        """Take the certificates that continue the chain, up to the first that does not; returns why that one does not."""
         for certificate in page:
             before = self.newest
             try:
-                self._check_next(certificate, before, elsewhere)
+                self._check_next(certificate, before)
             except RemoteError as error:
                 return error
             self._append(certificate, before, sight)
         return None
 
-    def _check_next(
-        self, certificate: wire.Certificate, before: wire.Certificate | None, elsewhere: Collection[PeerId]
-    ) -> None:
+    def _check_next(self, certificate: wire.Certificate, before: wire.Certificate | None) -> None:
         head, origin = self.head, genesis(self._charter.run)
         if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash if before else origin):
             raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not follow round {head.round}")
         checked([certificate], self._charter.run, self._verify, self._charter, before=before)
-        (step,) = steps_of([certificate], before, self._charter)
-        if step.doubted is not None and step.doubted.votes_of(elsewhere) > step.votes:
-            raise ProtocolViolation(f"{step.votes} of {step.doubted.total} votes decided round {step.round}, others are here")
 
     def prepend(self, page: Sequence[wire.Certificate], losses: Mapping[int, float] = NO_LOSSES) -> None:
         """Take a page that ends right before the oldest certificate, with what its sender claims as losses by round.
@@ -232,17 +221,13 @@ class ChainFold:
 
     def drop(self) -> None:
         """Drop all that is held."""
-        self._cut(0)
+        for held in (self._kept, self._rows, self._recent, self._due, self._tokens, self._rounds):
+            held.clear()
 
-    def take_branch(
-        self, branch: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
-    ) -> Relation | None:
-        """Take consecutive certificates that may part from the chain; None if it holds them all. Raises `RemoteError`.
-
-        They are taken if they extend the chain, or win where they part from it.
-        """
+    def take_trail(self, trail: Sequence[wire.Certificate], sight: Sight = UNSEEN) -> Relation | None:
+        """Take consecutive certificates if they extend the chain; None if it holds them all. Raises `RemoteError`."""
         held = {certificate_hash(certificate): place for place, certificate in enumerate(self._kept)}
-        new = [certificate for certificate in branch if certificate_hash(certificate) not in held]
+        new = [certificate for certificate in trail if certificate_hash(certificate) not in held]
         if not new:
             return None
         place = held.get(new[0].slot.previous, -1)
@@ -251,17 +236,11 @@ class ChainFold:
             return Relation.APART
         before = self._kept[place] if place >= 0 else None
         checked(new, self._charter.run, self._verify, self._charter, before=before)
-        mine = self._kept[place + 1] if place + 1 < len(self._kept) else None
-        (other,) = steps_of(new[:1], before, self._charter)
-        ours = None if mine is None else steps_of([mine], before, self._charter)[0]
-        how = relation(ours, other, self._charter)
-        if how in (Relation.EXTENDS, Relation.WINS):
-            if how is Relation.EXTENDS and other.doubted is not None and other.doubted.votes_of(elsewhere) > other.votes:
-                return Relation.LOSES
-            self._cut(new[0].slot.round)
-            for certificate in new:
-                self._append(certificate, self.newest, sight)
-        return how
+        if place + 1 < len(self._kept):
+            return Relation.TWICE
+        for certificate in new:
+            self._append(certificate, self.newest, sight)
+        return Relation.EXTENDS
 
     def _earned(self) -> Mapping[PeerId, TrustRecord]:
         basis = self.head.hash, len(self._kept)
@@ -286,33 +265,20 @@ class ChainFold:
             self._due.append(due)
         self._count(certificate)
 
-    def _count(self, certificate: wire.Certificate, sign: int = 1) -> None:
-        """Count a round's vector and contributions, or take them back; see whether it is the anchor."""
+    def _count(self, certificate: wire.Certificate) -> None:
+        """Count a round's vector and contributions; see whether it is the anchor."""
         value = value_of(certificate)
-        if self._anchor is not None and sign > 0 and value.round == self._anchor.round:
+        if self._anchor is not None and value.round == self._anchor.round:
             self._is_anchored = certificate_hash(certificate) == self._anchor.hash
         self._num_cells = max(self._num_cells, value.bounds[-1])
         peers = [value.members[index] for index in value.contributors]
         for place, peer in enumerate(peers):
-            if sign > 0 or peer in self._rounds:  # Of who was forgotten nothing is taken back.
-                self._rounds[peer] += sign
-                self._tokens[peer] += sign * (value.credit[place] if value.credit else 0)  # Version 0.1 lists none.
+            self._rounds[peer] += 1
+            self._tokens[peer] += value.credit[place] if value.credit else 0  # Version 0.1 lists none.
         if len(self._rounds) > MAX_CONTRIBUTORS:
             kept = self._credited()[: MAX_CONTRIBUTORS * 3 // 4]  # Fewer, so that not every round sorts all of them.
             self._rounds = Counter({one.peer: one.rounds for one in kept})
             self._tokens = Counter({one.peer: one.tokens for one in kept})
-
-    def _cut(self, round_: int) -> None:
-        """Drop all rounds from this one on: of those that are held whole some of the last, or all."""
-        for certificate in self._kept:
-            if certificate.slot.round >= round_ > 0:
-                self._count(certificate, -1)
-        if not round_:
-            self._tokens.clear()
-            self._rounds.clear()
-        for held in (self._kept, self._rows, self._recent, self._due):
-            while held and _round_of(held[-1]) >= round_:
-                held.pop()
 
 
 def row_of(certificate: wire.Certificate, sight: Sight) -> CertifiedRound:
@@ -326,7 +292,6 @@ def row_of(certificate: wire.Certificate, sight: Sight) -> CertifiedRound:
         contributors=len(value.contributors),
         flagged=len(value.flagged),
         voters=len(certificate.voters),
-        term=slot.term,
         attempt=slot.attempt,
         loss=sight.loss,
         root=value.next_root[:ROOT_SHOWN_BYTES].hex(),
@@ -339,8 +304,7 @@ def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, ch
     names = tuple(map(intern, value.members))  # The same in all rounds: one copy of each.
     electorate = None
     if before is not None or slot.round == 1:
-        electorate = appointed(certificate, electorate_after(None if before is None else value_of(before), charter), charter)
-    author = open_appointment(certificate.appointment)[0].sender if certificate.appointment else ""
+        electorate = electorate_after(None if before is None else value_of(before), charter)
     keepers = () if charter.keepers is None else charter.founders | set(certificate.voters)
     return RecentRound(
         round=slot.round,
@@ -354,9 +318,7 @@ def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, ch
         voters=tuple(map(intern, certificate.voters)),
         quorum=None if electorate is None else electorate.quorum,
         total=None if electorate is None else electorate.total,
-        term=slot.term,
         attempt=slot.attempt,
-        appointed_by=author,
     )
 
 
@@ -373,7 +335,3 @@ def _away(
             yield peer, NOT_COUNTED
         elif index not in value.contributors:
             yield peer, VOTED if peer in keepers else NOT_CUT
-
-
-def _round_of(held: wire.Certificate | CertifiedRound | RecentRound | DueEvaluation) -> int:
-    return held.slot.round if isinstance(held, wire.Certificate) else held.round

@@ -31,10 +31,6 @@ class TroubleKind(StrEnum):
     """A contribution did not count (`NOT_COUNTED`). One of few steps does, by its tokens."""
     VOID = "void"
     """Attempts of a round ended without effect."""
-    TERM = "term"
-    """A round was decided in a later term, after a stall."""
-    APPOINTMENT = "appointment"
-    """As `TERM`, by voters that somebody has appointed."""
     FORK = "fork"
     """A member showed another chain than the one that is followed."""
     LIAR = "liar"
@@ -60,7 +56,6 @@ class CertifiedRound:
     flagged: int
     voters: int
     """Voters that signed."""
-    term: int
     attempt: int
     loss: float | None
     """The median of the losses that members stated when it was seen; claimed."""
@@ -86,10 +81,7 @@ class RecentRound:
     quorum: int | None
     """The votes that a decision needed, of all `total`; both None where the certificate before is not known."""
     total: int | None
-    term: int
     attempt: int
-    appointed_by: PeerId
-    """Who appointed the voters of a later term; empty if nobody did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

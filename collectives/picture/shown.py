@@ -111,12 +111,6 @@ def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]
     for row in recent:
         time = times.get(row.round)
         found += [RunTrouble(row.round, time, TroubleKind.FLAG, peer, NOT_COUNTED) for peer in row.flagged]
-        if row.appointed_by:
-            reason = f"decided in term {row.term}, by voters that were appointed after a stall"
-            found.append(RunTrouble(row.round, time, TroubleKind.APPOINTMENT, row.appointed_by, reason))
-        elif row.term:
-            reason = f"decided in term {row.term}, after a stall"
-            found.append(RunTrouble(row.round, time, TroubleKind.TERM, "", reason))
         if row.attempt:
             attempts = "attempt" if row.attempt == 1 else "attempts"
             reason = f"{row.attempt} {attempts} without effect before the one that counts"

@@ -16,10 +16,6 @@ class VotesHere:
     electorate: Electorate
     here: tuple[PeerId, ...]
     """The voters that hold the run's state and have answered."""
-    term: int = 0
-    """The term of the round after it that these voters are of."""
-    appointed_by: PeerId = ""
-    """Who has appointed them; empty if they follow from the certificates."""
     owner: PeerId = ""
     """The run's owner."""
     away: float = 0.0
@@ -42,16 +38,12 @@ class VotesHere:
             "votes": electorate.votes_of(self.here),
             "quorum": electorate.quorum,
             "total": electorate.total,
-            "term": self.term,
-            "appointed_by": self.appointed_by,
         }
 
     def __str__(self) -> str:
         electorate, minutes = self.electorate, int(self.away // 60)
-        author = f", appointed by {self.appointed_by[-SHORT_ID:]}" if self.appointed_by else ""
-        term = f"term {self.term} of round {self.round + 1}{author}; " if self.term else ""
         if not electorate.is_quorum(self.here):
-            return term + electorate.awaits(self.here, self.owner, f", away for {minutes} min or longer" if minutes else "")
+            return electorate.awaits(self.here, self.owner, f", away for {minutes} min or longer" if minutes else "")
         missing = f"; missing: {', '.join(voter[-SHORT_ID:] for voter in self.missing)}" if self.missing else ""
         votes = f"{electorate.votes_of(self.here)} of {electorate.total} votes are here, {electorate.quorum} needed"
-        return term + votes + missing
+        return votes + missing

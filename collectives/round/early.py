@@ -63,10 +63,10 @@ class EarlyMessages:
         return taken
 
     def _drop_earliest(self, peer: PeerId) -> None:
-        """Drop a peer's message of the lowest round, term and attempt, of several the oldest."""
+        """Drop a peer's message of the lowest round and attempt, of several the oldest."""
         queue = self._queues[peer]
         slots = [message.slot for _, message in queue]
-        earliest = min(range(len(queue)), key=lambda index: (slots[index].round, slots[index].ballot))
+        earliest = min(range(len(queue)), key=lambda index: (slots[index].round, slots[index].attempt))
         signed, _ = queue[earliest]
         del queue[earliest]
         self._count(peer, -len(signed.payload))

@@ -7,7 +7,6 @@ it. So members, bounds and revision are a function of bytes that everybody sees,
 is in the roster of all, or of nobody. What a voter knows alone, such as a ban, enters through its word.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -30,10 +29,6 @@ from ..vector.partition import check_bounds, num_parts
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]
-TERM_SECONDS = 15.0
-"""Without a decision; after them a round goes on in a later term, with the voters that are here."""
-LATE_TRAINING = 2.0
-"""Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
 BASIS_BYTES, WORD_BYTES = 1_000, 250
 """Bytes of a roster's basis, at most, beside Readys and Heards, and of a voter's Heard beside its marks."""
@@ -234,57 +229,9 @@ def _least_revision(heards: Mapping[PeerId, wire.Heard], electorate: Electorate)
     return electorate.frontier({voter: it.revision for voter, it in heards.items()}) or 0
 
 
-def unready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> list[PeerId]:
-    """Return the voters that are here and not ready, and would be a quorum with those that are; none if I cannot know.
-
-    Who is in a later term will not be ready in mine.
-    """
-    if vote.term_began is None or setup.phase_seconds == math.inf:
-        return []
-    in_term = [peer for peer in here if peer not in vote.ready or vote.ready[peer][1].slot.term <= vote.slot.term]
-    missing = [peer for peer in in_term if peer in vote.electorate.votes and peer not in vote.reached]
-    return missing if vote.electorate.is_quorum(in_term) else []
-
-
 def is_training(setup: Setup, vote: Vote, here: Collection[PeerId]) -> bool:
     """Return True if I train, or a member that is here and was Ready for the round does."""
     return bool(setup.ready.tokens) or any(ready.tokens and peer in here for peer, (_, ready) in vote.ready.items())
-
-
-def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
-    """Return when a term stalls in which these voters still train.
-
-    They have two of my inner phases or the ceiling, whichever is longer; without this rule the first to be ready would
-    decide alone wherever the others train for some seconds longer. Voters that were silent lately have the time that a
-    roster gives slow members: else one that is Ready in every second round would cost as much in each of the others.
-    They shorten nobody else's time. After a stop of my process all have their time anew: I have to meet them again.
-    """
-    began = -math.inf if vote.term_began is None else max(vote.term_began, setup.woke())
-    if any(map(setup.is_prompt, missing)):
-        return began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
-    return began + (min(setup.timing.gather, TERM_SECONDS) if missing else TERM_SECONDS)
-
-
-def away_until(setup: Setup, vote: Vote, here: Collection[PeerId], usual: float) -> float:
-    """Return when a term stalls, where those decide that are present, because of voters that nobody here has heard.
-
-    All voters that are here must be ready; else the term stalls at the `usual` time. Of the others I wait for the return:
-    `TERM_SECONDS` from their loss and not from my Ready, so that a partition that makes two chains is no shorter. Losses
-    long after my Ready delay it by as much again at most: a voter can be lost as often as it likes. A few seconds are
-    enough if more than half of the votes are ready, since those that are away cannot be more. Who has no vote appoints
-    nobody, and follows those that have one.
-    """
-    electorate = vote.electorate
-    present = {peer for peer in here if peer in electorate.votes}
-    ready = present & vote.reached
-    away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
-    if setup.charter.stall != "present" or ready < present or not ready or away == math.inf:
-        return usual
-    if vote.slot.term and vote.term_began is not None:
-        away = max(away, vote.term_began)  # Else I would appoint term after term at once.
-    if 2 * electorate.votes_of(ready) > electorate.total or vote.me not in electorate.votes:
-        return min(usual, away + min(setup.timing.gather, TERM_SECONDS))
-    return min(usual, away) + TERM_SECONDS
 
 
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:

@@ -44,6 +44,8 @@ ASKS_AFTER = 8
 """After so small a part of the time to close the gathering, voters ask others for Readys that they lack."""
 LEAST_CARRIERS = 2
 """Voters that pass the roster on to a member without a vote: one may be cut off from it."""
+STALL_SECONDS = 15.0
+"""Seconds after which a peer that is Ready says that too few voters are: restarted ones have mostly come back by then."""
 RESTARTS = 3
 """Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
@@ -92,7 +94,8 @@ class Round:
         self._idle: set[PeerId] = set()
         """Members without a vote that were not Ready when this peer took the roster, or left while all waited for them."""
         self._patience = now + setup.timing.patience
-        self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
+        self._stalls_at = now + STALL_SECONDS
+        """When this peer says that too few voters are here to decide; infinite once it has."""
         self._due = self._ends = self._patience
         """The present deadline, and when I, without a vote, give up the attempt that the voters have not ended."""
         self._stepped = now
@@ -169,9 +172,9 @@ class Round:
         if isinstance(message, wire.VoteMessage):
             self._has_news = True
             return [*self.vote.receive(signed, message, now), *self._heard(signed, message, now)]
-        if message.slot.decision != self.slot.decision or message.slot.ballot < self.slot.ballot:
+        if message.slot.decision != self.slot.decision or message.slot.attempt < self.slot.attempt:
             return []
-        if message.slot.ballot > self.slot.ballot:
+        if message.slot.attempt > self.slot.attempt:
             self._later.add(signed, message)
             return []
         if self._table is not None and signed.sender not in self._table.places:
@@ -330,7 +333,7 @@ class Round:
 
     def _heard(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         """React to a statement that the vote has taken."""
-        table, later = self._table, message.slot.ballot > self.slot.ballot
+        table, later = self._table, message.slot.attempt > self.slot.attempt
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
                 return self._leave(signed.sender, f"it is in attempt {message.slot.attempt}", now)
@@ -399,10 +402,10 @@ class Round:
             if now >= closes or self._has_proposed:
                 closes = max(closes, self._all_closed_at(vote.since)) + CONTROL_STEPS * self.setup.timing.control
             self._due = min(self._patience, closes if now >= asks_at else min(closes, asks_at))
-        elif self._next_stall <= self._patience:
-            self._due = self._next_stall
-            if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
-                return actions + self._stall(now)
+        elif now >= self._stalls_at:
+            actions += self._stall()
+        else:
+            self._due = min(self._patience, self._stalls_at)
         return actions
 
     def _all_closed_at(self, since: float) -> float:
@@ -452,7 +455,7 @@ class Round:
         self._has_answered = self._has_proposed = False
         self._asked.clear()
         self._asked_for_roster.clear()
-        self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
+        self._due = self._patience
         actions: list[Action] = []
         for signed, message in self._later.take(self.slot.round):
             actions += self.receive(signed, message, now)
@@ -586,43 +589,19 @@ class Round:
         return replace(mine, control=min(control / 1000, most), transfer=min(transfer / 1000, most))
 
     def _gather_late(self, now: float) -> list[Action]:
-        """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
+        """Handle the timeout of GATHER: the next attempt, or training on alone."""
         if self.vote.since is not None and now < self._patience:
             why = f": {self._no_roster}" if self._no_roster and not self._has_proposed else ""
             return self._next_attempt(f"{self.vote.proposer}, the proposer, proposed no roster{why}", now)
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 
-    def _stall(self, now: float) -> list[Action]:
-        """End a term in which too few voters are here: the first by id appoints; if it does not, the next one."""
-        setup, here, living = self.setup, sorted(self._active), self._active - self._gone_on
-        ready = [peer for peer in here if peer in self.vote.ready]
-        missing = gather.unready(setup, self.vote, living)
-        usual = gather.stalls_at(setup, self.vote, missing)
-        stalls_at = usual if missing else gather.away_until(setup, self.vote, living, usual)
-        waits = now < stalls_at and (
-            missing or not self._num_stalls
-        )  # Once it has stalled others may be in the next term.
-        if len(ready) < setup.min_peers or waits:
-            self._due = self._next_stall = min(now + setup.timing.control, stalls_at if waits else math.inf)
+    def _stall(self) -> list[Action]:
+        """Say once that the voters that are here are no quorum: the round waits for the others."""
+        self._due, self._stalls_at = self._patience, math.inf
+        here = self._active - self._gone_on
+        if self.vote.electorate.is_quorum(here):  # They are here and train.
             return []
-        self._silent.update(missing)
-        actions: list[Action] = []
-        if not self._is_stalled and not self.vote.electorate.is_quorum(
-            ready
-        ):  # Without a vote I time nobody else's term.
-            actions = [
-                Note("agreement.stalled", self.vote.proposer, "gather", gather.why_not_ready(setup, self.vote, here))
-            ]
-        self._is_stalled = True
-        actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
-        if self.vote.slot != self.slot:
-            self._has_news = True
-            return actions
-        if now >= self._next_stall:  # Whoever should have appointed has time for it, however many messages arrive.
-            self._num_stalls += now >= usual  # Before, its own clock may not have run out.
-            self._next_stall = now + setup.timing.control
-        self._due = min(self._patience, self._next_stall)
-        return actions
+        return [Note("agreement.stalled", self.vote.proposer, "gather", gather.why_not_ready(self.setup, self.vote, here))]
 
     def _next_attempt(self, reason: str, now: float) -> list[Action]:
         """Go to the next attempt without a new contribution: nothing was done in this one."""

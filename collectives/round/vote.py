@@ -2,8 +2,7 @@
 
 Theory of operation. `agreement.machine` decides; it knows no signatures. Here each statement keeps its signature, so that
 a quorum of them becomes a `wire.Proof` or a `wire.Certificate`, and each hash the value behind it. A vote lasts as long as
-its round, over all attempts, and also while its peer trains. A lock that a Ready states counts once its proof is here. A
-stall ends a term (docs/trust.md): the first by id of those that are Ready and may vote appoints them, else the next one.
+its round, over all attempts, and also while its peer trains. A lock that a Ready states counts once its proof is here.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,16 +15,13 @@ from ...peer.base.errors import ProtocolViolation, RemoteError
 from ...peer.base.transport import PeerId
 from ...peer.wire.schema import encode
 from ..agreement.actions import AgreementAction, Dispatch, FetchProven, Note
-from ..agreement.electorate import NOBODY, Electorate
+from ..agreement.electorate import Electorate
 from ..agreement.machine import VoterMachine
 from ..agreement.statements import Decision, PrevoteQuorum, Propose, Shown, Statement, VoterReady, newest
 from ..agreement.validity import certificate_fault
 from ..allreduce.actions import Action, FetchValue, Forward, VoteSetup
 from ..chain.certificate import open_value, signed_in, value_hash
-from ..chain.voters import Appointments, is_owner
 
-WITNESSES = 2
-"""Voters after the author of an appointment that show the Readys behind it: one of them may lie, and any pair may be cut."""
 _Q = TypeVar("_Q", wire.Proof, wire.Certificate)
 
 
@@ -39,9 +35,8 @@ class Vote:
         self._audience: Collection[PeerId] = ()
         self._ready: wire.Ready | None = None
         self.ready: dict[PeerId, tuple[wire.Signed, wire.Ready]] = {}
-        """The newest Ready of each member in this round, by peer."""
-        self._reached: tuple[tuple[int, int], frozenset[PeerId]] | None = None
-        """Of a ballot; None once another Ready is here."""
+        self._reached: tuple[int, frozenset[PeerId]] | None = None
+        """Of an attempt; None once another Ready is here."""
         self._said: dict[tuple[type[Statement], PeerId], tuple[Statement, wire.Signed]] = {}
         """The newest statement of each kind by each voter that my machine counts: it may have sent a later Ready, too."""
         self._held: dict[bytes, bytes] = {}
@@ -52,13 +47,10 @@ class Vote:
         self._roster: tuple[wire.Slot, bytes, Shown] | None = None
         """The newest that I took: its slot, its hash, and the Readys of voters in it."""
         self._waiting: dict[tuple[PeerId, type], tuple[wire.Signed, wire.VoteMessage]] = {}
-        """The newest statement of each kind by each peer that may vote, for a later term or without the proof it states."""
-        self._appointments = Appointments(setup.electorate, setup.charter)
-        self.term_began: float | None = None
-        """When I was first Ready in my term; None before."""
+        """The newest statement of each kind by each voter that is without the proof or the roster it states."""
         lock = self._known(setup.proof) if setup.proof is not None else None
-        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later ones.
-        self._machine = VoterMachine(setup.me, setup.slot, terms, setup.timing, lock, is_observer=setup.is_observer)
+        electorate, timing = setup.electorate, setup.timing
+        self._machine = VoterMachine(setup.me, setup.slot, electorate, timing, lock, is_observer=setup.is_observer)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -79,7 +71,7 @@ class Vote:
 
     @property
     def electorate(self) -> Electorate:
-        """The voters of my term."""
+        """The voters of my round."""
         return self._machine.electorate
 
     @property
@@ -94,7 +86,7 @@ class Vote:
 
     @property
     def is_voter(self) -> bool:
-        """True if I vote in my term."""
+        """True if I vote in my round."""
         return self.me in self.electorate.votes and not self._machine.is_observer
 
     @property
@@ -131,10 +123,10 @@ class Vote:
     @property
     def reached(self) -> frozenset[PeerId]:
         """The members whose newest Ready is in my slot, or in a later one."""
-        ballot = self.slot.ballot
-        if self._reached is None or self._reached[0] != ballot:
-            found = frozenset(peer for peer, (_, ready) in self.ready.items() if ready.slot.ballot >= ballot)
-            self._reached = ballot, found
+        attempt = self.slot.attempt
+        if self._reached is None or self._reached[0] != attempt:
+            found = frozenset(peer for peer, (_, ready) in self.ready.items() if ready.slot.attempt >= attempt)
+            self._reached = attempt, found
         return self._reached[1]
 
     def statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
@@ -164,7 +156,6 @@ class Vote:
         My statements go to the `audience` as it is then, and to all voters.
         """
         self._ready, self._audience = ready, audience
-        self.term_began = now if self.term_began is None else self.term_began
         mine, machine = self.ready.get(self.me), self._machine
         if mine is not None and mine[1].slot == self.slot:
             again: list[Action] = [Forward(self.told, mine[0])]
@@ -176,17 +167,6 @@ class Vote:
         """Say no further Ready: I train."""
         self._machine.pause()
 
-    def may_enter(self, term: int) -> bool:
-        """Return True if an appointment for this term or a later one is here, which a stall of mine may enter."""
-        return self._appointments.may_enter(term)
-
-    def show(self) -> wire.VoteShown:
-        """Return how the decision stands, for whoever asks."""
-        slot, mine = self.slot, self.ready.get(self.me)
-        found = self._appointments.of(slot.term), *map(encode, self._appointments.pending(slot.term))
-        ready = b"" if mine is None else encode(mine[0])
-        return wire.VoteShown(slot.round, slot.previous, slot.term, ready, tuple(data for data in found if data))
-
     def tell(self, audience: Collection[PeerId]) -> None:
         """Set whom I send statements to."""
         self._audience = audience
@@ -194,15 +174,13 @@ class Vote:
     def roster(self, signed: wire.Signed, roster: wire.Roster) -> Shown:
         """Take the roster of my slot, whose Readys were checked; return those of its voters."""
         shown = tuple(sorted((peer, None) for peer in roster.members if peer in self.electorate.votes))
-        if self._roster is None or self._roster[0].ballot < roster.slot.ballot:
+        if self._roster is None or self._roster[0].attempt < roster.slot.attempt:
             self._roster = roster.slot, signed.hash, shown
         return shown
 
     def gathered(self, now: float) -> list[Action]:
         """As the proposer, wait for no more Readys, unless one states a lock whose proof is still to come."""
-        waits = any(
-            kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items()
-        )
+        waits = any(kind is wire.Ready for _, kind in self._waiting)
         return [] if waits else self._act(self._machine.gathered(now))
 
     def hold(self, value: bytes, now: float) -> list[Action]:
@@ -228,27 +206,11 @@ class Vote:
         audience, self._audience = self._audience, (peer,)
         actions = self._act(self._machine.meet(peer, now))
         self._audience = audience
-        return [*(Forward((peer,), signed) for signed in self._appointments.known(self.slot.term)), *actions]
+        return actions
 
     def certified(self, certificate: wire.Certificate) -> None:
         """Take a certificate of this round that counts (`check_votes`)."""
         self._certificate = self.certificate or certificate
-
-    def stall(self, here: Collection[PeerId], silent: Collection[PeerId], now: float) -> list[Action]:
-        """End my term: enter the next one as it was appointed, or appoint it if that is mine to do.
-
-        `here` are the members that I have sessions with, `silent` those of them that should have appointed already.
-        """
-        may_vote = self._setup.charter.may_vote
-        readys = [(peer, it) for peer, (_, it) in self.ready.items() if peer in here]
-        terms = {peer: it.slot.term for peer, it in readys if may_vote(peer, it.invite, it.voucher)}
-        match self._appointments.following(self.me, self.slot, self.electorate, terms, silent):
-            case wire.Appointment() as mine:
-                signed_by_me = self._setup.sign(mine, None)
-                return [] if isinstance(signed_by_me, str) else self._enter(signed_by_me, mine, now)
-            case (signed, message):
-                return self._enter(signed, message, now)
-        return []
 
     def receive(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         """Receive a message of this run whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
@@ -259,41 +221,21 @@ class Vote:
             return self._act(self._machine.receive(signed.sender, VoterReady(slot), now)) if is_ready else []
         if slot.decision != mine.decision:
             return [Note("agreement.refused", signed.sender, type(message).__name__, "a statement on another chain")]
-        if isinstance(message, wire.Appointment):
-            return self._keep_appointment(signed, message)
         if isinstance(message, wire.Ready):
             self._keep_ready(signed, message)
-        if slot.term > mine.term:
-            if self._may_be_appointed(signed.sender):
-                self._waiting[signed.sender, type(message)] = signed, message
-            return []
-        if slot.term < mine.term or signed.sender not in self.electorate.votes:
+        if signed.sender not in self.electorate.votes:
             return []
         return self._take(signed, message, now)
 
     def learn(self, proof: wire.Proof, now: float) -> list[Action]:
         """Take a proof whose signatures are checked; whoever has shown it, what waited for it counts now."""
-        if (
-            self.certificate is not None
-            or proof.slot.decision != self.slot.decision
-            or proof.slot.term > self.slot.term
-        ):
+        if self.certificate is not None or proof.slot.decision != self.slot.decision:
             return []
         stated = PrevoteQuorum(proof.slot, value_hash(proof.value), proof.voters)
-        learned: list[Action] = []
-        is_skipped = proof.slot.term < self.slot.term and self._machine.terms[proof.slot.term] == NOBODY
-        if is_skipped and (electorate := self._appointments.skipped(proof)) is not None:
-            learned = self._act(self._machine.appoint(proof.slot.term, electorate, now))
-        if (why := certificate_fault(stated, self.slot, self._machine.terms)) is not None:
-            return [*learned, Note("agreement.refused", self.me, "Proof", why)]
+        if (why := certificate_fault(stated, self.slot, self.electorate)) is not None:
+            return [Note("agreement.refused", self.me, "Proof", why)]
         self._known(proof)
-        return [*learned, *self._retry(now)]
-
-    def _may_be_appointed(self, peer: PeerId) -> bool:
-        """Return True if a later term may count this peer: it votes now, or its Ready shows that it may."""
-        _, ready = self.ready.get(peer, (None, None))
-        may_vote = ready is not None and self._setup.charter.may_vote(peer, ready.invite, ready.voucher)
-        return may_vote or peer in self._setup.electorate.votes
+        return self._retry(now)
 
     def _take(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         statement = self._statement(signed, message)
@@ -302,7 +244,7 @@ class Vote:
             return []
         self._waiting.pop((signed.sender, type(message)), None)
         known = self._said.get((type(statement), signed.sender))
-        if known is None or known[0].slot.ballot < statement.slot.ballot:
+        if known is None or known[0].slot.attempt < statement.slot.attempt:
             self._said[type(statement), signed.sender] = statement, signed
         return self._act(self._machine.receive(signed.sender, statement, now))
 
@@ -319,8 +261,8 @@ class Vote:
                 if (value_of.run, value_of.round, value_of.previous) != slot.decision:
                     raise ProtocolViolation("a proposal whose value is of another round")
                 known = self._proposed.get(signed.sender)
-                is_turn = signed.sender == self.electorate.proposer(slot.round, slot.term + slot.attempt)
-                if is_turn and (known is None or known[0].ballot < slot.ballot):
+                is_turn = signed.sender == self.electorate.proposer(slot.round, slot.attempt)
+                if is_turn and (known is None or known[0].attempt < slot.attempt):
                     self._proposed[signed.sender] = slot, value
                 if not message.roster:
                     shown = self._shown(message)
@@ -347,13 +289,12 @@ class Vote:
         return tuple(sorted(shown, key=lambda item: item[0]))
 
     def _proof(self, lock: wire.Lock) -> PrevoteQuorum | None:
-        stated = (lock.term, lock.attempt, lock.value)
-        return next((it for it in self._proofs if (*it.slot.ballot, it.value) == stated), None)
+        return next((it for it in self._proofs if (it.slot.attempt, it.value) == (lock.attempt, lock.value)), None)
 
     def _known(self, proof: wire.Proof) -> PrevoteQuorum:
         """Keep a checked proof, with its value."""
         statement = PrevoteQuorum(proof.slot, value_hash(proof.value), proof.voters)
-        if (earlier := self._proof(wire.Lock(*proof.slot.ballot, statement.value))) is not None:
+        if (earlier := self._proof(wire.Lock(proof.slot.attempt, statement.value))) is not None:
             return earlier
         self._proofs[statement] = proof
         self._drop_old_proofs()
@@ -362,12 +303,12 @@ class Vote:
     def _drop_old_proofs(self) -> None:
         """Keep the proofs that Readys state, and as many of the latest as there are voters: each may state one yet."""
         stated = {self._proof(ready.lock[0]) for _, ready in self.ready.values() if ready.lock}
-        latest = sorted(self._proofs, key=lambda it: it.slot.ballot)[-len(self._setup.electorate.votes) :]
+        latest = sorted(self._proofs, key=lambda it: it.slot.attempt)[-len(self._setup.electorate.votes) :]
         self._proofs = {it: proof for it, proof in self._proofs.items() if it in stated or it in latest}
 
     def _keep_ready(self, signed: wire.Signed, ready: wire.Ready) -> None:
         earlier = self.ready.get(signed.sender)
-        if earlier is None or earlier[1].slot.ballot < ready.slot.ballot:
+        if earlier is None or earlier[1].slot.attempt < ready.slot.attempt:
             self.ready[signed.sender], self._reached = (signed, ready), None
         elif earlier[1].slot == ready.slot and earlier[1].lock and self._proof(earlier[1].lock[0]) is None:
             self.ready[signed.sender] = signed, ready  # It stated a lock without proof here, and none to others.
@@ -376,46 +317,14 @@ class Vote:
         known = (self._said.get((VoterReady, voter)) for voter in voters)
         return [entry[1] for entry in known if entry is not None and entry[0].slot == slot]
 
-    def _enter(self, signed: wire.Signed, message: wire.Appointment, now: float) -> list[Action]:
-        """Go to the term of an appointment, with what has already arrived of it; show it to all that may not have it."""
-        electorate = self._appointments.enter(signed, message)
-        self.term_began = now
-        note = Note(
-            "agreement.appointed", signed.sender, f"term {message.slot.term}", f"voters: {', '.join(message.voters)}"
-        )
-        is_shown = signed.sender != self.me and is_owner(signed.sender, self._setup.charter)  # When it was kept.
-        shown = [] if is_shown else self._show_appointment(signed, message)
-        actions = self._act(self._machine.appoint(message.slot.term, electorate, now, self._setup.least_attempt))
-        return [note, *shown, *actions, *self._retry(now)]
-
-    def _show_appointment(self, signed: wire.Signed, message: wire.Appointment) -> list[Action]:
-        """Show all an appointment by a voter, and if I am its author or one of the next voters, the Readys behind it.
-
-        Nobody follows it that lacks one of these Readys: so a voter that sends its own to only some would part the others.
-        """
-        to, voters = tuple(sorted({*self._audience, *message.voters} - {self.me})), message.voters
-        turn = (voters.index(self.me) - voters.index(signed.sender)) % len(voters) if self.me in voters else len(voters)
-        behind = [self.ready[voter][0] for voter in voters if voter in self.ready] if turn <= WITNESSES else []
-        return [Forward(to, it) for it in (*behind, signed)]
-
-    def _keep_appointment(self, signed: wire.Signed, message: wire.Appointment) -> list[Action]:
-        if not self._appointments.keep(signed, message):
-            return []
-        if not self._appointments.may_show(signed.sender, self.slot.term):
-            return [
-                Note("agreement.refused", signed.sender, "Appointment", "more than are shown of one author in a term")
-            ]
-        return [Forward(self.told, signed)]
-
     def _retry(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for signed, message in [*self._waiting.values()]:
-            if message.slot.term == self.slot.term and signed.sender in self.electorate.votes:
-                try:
-                    actions += self._take(signed, message, now)
-                except RemoteError as error:
-                    self._waiting.pop((signed.sender, type(message)), None)
-                    actions.append(Note("agreement.refused", signed.sender, type(message).__name__, str(error)))
+            try:
+                actions += self._take(signed, message, now)
+            except RemoteError as error:
+                self._waiting.pop((signed.sender, type(message)), None)
+                actions.append(Note("agreement.refused", signed.sender, type(message).__name__, str(error)))
         return actions
 
     # Actions of the agreement to those of the round.
@@ -451,7 +360,7 @@ class Vote:
                     return []
                 if proof is None or (packed := self._wire_proof(proof)) is None:
                     return self._send(replace(self._ready, slot=slot, lock=()))
-                lock = wire.Lock(*proof.slot.ballot, proof.value)
+                lock = wire.Lock(proof.slot.attempt, proof.value)
                 return [Forward(self.told, packed), *self._send(replace(self._ready, slot=slot, lock=(lock,)))]
             case Propose(slot, hash_, readys):
                 value = self.value(hash_)
@@ -501,4 +410,4 @@ class Vote:
         signatures = [it[1].signature for it in known if it is not None and it[0] == said]
         if value is None or len(signatures) < len(of.voters):
             return None
-        return cls(of.slot, value, of.voters, tuple(signatures), self._appointments.of(of.slot.term))
+        return cls(of.slot, value, of.voters, tuple(signatures))

@@ -1,11 +1,11 @@
 """Light-client validation of the heads that members state, by their certificates.
 
 A member states the head of its chain. I fetch the certificates from our last common one up to that head, page by page, and
-check of each that the electorate which the one before determines has signed it. How the first of them relates to mine
-decides whether I follow (`chain.branches`, `chain.fork_choice`). The furthest one is remembered (`ChainWalk`): who was away
-for long goes on from there when the run has moved on meanwhile. A newcomer has no certificate in common with anybody: it
-fetches those from the first round on, or the last `MAX_TRAIL` if there are more. A member that could not prove its head is
-ignored until it states another one.
+check of each that the electorate which the one before determines has signed it. I follow it if the first of them continues
+my chain; if that parts from mine, voters with more than a third of the votes have signed both (`Conduct.alarm`). The
+furthest one is remembered (`ChainWalk`): who was away for long goes on from there when the run has moved on. A newcomer
+has no certificate in common with anybody: it fetches those from the first round on, or the last `MAX_TRAIL` if there are
+more. A member that could not prove its head is ignored until it states another one.
 """
 
 from collections import Counter
@@ -21,10 +21,9 @@ from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
 from ...peer.wire.signed import verify_signed
 from ..accountability.conduct import Conduct
-from ..chain.branches import Branch, Relation, Step, relation, steps_of
 from ..chain.certificate import value_of
 from ..chain.chain import NOTHING, ChainLink, ChainPosition, Head, position_after
-from ..chain.fork_choice import Chains, HeadProof, alike, head_of, training
+from ..chain.fork_choice import Chains, HeadProof, Relation, alike, head_of, training
 from ..chain.ledger import Ledger
 from ..chain.packed import checked
 from ..chain.replay import MAX_TRAIL, ask_certificates, ask_range, fetch_trail, in_my_order
@@ -90,8 +89,6 @@ class ChainWalk:
     common: int
     """The round of that common certificate."""
     last: wire.Certificate
-    found: Relation
-    branch: tuple[Step, ...]
 
     @property
     def round(self) -> int:
@@ -128,8 +125,6 @@ class Proofs:
         self._reported: set[bytes] = set()
         self._walk: ChainWalk | None = None
         """The longest one along a chain that I may follow, as long as mine is the same."""
-        self.is_beaten = False
-        """True once a chain that parts from mine was proven to win, however its head moves on; who searches sets it back."""
         self.news = 0
         """A counter of finished attempts to validate a head."""
         self.changed = trio.Event()
@@ -205,7 +200,6 @@ class Proofs:
             except RemoteError:
                 self._disproved[claim.peer] = (claim.body.head, claim.body.root)
                 raise
-            self.is_beaten = self.is_beaten or proof.relation is Relation.WINS
         assert proof.place.certificate is not None
         return proof.place.certificate
 
@@ -221,9 +215,9 @@ class Proofs:
         if mine.head == NOTHING:
             return HeadProof(proven, None, NOTHING, await self._from_first_round(claim, proven))
         if is_held:
-            return HeadProof(proven, Relation.EXTENDS, mine.head, ())
+            return HeadProof(proven, Relation.EXTENDS, mine.head)
         if head.round < mine.first:
-            return HeadProof(proven, Relation.OLDER, mine.head, ())
+            return HeadProof(proven, Relation.OLDER, mine.head)
         return await self._compare(claim, proven, mine)
 
     async def _fetch_position(self, claim: Member, head: Head, known: wire.Certificate | None) -> ChainPosition:
@@ -234,18 +228,18 @@ class Proofs:
             raise NetworkError(f"it states round {head.round}, but does not provide its certificate")
         return await self._node.compute(position_after, page[0], self._spec.run, self._spec.charter)
 
-    async def _from_first_round(self, claim: Member, proven: ChainPosition) -> Branch:
-        """Check what leads to a newcomer's first head. Returns all its steps, or none if there are too many to fetch.
+    async def _from_first_round(self, claim: Member, proven: ChainPosition) -> bool:
+        """Check what leads to a newcomer's first head. Returns whether it was all of it: there may be too much to fetch.
 
-        Raises `NetworkError` where they do not arrive: such a head is asked for again. If it counted as one with too many
-        steps, newcomers that are more than the members on it would never follow it.
+        Raises `NetworkError` where it does not arrive: such a head is asked for again. If it counted as one that is too
+        long, newcomers that are more than the members on it would never follow it.
         """
         node, spec, last = self._node, self._spec, proven.certificate
         assert last is not None
         peer, run = claim.peer, spec.run
         trail = await fetch_trail(node, peer, run, lambda first: first.slot.round == 1, last, is_proof=True)
         await node.compute(checked, trail, spec.run, verify_signed, spec.charter)
-        return tuple(steps_of(trail, None, spec.charter)) if trail[0].slot.round == 1 else ()
+        return trail[0].slot.round == 1
 
     async def _compare(self, claim: Member, proven: ChainPosition, mine: HeldChain) -> HeadProof:
         """Compare a chain to mine at their parting, then check it from there to its head."""
@@ -253,40 +247,46 @@ class Proofs:
         if common is None:
             self._report(claim, Relation.APART, proven.head.hash, mine.head.round)
             beginning = mine.at(mine.first)
-            return HeadProof(proven, Relation.APART, mine.head if beginning is None else beginning, ())
+            return HeadProof(proven, Relation.APART, mine.head if beginning is None else beginning)
         before = await self._certificate(claim, mine, common)
-        my_next, my_step = None, None
         if common < mine.head.round:
-            my_next = await self._node.compute(mine.certificate, common + 1)
-            if my_next is None:
-                raise NetworkError(f"my certificate of round {common + 1} cannot be read")
-            my_step = steps_of([my_next], before, self._spec.charter)[0]
-        base = mine.head if my_next is None else ChainLink.of(my_next).head
-        found: Relation | None = None
-        branch: list[Step] = []
+            return await self._conflict(claim, proven, before, mine, common + 1)
         number = common + 1
-        if (walk := await self._walked(claim, base, common, proven.round)) is not None:
-            before, found, branch, number = walk.last, walk.found, [*walk.branch], walk.round + 1
+        if (walk := await self._walked(claim, mine.head, common, proven.round)) is not None:
+            before, number = walk.last, walk.round + 1
         end = number + MAX_WALK
         while number <= proven.round:
             if number > end:
                 raise NetworkError(f"its chain has more than {MAX_WALK} rounds to check: round {number - 1} is reached")
             rounds = range(number, min(proven.round, number + wire.MAX_PAGE - 1) + 1)
             page = await ask_range(self._node, claim.peer, self._spec.run, rounds)
-            steps = await self._node.compute(self._check, page, before)
-            if found is None:
-                found, branch = relation(my_step, steps[0], self._spec.charter), steps[:1]
-                if my_next is not None:
-                    self._report_parting(claim, found, my_next, page[0])
-                if found not in (Relation.EXTENDS, Relation.WINS):
-                    break
-                steps = steps[1:]
-            branch += [step for step in steps if step.doubted is not None]
+            await self._node.compute(self._check, page, before)
             before, number = page[-1], rounds.stop
-            self._remember(ChainWalk(base, common, page[-1], found, tuple(branch)))
-        if found in (Relation.EXTENDS, Relation.WINS) and (before is None or ChainLink.of(before).head != proven.head):
+            self._remember(ChainWalk(mine.head, common, page[-1]))
+        if before is None or ChainLink.of(before).head != proven.head:
             raise NetworkError(f"its certificates do not lead to the head of round {proven.round} that it states")
-        return HeadProof(proven, found, base, tuple(branch))
+        return HeadProof(proven, Relation.EXTENDS, mine.head)
+
+    async def _conflict(
+        self, claim: Member, proven: ChainPosition, before: wire.Certificate | None, mine: HeldChain, round_: int
+    ) -> HeadProof:
+        """Verify another certificate of a round that I hold one of: the alarm. Raises `NetworkError` or `RemoteError`."""
+        my_own = await self._node.compute(mine.certificate, round_)
+        if my_own is None:
+            raise NetworkError(f"my certificate of round {round_} cannot be read")
+        (other,) = await ask_range(self._node, claim.peer, self._spec.run, range(round_, round_ + 1))
+        await self._node.compute(self._check, [other], before)
+        head = ChainLink.of(my_own).head
+        if ChainLink.of(other).head.hash == head.hash:
+            raise NetworkError("its chain has changed while it was read")
+        self._conduct.examine(my_own)
+        self._conduct.examine(other)
+        self._conduct.alarm = self._conduct.alarm or (
+            f"there are two certificates of round {round_}: voters with more than a third of the votes have signed both, so "
+            "neither counts"
+        )
+        self._report(claim, Relation.TWICE, ChainLink.of(other).head.hash, round_)
+        return HeadProof(proven, Relation.TWICE, head)
 
     def _remember(self, walk: ChainWalk) -> None:
         kept = self._walk
@@ -331,17 +331,8 @@ class Proofs:
             found = page[0]
         return found
 
-    def _check(self, page: Sequence[wire.Certificate], before: wire.Certificate | None) -> list[Step]:
-        charter = self._spec.charter
-        checked(page, self._spec.run, verify_signed, charter, before=before)
-        return steps_of(page, before, charter)
-
-    def _report_parting(self, claim: Member, found: Relation, mine: wire.Certificate, other: wire.Certificate) -> None:
-        """Report a parting once; voters that signed both certificates of one slot are accused."""
-        if found is Relation.TWICE:
-            self._conduct.examine(mine)
-            self._conduct.examine(other)
-        self._report(claim, found, ChainLink.of(other).head.hash, other.slot.round)
+    def _check(self, page: Sequence[wire.Certificate], before: wire.Certificate | None) -> None:
+        checked(page, self._spec.run, verify_signed, self._spec.charter, before=before)
 
     def _report(self, claim: Member, found: Relation, mark: bytes, round_: int) -> None:
         if mark in self._reported:

@@ -1,6 +1,6 @@
-"""Asking the members of a run from outside: what a watcher shows, and who may appoint.
+"""Asking the members of a run from outside: what a watcher shows.
 
-    polls     How the decision of a round stands, and appointments for one that has stalled.
+    polls     Which voters of the next round are here.
     scores    The evaluations that drawn members have published.
     visited   Who is in a run, as a visitor learns it.
     watcher   Follows a run as a light client, and makes its picture.

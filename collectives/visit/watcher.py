@@ -7,8 +7,9 @@ themselves is shown as theirs.
 
 It begins with the head that most members state, on the chain of the certificate that the link or its bootstraps name
 (`light.anchor`), and fills in the rounds before it backwards, page by page. A member whose head is on no chain of mine is
-asked for its branch once, which is taken if it wins. Members may leave, lie or be slow: each answer has its limit in time
-and size, a failed one is an event and the next member's turn. Where no member is on my chain any more I begin anew.
+asked for its certificates once: two of one round are an alarm, and the picture shows it. Members may leave, lie or be slow:
+each answer has its limit in time and size, a failed one is an event and the next member's turn. Where no member is on my
+chain any more I begin anew.
 
 A closed run gives its certificates to members only; of it a watcher shows what its members have published, and on a
 member's computer the certificates that its peer holds.
@@ -37,10 +38,9 @@ from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
 from ...peer.wire.signed import verify_signed
-from ..chain.branches import Relation
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
-from ..chain.fork_choice import has_settled, head_of, training
+from ..chain.fork_choice import Relation, head_of, training
 from ..chain.replay import ask_page, fetch_trail
 from ..evaluation.draw import evaluation_after
 from ..light.anchor import ask_named, find_anchor
@@ -81,7 +81,7 @@ PAGE_SIZES = (wire.MAX_PAGE, 4, 1)
 """Certificates of one question about the past: a member that joined late has the last ones only."""
 MAX_POLLED = 64
 COMPARE_SECONDS = 10.0
-"""Seconds between two branches that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
+"""Seconds between two chains that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
 MAX_TRIED_HEADS = 256
 MAX_FAILED_PEERS = 1024
 
@@ -346,7 +346,7 @@ class RunWatcher:
         if not page:
             return False
         before = self.chain.head
-        error = await self._folded(self._fold.extend, page, self._sight(), self._elsewhere(page))
+        error = await self._folded(self._fold.extend, page, self._sight())
         if error is not None:
             self._node.telemetry.emit("watch.parted", peer=peer, round=page[0].slot.round, reason=str(error))
         return self.chain.head != before
@@ -356,15 +356,9 @@ class RunWatcher:
         roster = self.chain.recent[0].roster if self.chain.recent else ()
         return Sight(time.time(), median_loss(self.members(), roster))
 
-    def _elsewhere(self, page: Sequence[wire.Certificate]) -> frozenset[PeerId]:
-        """Return the members here that state a head which is none of these certificates."""
-        hashes = {certificate_hash(certificate) for certificate in page}
-        settled = filter(has_settled, self.members())
-        return frozenset(member.peer for member in settled if member.body.head not in hashes)
-
     async def _compare(self) -> None:
-        """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""
-        if self._own is not None:  # My peer may have left its branch for another one.
+        """Ask one member whose head is on no chain of mine for its certificates; begin anew where nobody is on mine."""
+        if self._own is not None:  # My peer may have begun with another chain.
             if not await self._node.compute(partial(self._own.holds, self.chain.head)):
                 await self._begin()
             return
@@ -375,7 +369,7 @@ class RunWatcher:
                 self._tried[member.body.head] = None
                 while len(self._tried) > MAX_TRIED_HEADS:
                     del self._tried[next(iter(self._tried))]
-                await self._take_branch(member)
+                await self._take_chain(member)
                 return
         if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
             await self._begin()
@@ -384,14 +378,14 @@ class RunWatcher:
         head = head_of(member)
         return head != NOTHING and not self.chain.is_on_chain(head)
 
-    async def _take_branch(self, member: Member) -> None:
+    async def _take_chain(self, member: Member) -> None:
         peer, head = member.peer, head_of(member)
         page, _ = await self._ask(peer, head.round, 1)
         if not page or certificate_hash(page[0]) != head.hash or self.chain.is_on_chain(head):
             return
         try:
             trail = await fetch_trail(self._node, peer, self._signed.run_id, self.chain.joins, page[0])
-            how = await self._folded(self._fold.take_branch, trail, self._sight(), self._elsewhere(trail))
+            how = await self._folded(self._fold.take_trail, trail, self._sight())
         except RemoteError as error:
             self._charge(peer, "show its chain", error)
             return

@@ -17,7 +17,7 @@ certificates of earlier rounds are validated by the rules of the manifest alone,
 
 import base64
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Self
@@ -114,8 +114,6 @@ class Charter:
     """The voters of the first round, in every run that decides; they also vote after a roster in which nobody may."""
     keepers: frozenset[PeerId] | None = None
     """The peers that may vote; None if every member may."""
-    stall: str = "present"
-    """What follows where too few voters are here, as in the manifest."""
     vouched: frozenset[PeerId] = frozenset()
     """The peers for which the owner vouches since (`statements`)."""
     revoked: frozenset[PeerId] = frozenset()
@@ -142,16 +140,6 @@ class Charter:
         if self.keepers is None:
             return self.admits(peer, invite)
         return peer in self.keepers or (bool(voucher) and is_voucher(voucher, self.owner, self.run, peer))
-
-    def why_not_appoint(self, author: PeerId, voters: Collection[PeerId]) -> str:
-        """Return why a peer may not appoint these voters after a stall; empty if it may."""
-        if author and author == self.owner:
-            return ""
-        if self.authority is not None:
-            return "the run's owner alone decides"
-        if self.stall != "present":
-            return "only the run's owner may make it"
-        return "" if author == min(voters) else "only the first of the voters by id may make it"
 
     def why_not_train(self, layout: bytes, num_cells: int) -> str:
         """Return why a peer that states this layout, and a state of so many cells, is no member; empty if it may be one.

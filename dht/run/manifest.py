@@ -187,8 +187,6 @@ class Admission:
     """Who votes: every member, or the keepers: the owner, those listed here, and those it vouches for."""
     keepers: Annotated[str, Size(20_000)] = ""
     """Peer ids, separated by spaces: the first voters besides the owner, where keepers vote."""
-    stall: Annotated[str, Size(16), OneOf(("present", "wait"))] = "wait"
-    """What follows where too few voters are here: those that are here decide, or all wait."""
 
     @property
     def allowed_ids(self) -> tuple[PeerId, ...]:
@@ -265,7 +263,6 @@ class Manifest:
             checked = {"data": manifest.data, "inner": manifest.inner, "outer": manifest.outer}
             for fault in chain.from_iterable(value_faults(table, name) for name, table in checked.items()):
                 raise UsageError(fault)
-            admission = _admission(tables.get("admission", {}))
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
                 evaluation = _evaluation(tables["eval"])
@@ -276,7 +273,7 @@ class Manifest:
             if manifest.inner.optimizer != "muon":
                 defaults["adamw_lr"] = LONE_ADAMW_LR
             inner = from_table(Inner, defaults | tables.get("inner", {}), "inner")
-            manifest = replace(manifest, admission=admission, inner=inner, outer=outer, eval=evaluation)
+            manifest = replace(manifest, inner=inner, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
         except UsageError as error:
@@ -394,16 +391,6 @@ def _outer(table: dict[str, Any], inner: Inner) -> Outer:
     if given.mode == "streaming":
         defaults["fragments"] = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
     return from_table(Outer, defaults | table, "outer")
-
-
-def _admission(table: dict[str, Any]) -> Admission:
-    """Return the admission of a checked table of a `run.toml`: some defaults are others where the run is not open."""
-    given = from_table(Admission, table, "admission")
-    defaults: dict[str, Any] = {"voters": table.get("voters", "members" if given.kind == "allow" else "keepers")}
-    is_public = given.kind == "open" and defaults["voters"] == "keepers"
-    if not is_public:
-        defaults["stall"] = "present"
-    return from_table(Admission, defaults | table, "admission")
 
 
 def _evaluation(table: dict[str, Any]) -> EvalSettings:

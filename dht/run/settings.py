@@ -34,6 +34,11 @@ Rest: TypeAlias = Annotated[
 MAX_TOML_BYTES = 1 << 17
 """The limit of a file of settings: twice the largest manifest."""
 
+GONE: Mapping[str, str] = {
+    "[admission] stall": "a run whose voters are away waits for them; more keepers let it go on without some of them",
+}
+"""Keys that earlier versions knew, each with what to do instead."""
+
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 _KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -81,6 +86,8 @@ def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
     named = [key for key, hint in hints.items() if not (hint == Rest or _is_reserved(hint))]
     rest = sorted(key for key in table if key not in named)
     if rest and Rest not in hints.values():
+        if instead := GONE.get(_place(name, rest[0])):
+            raise UsageError(f"{_place(name, rest[0])} is gone: remove it: {instead}")
         close = difflib.get_close_matches(rest[0], named, n=1)
         meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(named)}"
         raise UsageError(f"unknown key {_place(name, rest[0])}: {'remove it' if rest[0] in hints else meant}")

@@ -3,9 +3,8 @@
 Theory of operation. A keeper is the network side of a peer without a trainer: NumPy, no torch. It learns the size of the
 state (`state_size`), takes it like any newcomer, and from then on takes part in every round: its Ready states no tokens, so
 nobody waits for a contribution of it. It becomes ready once two thirds of the members that train are (`Pace.called`), or
-one of them and voters with more than a third of the votes. Where too few voters are here to decide, it is ready at once,
-since an appointment names only voters that are. After a certified round it makes the outer step itself. After the last
-round it goes on serving.
+one of them and voters with more than a third of the votes. After a certified round it makes the outer step itself. After
+the last round it goes on serving.
 
 What it cannot do is make the start state of a run, which the manifest's seed decides: that takes the model. In the first
 round it holds what most of the first members state (docs/trust.md), or the state whose root the manifest names: its owner's
@@ -190,9 +189,9 @@ class Keeper:
                 groups = kept.archive.conduct.pacing(self._counted())
                 usual = self._pace.usual(self._trainers.phases(groups[-1]))
                 called = self._pace.called(started=began, ready_at=ready_at, groups=groups, expected=usual)
-                if averager.why_no_quorum or (called is not None and (now >= called[0] or averager.is_called)):
+                if called is not None and (now >= called[0] or averager.is_called):
                     self._grace = self._pace.floor
-                    if called is not None and called[1]:
+                    if called[1]:
                         patience = self._pace.ceiling - (now - min(at for peer, at in ready_at.items() if peer in groups[-1]))
                         grace = self._pace.grace(min(now - began, usual))
                         self._grace = max(self._pace.floor, min(grace, patience / 2))

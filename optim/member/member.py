@@ -115,7 +115,7 @@ class Member:
     @property
     def is_behind(self) -> bool:
         """Whether the run is further than its state."""
-        if self.averager.behind or self.catch_up.proofs.is_beaten:
+        if self.averager.behind:
             return True
         members = alike(self.contact.presence.active(), self._node.peer_id)
         # A round itself reports how it ended.
@@ -183,7 +183,6 @@ class Member:
                 compare=compare,
                 starts=starts,
             )
-        catch_up.proofs.is_beaten = False
         await held.advance(held.place)
         self.averager.expect(held.place.round + 1, held.place.certificate)
         self.settle()
@@ -237,8 +236,8 @@ class Member:
     async def _stay(self) -> None:
         """Take part in the next round without a contribution, while my vote may be needed for it.
 
-        I am ready once another member is: a term that begins with me alone would stall, and where several leave there may
-        be few others. The state stays what it is, since I leave.
+        I am ready once another member is: alone I decide nothing, and where several leave there may be few others. The
+        state stays what it is, since I leave.
         """
         averager, place = self.averager, self.place
         while averager.is_needed and not averager.behind and averager.round == place.round + 1:

@@ -235,8 +235,7 @@ async def report_absent(
     founders = Electorate(dict.fromkeys(charter.founders, 1))
     with trio.move_on_after(STATEMENTS_SECONDS), suppress(NetworkError):
         here = await directory.connected(signed.run_id) if isinstance(directory, KademliaDirectory) else charter.founders
-        is_enough = charter.stall == "present" or founders.is_quorum({me, *here})
-        if not is_enough and not (await _stated(directory, remembered, signed, telemetry)).vouched:
+        if not founders.is_quorum({me, *here}) and not (await _stated(directory, remembered, signed, telemetry)).vouched:
             telemetry.emit("voters.absent", step="join", reason=founders.awaits(here, charter.owner))
 
 

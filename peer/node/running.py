@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 MAX_LATE_BEATS = 0.25
 """In beats, for my own timer: a beat that is later than this was delayed by more than the jitter of a running loop."""
-LONG_STOP = 3.0
-"""Seconds; others lose a member that is silent for so long in a round (three beats), so that it has to meet them again."""
 
 
 class RunningClock:
@@ -23,8 +21,6 @@ class RunningClock:
         self._expected = self._latest = math.inf
         self._stopped = self._before = 0.0
         """Seconds that the process has stood still, in all and until the last `expect`."""
-        self.woke = -math.inf
-        """When, in running time, the last long stop ended."""
 
     def expect(self, moment: float, beat: float) -> None:
         """State that the event loop runs at this moment of the real clock; `beat` is what lateness is measured in."""
@@ -34,11 +30,8 @@ class RunningClock:
         """Return the running time."""
         real = self._real()
         if real > self._latest:
-            seconds = real - self._expected
-            self._stopped += seconds
+            self._stopped += real - self._expected
             self._expected = self._latest = math.inf  # Until the loop has run.
-            if seconds >= LONG_STOP:
-                self.woke = real - self._stopped
         return real - self._stopped
 
     def overslept(self) -> float:

@@ -37,7 +37,6 @@ from .direct import (
 )
 from .fields import (
     MARK_BYTES,
-    MAX_APPOINTMENT_BYTES,
     MAX_ATTEMPT,
     MAX_CARRIED_RECORD_BYTES,
     MAX_COUNT,
@@ -57,7 +56,6 @@ from .fields import (
     MAX_SKETCH_BYTES,
     MAX_STATEMENT_BYTES,
     MAX_TABLE_BYTES,
-    MAX_TERM,
     MAX_VALUE_BYTES,
     MAX_VOUCHER_BYTES,
     NAME_BYTES,
@@ -77,7 +75,6 @@ from .messages import (
     CODES,
     ROUND_MESSAGES,
     Absence,
-    Appointment,
     Basis,
     Certificate,
     Commit,
@@ -115,7 +112,6 @@ from .messages import (
 __all__ = [
     "CODES",
     "MARK_BYTES",
-    "MAX_APPOINTMENT_BYTES",
     "MAX_ATTEMPT",
     "MAX_CARRIED_RECORD_BYTES",
     "MAX_CLAIMS",
@@ -139,7 +135,6 @@ __all__ = [
     "MAX_SKETCH_BYTES",
     "MAX_STATEMENT_BYTES",
     "MAX_TABLE_BYTES",
-    "MAX_TERM",
     "MAX_VALUE_BYTES",
     "MAX_VOUCHER_BYTES",
     "NAME_BYTES",
@@ -147,7 +142,6 @@ __all__ = [
     "TAG_BYTES",
     "Absence",
     "Accusations",
-    "Appointment",
     "Basis",
     "Beat",
     "Bytes",

@@ -13,13 +13,10 @@ from .fields import (
     MAX_PAGE,
     MAX_SIGNED_BYTES,
     MAX_STATEMENT_BYTES,
-    MAX_TERM,
     Count,
     Hash,
     Index,
     Invite,
-    PackedAppointment,
-    PackedReady,
     Peer,
     Reason,
     RunId,
@@ -172,24 +169,16 @@ class LedgerPage:
 
 @dataclass(frozen=True, slots=True)
 class VoteAsk:
-    """Asks a member how the decision of its round stands, and shows it an appointment first if there is one."""
+    """Asks a member which round it is in."""
 
     run: RunId
-    appointment: PackedAppointment = b""
-    """A signed `Appointment` by who may make it at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoteShown:
-    """The answer to `VoteAsk`: the round that I am in, and what I have said and hold of its decision."""
+    """The answer to `VoteAsk`: the round that a member votes in next, or would vote in."""
 
     round: Count
-    previous: Hash
-    term: Annotated[int, Between(0, MAX_TERM)]
-    ready: PackedReady
-    """My newest signed `Ready` of the round; empty if there is none."""
-    appointments: Annotated[tuple[PackedAppointment, ...], Size(3)]
-    """The signed appointment of my term, and the latest ones by the owner that may end it."""
 
 
 MAX_CLAIM_BYTES = MAX_SIGNED_BYTES + 200

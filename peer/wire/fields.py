@@ -20,8 +20,6 @@ MAX_SIGNED_BYTES = 510_000
 `Basis`, too, which nobody has to show: a signed Ready of each member takes 350 bytes, and 2 kB where it shows the longest
 invitation and the longest voucher; the Heard of each voter 8 bytes a member."""
 MAX_ATTEMPT = 1 << 20
-MAX_TERM = 1 << 16
-"""Terms of one round: each needs a stall of its own."""
 MAX_MISSED = 2
 """Certified rosters in a row that a voter may miss and keep its vote."""
 MAX_READY_BYTES = 2_000
@@ -32,7 +30,6 @@ NAME_BYTES = 16
 """Bytes of a statement's hash that name it where others refer to it: nobody finds two statements of one name."""
 MAX_VALUE_BYTES = 100_000
 """1,000 members take 98 kB at most, and 64 of them 60 kB where each shows the longest invitation and the longest voucher."""
-MAX_APPOINTMENT_BYTES = 6_000
 MAX_COUNT = 1 << 62
 MAX_PAGE = 16
 """Certificates in one answer: a hostile one can make me unpack at most 4 MiB."""
@@ -67,5 +64,4 @@ PackedRevision: TypeAlias = Annotated[bytes, Size(MAX_REVISION_BYTES)]
 PackedHeard: TypeAlias = Annotated[bytes, Size(MAX_HEARD_BYTES)]
 PackedReady: TypeAlias = Annotated[bytes, Size(MAX_READY_BYTES)]
 PackedValue: TypeAlias = Annotated[bytes, Size(MAX_VALUE_BYTES)]
-PackedAppointment: TypeAlias = Annotated[bytes, Size(MAX_APPOINTMENT_BYTES)]
 Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]

@@ -48,14 +48,12 @@ from .fields import (
     MAX_SKETCH_BYTES,
     MAX_STATEMENT_BYTES,
     MAX_TABLE_BYTES,
-    MAX_TERM,
     NAME_BYTES,
     Bytes,
     Count,
     Hash,
     Index,
     Invite,
-    PackedAppointment,
     PackedHeard,
     PackedReady,
     PackedRevision,
@@ -72,13 +70,12 @@ from .schema import Between, Size, decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The slot of a message. Run, round and previous name the decision, term and attempt the ballot in it."""
+    """The slot of a message. Run, round and previous name the decision, `attempt` orders the slots of one decision."""
 
     run: RunId
     round: Count
     previous: Hash
     """The hash of the certificate that the round extends: a message on another chain does not count."""
-    term: Annotated[int, Between(0, MAX_TERM)] = 0
     attempt: Annotated[int, Between(0, MAX_ATTEMPT)] = 0
 
     @property
@@ -86,21 +83,15 @@ class Slot:
         """What is decided. No two slots of different decisions are ever compared."""
         return self.run, self.round, self.previous
 
-    @property
-    def ballot(self) -> tuple[int, int]:
-        """The order of the slots of one decision."""
-        return self.term, self.attempt
-
-    def at(self, term: int, attempt: int) -> "Slot":
+    def at(self, attempt: int) -> "Slot":
         """Return another slot of the same decision."""
-        return Slot(self.run, self.round, self.previous, term, attempt)
+        return Slot(self.run, self.round, self.previous, attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The newest proof that a voter knows: its ballot and its value. The `Proof` itself travels beside the Ready."""
+    """The newest proof that a voter knows: its attempt and its value. The `Proof` itself travels beside the Ready."""
 
-    term: Annotated[int, Between(0, MAX_TERM)]
     attempt: Annotated[int, Between(0, MAX_ATTEMPT)]
     value: Hash
 
@@ -321,7 +312,7 @@ class Second:
 class Value:
     """What a round decides on: who took part, the outputs, and the state that they lead to.
 
-    It holds neither term nor attempt, so that it can be proposed again without moving any bytes.
+    It holds no attempt, so that it can be proposed again without moving any bytes.
     """
 
     run: RunId
@@ -380,15 +371,6 @@ class Precommit:
 
 
 @dataclass(frozen=True, slots=True)
-class Appointment:
-    """The electorate of a term after the first, in a round that too few voters of the term before are here to decide."""
-
-    slot: Slot
-    """The new term, attempt 0."""
-    voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
-
-
-@dataclass(frozen=True, slots=True)
 class Void:
     """I take no part in this attempt any more: the reason in words. It moves nobody to the next one."""
 
@@ -406,8 +388,6 @@ class Proof:
     """Sorted."""
     signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_PARTS, 1)]
     """The signature of each voter under its statement."""
-    appointment: PackedAppointment = b""
-    """The signed appointment of the slot's term, after the first term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +398,6 @@ class Certificate:
     value: PackedValue
     voters: Annotated[tuple[Peer, ...], Size(MAX_PARTS, 1)]
     signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_PARTS, 1)]
-    appointment: PackedAppointment = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +443,6 @@ CODES: dict[int, type] = {
     48: Propose,
     49: Prevote,
     50: Precommit,
-    51: Appointment,
     52: Void,
     53: Proof,
     54: Certificate,
@@ -489,14 +467,14 @@ CODES: dict[int, type] = {
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
-VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit | Appointment
+VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit
 """The statements of the agreement."""
 DataMessage: TypeAlias = Heard | Basis | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Second | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
     *(Ready, Heard, Basis, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs, Second),
-    *(Propose, Prevote, Precommit, Appointment, Void),
+    *(Propose, Prevote, Precommit, Void),
 )
 
 

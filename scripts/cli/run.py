@@ -204,28 +204,6 @@ def pardon(
 
 
 @app.command()
-def appoint(
-    link: LinkArgument,
-    voters: Annotated[list[str] | None, typer.Option(help="A peer to appoint; repeatable.  [default: all ready]")] = None,
-    home: Home = None,
-) -> None:
-    """Appoint voters for a round that too few are here to decide.
-
-    It is for the owner of a run whose round waits for its voters.
-
-    It shows who is ready and who is missing, and appoints those that are ready, or the named ones among them.
-
-    \b
-    Examples:
-      flockstep run appoint 'flockstep://…?via=…'
-      flockstep run appoint 'flockstep://…?via=…' --voters 12D3KooW… --voters 12D3KooX…
-    """
-    from ..runs.appoint import appoint_voters
-
-    appoint_voters(link, voters or (), config_of(home, port=0), echo)
-
-
-@app.command()
 def revise(
     link: LinkArgument,
     settings: Annotated[

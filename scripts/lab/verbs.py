@@ -266,9 +266,6 @@ def simulate(
     voters: Annotated[
         str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (the founders).")
     ] = "founders",
-    when_stalled: Annotated[
-        str, typer.Option(help="Where too few voters are here: present (decide), or wait.")
-    ] = "present",
     session: Annotated[float, typer.Option(help="Rounds that a peer stays on average.  [default: all]")] = 0.0,
     orderly: Annotated[float, typer.Option(help="Share of those that leave in order; the others are killed.")] = 0.5,
     kill: Annotated[
@@ -288,7 +285,7 @@ def simulate(
       flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5..7
       flockstep simulate --attack withholding:2 --attack lying_owner:1
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
-      flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
+      flockstep simulate --session 12 --orderly 0.7 --no-tensors
       flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01
     """
     from .attacks.gradients import Attackers
@@ -314,7 +311,6 @@ def simulate(
         steps_time=Span.parse(steps_time, SECONDS),
         min_peers=min_peers,
         voters=voters,
-        when_stalled=when_stalled,
         session=session,
         orderly=orderly,
         kills=tuple(Kill.parse(text, peers) for text in kill or ()),

@@ -1,6 +1,5 @@
 """What an owner does with a run, and how others find it.
 
-    appoint   `flockstep run appoint`: new voters for a run that has stalled.
     listed    `flockstep runs` and `run list`: the runs that bootstraps list.
     owner     `flockstep run vouch | revoke | ban | pardon | revise`: the statements of an owner.
     pack      `flockstep data pack`: makes shards of tokens, which volunteers read by a run's link.

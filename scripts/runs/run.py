@@ -133,7 +133,7 @@ def create_run(
 
 
 def _needs_owner(charter: Charter) -> bool:
-    """Return True if the first voters cannot decide without the owner, even after a stall."""
+    """Return True if the first voters cannot decide without the owner."""
     others = charter.founders - {charter.owner}
     return not others or bool(why_no_quorum(electorate_after(None, charter), charter, others))
 

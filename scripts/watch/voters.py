@@ -37,8 +37,6 @@ def who_decides(manifest: Manifest) -> str:
         return "all members decide, one vote each" + ("" if is_listed else "; its owner alone in the first round")
     count = len({manifest.owner, *admission.keeper_ids})
     quorum = Electorate({str(index): 1 for index in range(count)}).quorum
-    if admission.stall == "present" and count > 1:
-        return f"{_keepers(count)}, {quorum} of {count} votes; where fewer are here, those that are here decide"
     lost = count - quorum
     if not lost:
         loss = "while it is away" if count == 1 else "while one of them is away"

@@ -91,9 +91,7 @@ def describe_picture(picture: Picture) -> Iterator[str]:
     if picture.votes is not None and not waits:
         yield f"votes: {picture.votes}"
     elif picture.votes is not None:
-        lone = picture.owner in picture.votes.missing
-        others = "" if lone else ", and its owner can go on without them: `flockstep run appoint`"
-        yield f"It goes on by itself once enough of them are back{others}; what each can do: docs/stopped.md"
+        yield "It goes on by itself once enough of them are back; what each can do: docs/stopped.md"
     troubles = [trouble for trouble in picture.troubles if trouble.kind != TroubleKind.STALL or not waits]
     yield from map(trouble_words, troubles[:TROUBLES_SHOWN])
     if (left := len(troubles) - TROUBLES_SHOWN) > 0:

@@ -10,7 +10,7 @@ import trio
 from attacks.voters import SLOT, founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.allreduce.words import bits_of
-from flockstep.collectives.chain.certificate import check_certificate, genesis, signed_in, value_hash
+from flockstep.collectives.chain.certificate import check_certificate, genesis, signed_in
 from flockstep.collectives.vector.codec import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.base.config import PeerConfig
@@ -21,7 +21,7 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign, verify_signed
-from support.certificates import decided, seats, signed
+from support.certificates import decided, seats
 from support.liars import banned, events_of, lies
 from support.swarm import RUN, SimPeer, SimSwarm, identities, with_swarm
 
@@ -41,43 +41,36 @@ def value_by(members: Sequence[str], slot: wire.Slot, base_root: bytes = bytes(3
 
 
 def forged(signers: Sequence[Identity], listed: Sequence[str], slot: wire.Slot) -> wire.Certificate:
-    """Return a valid certificate by its signers, who appoint themselves in a later term."""
+    """Return a certificate with valid signatures by its signers."""
     names = [*(identity.peer_id for identity in signers), *listed]
-    return decided(value_by(names, slot), slot, signers, appointed=signers)
+    return decided(value_by(names, slot), slot, signers)
 
 
-MINE, FAR = genesis(RUN), (wire.MAX_TERM, wire.MAX_ATTEMPT)
-
-
-STALLS, WHO = ("wait", "present"), ("third with free keys", "third", "stranger")
+MINE = genesis(RUN)
+WHO = ("third with free keys", "third", "stranger")
 SLOTS = {
-    "mine": (1, MINE, (0, 0)),
-    "mine, next term": (1, MINE, (1, 0)),
-    "mine, last term": (1, MINE, FAR),
-    **{
-        f"foreign {round_} {term}": (round_, bytes(32), (term, 0)) for round_ in (1, 2, 10**6) for term in (0, 1)
-    },
+    "mine": (1, MINE, 0),
+    "mine, last attempt": (1, MINE, wire.MAX_ATTEMPT),
+    **{f"foreign {round_}": (round_, bytes(32), 0) for round_ in (1, 2, 10**6)},
 }
 
 
 def foreign() -> Iterator[Any]:
-    """All combinations; of each slot the gate tries two makers, the strongest and another one, and each under one rule."""
+    """All combinations; of each slot the gate tries two makers, the strongest and another one."""
     for number, (name, slot) in enumerate(SLOTS.items()):
         for place, who in enumerate(WHO):
-            for stall in STALLS:
-                is_tried = place in (0, 1 + number % 2) and stall == STALLS[(number + place) % 2]
-                marks = [] if is_tried else [pytest.mark.explore]
-                yield pytest.param(who, *slot, stall, marks=marks, id=f"{who}, {name}, {stall}")
+            marks = [] if place in (0, 1 + number % 2) else [pytest.mark.explore]
+            yield pytest.param(who, *slot, marks=marks, id=f"{who}, {name}")
 
 
-@pytest.mark.parametrize(("who", "round_", "previous", "ballot", "stall"), [*foreign()])
+@pytest.mark.parametrize(("who", "round_", "previous", "attempt"), [*foreign()])
 def test_whatever_certificate_a_third_or_a_stranger_makes_all_rounds_go_on(
-    who: str, stall: str, round_: int, previous: bytes, ballot: tuple[int, int]
+    who: str, round_: int, previous: bytes, attempt: int
 ) -> None:
     count = 4 if who == "stranger" else 10
     allowed = frozenset(one.peer_id for one in identities(10)) if who == "third" else frozenset[str]()
-    charter = founded(count, stall=stall, kind="allow" if allowed else "open", allowed=allowed)
-    slot = wire.Slot(RUN, round_, previous, *ballot)
+    charter = founded(count, kind="allow" if allowed else "open", allowed=allowed)
+    slot = wire.Slot(RUN, round_, previous, attempt)
 
     async def body(swarm: SimSwarm) -> None:
         honest = swarm.sims[: 4 if who == "stranger" else 7]
@@ -85,8 +78,7 @@ def test_whatever_certificate_a_third_or_a_stranger_makes_all_rounds_go_on(
         liars = [sim.identity for sim in swarm.sims[len(honest) :]]
         signers = {"stranger": KEYS, "third": liars, "third with free keys": [*liars, *KEYS]}[who]
         made = forged(signers, names[:1], slot)
-        if stall == "present":
-            check_certificate(made, verify_signed, charter=charter)
+        check_certificate(made, verify_signed, charter=charter)
         me, telemetry = Identity.from_seed(bytes(32)), Telemetry(clock=trio.current_time)
 
         async def tell(node: Node) -> None:
@@ -105,8 +97,8 @@ def test_whatever_certificate_a_third_or_a_stranger_makes_all_rounds_go_on(
                     for sim in swarm.sims:
                         rounds.start_soon(sim.round)
             nursery.cancel_scope.cancel()
-        ends = {(outcome.kind, outcome.slot.ballot) for sim in honest for outcome in sim.outcomes}
-        assert ends == {(OutcomeKind.DONE, (0, 0))}
+        ends = {(outcome.kind, outcome.slot.attempt) for sim in honest for outcome in sim.outcomes}
+        assert ends == {(OutcomeKind.DONE, 0)}
         assert events_of(honest, "message.refused" if who == "stranger" else "certificate.hint") or round_ == 1
         assert not any({sim.peer for sim in honest} & found for found in banned(honest))
 
@@ -227,106 +219,6 @@ def test_old_readys_are_answered_with_a_certificate_once_in_a_while() -> None:
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4)))
 
 
-@pytest.mark.parametrize("stall", ["wait", "present"])
-def test_an_appointment_that_a_liar_makes_early_or_for_the_first_term_moves_nobody(stall: str) -> None:
-    """With itself, free keys and some of the honest: in such an electorate it would decide alone."""
-
-    async def body(swarm: SimSwarm) -> None:
-        liar = min(swarm.sims, key=lambda sim: sim.peer)
-        others = [sim for sim in swarm.sims if sim is not liar]
-        names = [sim.peer for sim in others]
-        keys = [key.peer_id for key in KEYS if key.peer_id > liar.peer]
-        for voters in ([liar.peer], [liar.peer, names[0]], [liar.peer, *names[:2]], [liar.peer, *keys, *names]):
-            for term in range(3):
-                appointment = wire.Appointment(SLOT.at(term, 0), tuple(sorted(voters)))
-                liar.node.send(names, sign(liar.identity, appointment))
-        await until_done(others, 2, liar)
-        assert {sim.outcomes[0].slot.ballot for sim in others} == {(0, 0)}
-        assert not events_of(others, "agreement.appointed")
-
-    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall=stall)))
-
-
-def test_free_keys_that_a_liar_appoints_beside_the_honest_do_not_vote_after_a_stall() -> None:
-    """Two of five are gone, and the liar, the first by id, may appoint: nobody enters a term with keys that nobody met."""
-
-    async def body(swarm: SimSwarm) -> None:
-        liar, *others = sorted(swarm.sims, key=lambda sim: sim.peer)
-        for sim in others[2:]:
-            swarm.kill(swarm.sims.index(sim))
-        keys = [key.peer_id for key in KEYS if key.peer_id > liar.peer]
-        assert len(keys) > 3
-
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-            if isinstance(message, wire.Appointment):
-                return wire.Appointment(message.slot, tuple(sorted([*message.voters, *keys])))
-            return message
-
-        lies(liar, lie)
-        await until_done(others[:2], 1, liar)
-        certificate = others[0].averager.certificate
-        assert certificate is not None
-        assert not {*certificate.voters} & {*keys}
-        assert {event["peer"] for event in events_of(others[:2], "agreement.appointed")} == {others[0].peer}
-
-    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall="present")))
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_ready_that_a_liar_sends_to_one_only_parts_nobody_after_a_stall(rank: int) -> None:
-    """Two of six are gone, so those that are Ready go on. One more, the first or the last by id, is Ready for one only."""
-
-    async def body(swarm: SimSwarm) -> None:
-        order = sorted(swarm.sims, key=lambda sim: sim.peer)
-        for sim in order[4:]:
-            swarm.kill(swarm.sims.index(sim))
-        liar = order[rank]
-        others = [sim for sim in order[:4] if sim is not liar]
-
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            return None if isinstance(message, wire.Ready) and peer != others[0].peer else message
-
-        lies(liar, lie)
-        await until_done(others, 1, liar)
-        appointed = {(event["step"], event["reason"]) for event in events_of(others, "agreement.appointed")}
-        assert appointed == {("term 1", f"voters: {', '.join(sim.peer for sim in order[:4])}")}
-
-    run_virtual(partial(with_swarm, 6, body, cells=12, charter=founded(6, stall="present")))
-
-
-def test_a_proof_by_voters_that_appointed_themselves_keeps_no_honest_ready_from_counting() -> None:
-    """In a later term the liar shows a proof of the honest's own value that only it has signed."""
-
-    async def body(swarm: SimSwarm) -> None:
-        liar, *others = sorted(swarm.sims, key=lambda sim: sim.peer)
-        names = [sim.peer for sim in others]
-        swarm.kill(swarm.sims.index(others[-1]))
-        swarm.kill(swarm.sims.index(others[-2]))
-        seen: list[int] = []
-
-        def poison(value: bytes, slot: wire.Slot) -> None:
-            appointment = wire.Appointment(slot.at(slot.term, 0), (liar.peer,))
-            accept = sign(liar.identity, wire.Prevote(slot, value_hash(value))).signature
-            packed = encode(signed(liar.identity, appointment))
-            liar.node.send(names, wire.Proof(slot, value, (liar.peer,), (accept,), packed))
-            seen.append(slot.term)
-
-        def listen(carrier: str, word: wire.Signed) -> None:
-            message = wire.opened(word)
-            if isinstance(message, wire.Propose) and message.slot.term:
-                poison(message.value, message.slot)
-            receive(carrier, word)
-
-        receive = liar.averager._receive
-        liar.node.on_message(wire.Signed, listen)
-        await until_done(others[:2], 2, liar)
-        assert seen
-        refused = [event["step"] for event in events_of(others[:2], "agreement.refused")]
-        assert set(refused) == {"Proof"}
-
-    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall="present")))
-
-
 @pytest.mark.parametrize("how", ["keys", "unasked", "forged", "stale", "not the proposer"])
 def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how: str) -> None:
     """Of keys that said no Ready, of Readys that are forged or of another slot, or by a voter whose turn it is not."""
@@ -369,7 +261,7 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
                         last = signed_in(packed[-1]).sender
                         packed[-1] = encode(wire.Signed(last, own[0].code, own[0].payload, bytes(64)))
                     case "stale":
-                        stale = wire.Ready(SLOT.at(0, 7), author.root, 1, 1.0, 1.0, bytes(32))
+                        stale = wire.Ready(SLOT.at(7), author.root, 1, 1.0, 1.0, bytes(32))
                         packed[0] = encode(sign(author.identity, stale))
                 spoilt[peer] = replace(message, readys=tuple(packed))
                 return spoilt[peer]
@@ -399,7 +291,7 @@ def test_nobody_but_the_proposer_makes_a_roster_and_nobody_is_in_it_unasked(how:
             assert reasons
         free = {key.peer_id for key in KEYS}
         assert not any(free & {*outcome.members} for sim in others for outcome in sim.outcomes)
-        assert {sim.outcomes[-1].slot.ballot for sim in others} == {(0, 1)}
+        assert {sim.outcomes[-1].slot.attempt for sim in others} == {1}
         assert not any(found - {proposer.peer} for found in banned([*others, liar]))
 
     allowed = frozenset(one.peer_id for one in identities(5))

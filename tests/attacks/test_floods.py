@@ -61,17 +61,17 @@ def refused(sim: SimPeer) -> set[object]:
 
 
 def void(number: int, round_: int = 1) -> wire.Void:
-    return wire.Void(wire.Slot(RUN, round_, genesis(RUN), 0, number), "x")
+    return wire.Void(wire.Slot(RUN, round_, genesis(RUN), number), "x")
 
 
 def propose(number: int, round_: int = 1, size: int = LONG) -> wire.Propose:
     """Return a proposal of junk, of so many bytes."""
-    return wire.Propose(wire.Slot(RUN, round_, genesis(RUN), 0, number), bytes(size), b"")
+    return wire.Propose(wire.Slot(RUN, round_, genesis(RUN), number), bytes(size), b"")
 
 
 def sketch(number: int, round_: int = 1) -> wire.Sketch:
     """Return the longest message of a round's data."""
-    slot = wire.Slot(RUN, round_, genesis(RUN), 0, number)
+    slot = wire.Slot(RUN, round_, genesis(RUN), number)
     return wire.Sketch(slot, bytes(32), (), bytes(wire.MAX_SKETCH_BYTES))
 
 
@@ -205,7 +205,7 @@ def test_a_witness_forgets_who_has_signed_most(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(evidence, "MAX_WITNESSED_BYTES", 2000)
     witness = Witness()
     for number in range(60):
-        message = wire.Prevote(wire.Slot(RUN, 1, genesis(RUN), 0, number), bytes(32))
+        message = wire.Prevote(wire.Slot(RUN, 1, genesis(RUN), number), bytes(32))
         witness.see(sign(KEYS[0], message), message, present)
         assert witness.num_bytes <= 2000
     quiet = [wire.Prevote(wire.Slot(RUN, 1, genesis(RUN)), bytes([mark]) * 32) for mark in (1, 2)]

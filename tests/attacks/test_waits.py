@@ -47,7 +47,7 @@ def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) 
                 began = trio.current_time()
                 await until_done(others, round_, liar)
                 seconds.append(trio.current_time() - began)
-                assert {sim.averager.certificate.slot.ballot for sim in others} == {(0, 0)}  # type: ignore[union-attr]
+                assert {sim.averager.certificate.slot.attempt for sim in others} == {0}  # type: ignore[union-attr]
                 catch_up(liar, others[0])
             nursery.cancel_scope.cancel()
         honest = {sim.peer for sim in others}

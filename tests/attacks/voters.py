@@ -35,12 +35,12 @@ async def until_done(sims: Sequence[SimPeer], round_: int, *beside: SimPeer, wit
     assert len({sim.root for sim in sims}) == 1
 
 
-def founded(count: int, *, stall: str = "wait", **rules: Any) -> Charter:
+def founded(count: int, **rules: Any) -> Charter:
     """Return the charter of a run that the first `count` identities of a swarm have founded.
 
     Where too few votes are here it waits: after that no promise holds against liars in the other runs (docs/trust.md).
     """
-    return Charter(founders=frozenset(identity.peer_id for identity in identities(count)), stall=stall, **rules)
+    return Charter(founders=frozenset(identity.peer_id for identity in identities(count)), **rules)
 
 
 def in_turn(sims: Sequence[SimPeer], round_: int = 1) -> list[SimPeer]:

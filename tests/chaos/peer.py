@@ -87,7 +87,7 @@ class Peer:
             min_peers=2,
             floor=setting["floor"],
             ceiling=CEILING,
-            charter=Charter(founders=frozenset(map(peer_of, range(setting["count"]))), stall="wait"),
+            charter=Charter(founders=frozenset(map(peer_of, range(setting["count"])))),
         )
         self.averager = Averager(node, spec, lambda: frozenset(self.members) - self.lost)
         node.on_ask(MembersAsk, self.answer)

@@ -329,31 +329,6 @@ def test_a_damaged_output_ends_the_replay_and_others_have_it(tmp_path: Path, how
     run_rounds(3, body, tmp_path)
 
 
-def test_a_checkpoint_of_a_chain_that_was_left_is_not_begun_with(tmp_path: Path) -> None:
-    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
-        await train(sims, 4)
-        mine, others = sims[0], sims[1:]
-        swarm.sims.remove(mine.sim)  # It is alone from here on, and so are the others.
-        swarm.network.cut(mine.sim.peer)
-        await all_of(others, 3)
-        alone = swarm.sims
-        swarm.sims = [mine.sim]
-        await all_of([mine], 1)
-        mine.archive.checkpoints._owed = True
-        await mine.serve_state()
-        swarm.network.mend(mine.sim.peer)
-        swarm.sims = [mine.sim, *alone]
-        await mine.held.hash()
-        mine.ledger.follow([c for number in range(5, 8) if (c := others[0].ledger.certificate(number)) is not None])
-        again = await begin_again(swarm, 0)
-        assert not again.named("state.restored")
-        await again.held.hash()
-        await catch_up(again, others)
-        assert (again.place.round, again.sim.root) == (7, others[0].sim.root)
-
-    run_rounds(3, body, tmp_path)
-
-
 class BrokenDisk:
     """Writing fails as on a full disk, from the n-th write on."""
 

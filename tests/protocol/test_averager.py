@@ -99,7 +99,7 @@ def test_the_certificate_convinces_who_was_not_there() -> None:
         twice = replace(fewer, voters=certificate.voters[:1] * 2, signatures=certificate.signatures[:1] * 2)
         swapped = replace(certificate, signatures=certificate.signatures[::-1])
         moved = replace(certificate, slot=replace(certificate.slot, round=2))
-        for bad in (twice, swapped, moved, replace(certificate, slot=certificate.slot.at(1, 7))):
+        for bad in (twice, swapped, moved, replace(certificate, slot=certificate.slot.at(7))):
             with pytest.raises(RemoteError):
                 check_certificate(bad, verify_signed)
 
@@ -269,8 +269,8 @@ def test_who_begins_to_train_while_another_waits_for_the_rest_is_waited_for_as_w
             nursery.start_soon(all_at_once, others)
         outcomes = [sim.outcomes[0] for sim in swarm.sims]
         everyone = frozenset(sim.peer for sim in swarm.sims)
-        assert {(o.kind, o.slot.ballot, frozenset(o.members)) for o in outcomes} == {
-            (OutcomeKind.DONE, (0, 0), everyone)
+        assert {(o.kind, o.slot.attempt, frozenset(o.members)) for o in outcomes} == {
+            (OutcomeKind.DONE, 0, everyone)
         }
 
     run_rounds(5, body)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -278,7 +278,9 @@ def test_runs_without_a_manifest_and_closed_runs_cost_nothing(tmp_path: Path) ->
         scene.store.put(
             Entry(head_key("b" * 52).encode(), "", pack_certificate(unknown), (), "192.0.2.1", time.time() + 3600)
         )
-        scene.publish(chain_of(1, signed=kept_run(4, stall="present"))[0], kept_run(4, stall="present"))
+        closed = replace(SIGNED.manifest, admission=replace(SIGNED.manifest.admission, kind="invite"))
+        signed = SignedManifest.sign(closed, KEEPERS[0])
+        scene.publish(chain_of(1, signed=signed)[0], signed)
         await scene.turn()
         assert (len(scene.follower), scene.asked, scene.events) == (0, [], [])
         assert scene.head("b" * 52) is None
@@ -322,7 +324,7 @@ def test_a_flood_of_runs_from_one_network_evicts_itself(tmp_path: Path, monkeypa
 def test_the_signatures_of_a_turn_are_limited_and_runs_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SIGNATURES_A_TURN", 60)
+    monkeypatch.setattr(limits, "SIGNATURES_A_TURN", 30)
     monkeypatch.setattr(limits, "AT_ONCE_FOLLOWED", 1)
 
     async def body(scene: Scene, nursery: trio.Nursery) -> None:

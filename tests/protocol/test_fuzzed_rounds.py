@@ -135,7 +135,7 @@ def a_setup(peer: str, peers: list[str], number: int) -> Setup:
 
 
 def charter_of(peers: list[str]) -> Charter:
-    return Charter(founders=frozenset(peers), stall="wait")
+    return Charter(founders=frozenset(peers))
 
 
 def nonce_of(peer: str, number: int) -> bytes:
@@ -437,13 +437,13 @@ class World:
                 return
             elif isinstance(item, wire.Certificate):
                 check_certificate(item, verify, charter=charter)
-                check_votes(item, self.electorate, charter)
+                check_votes(item, self.electorate)
                 machine.vote.certified(item)
                 machine.certified(item)
                 self.do(target, [])
             else:
                 check_proof(item, verify, charter=charter)
-                check_votes(wire.Certificate(item.slot, item.value, item.voters, item.signatures), self.electorate, charter)
+                check_votes(wire.Certificate(item.slot, item.value, item.voters, item.signatures), self.electorate)
                 self.do(target, machine.learn(item, self.now) if machine.outcome is None else [])
         except RemoteError:
             return  # Its carrier is charged: only liars have sent such a thing, as `send` is the only place that makes it.
@@ -554,10 +554,10 @@ def spoil(world: World, liar: str, message: wire.RoundMessage, draws: Draws) -> 
 
 
 def a_slot(world: World, draws: Draws) -> wire.Slot:
-    """Return a slot that somebody honest is in, as a rule; else another attempt, term, chain, round or run."""
+    """Return a slot that somebody honest is in, as a rule; else another attempt, chain, round or run."""
     here = [world.votes[peer].slot for peer in world.honest]
-    ahead = [slot.at(slot.term, slot.attempt + 1) for slot in here]
-    far = [SLOT.at(0, wire.MAX_ATTEMPT), SLOT.at(1, 0), SLOT.at(wire.MAX_TERM, wire.MAX_ATTEMPT), SLOT]
+    ahead = [slot.at(slot.attempt + 1) for slot in here]
+    far = [SLOT.at(wire.MAX_ATTEMPT), SLOT]
     other = [replace(SLOT, previous=bytes(32)), replace(SLOT, round=2), replace(SLOT, round=0), replace(SLOT, run="b" * 52)]
     return draws.of(here * 4 + ahead + far + other)  # type: ignore[no-any-return]
 
@@ -609,8 +609,8 @@ def value_of_hash(world: World, draws: Draws) -> bytes:
 def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     rates = [1e6, 0.0, 1e15, 1e-300]
     base = draws.of([BASE, BASE, b"o" * 32])
-    known = [wire.Lock(*proof.slot.ballot, value_hash(proof.value)) for proof in world.proofs[-2:]]
-    forged = wire.Lock(0, draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
+    known = [wire.Lock(proof.slot.attempt, value_hash(proof.value)) for proof in world.proofs[-2:]]
+    forged = wire.Lock(draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
     lock = draws.of([(), (), *((lock,) for lock in known), (forged,)])
     slot, upload, download = a_slot(world, draws), draws.of(rates), draws.of(rates)
     rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_PARTS])
@@ -671,11 +671,6 @@ def confirm(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.
     return wire.Precommit(a_slot(world, draws), value_of_hash(world, draws))
 
 
-def appointment(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    voters = draws.of([(liar,), tuple(world.peers), (liar, world.honest[0]), (*world.liars, STRANGER)])
-    return wire.Appointment(a_slot(world, draws).at(draws.of([0, 1, 2, wire.MAX_TERM]), 0), tuple(sorted(voters)))
-
-
 def a_quorum(world: World, liar: str, draws: Draws, kind: type) -> tuple[Any, ...]:
     """Return the fields of a proof or certificate: of real statements, and of signatures that the liar makes up."""
     slot, value = a_slot(world, draws), a_value(world, draws)
@@ -685,8 +680,7 @@ def a_quorum(world: World, liar: str, draws: Draws, kind: type) -> tuple[Any, ..
     junk = {peer: bytes(64) for peer in world.peers}
     found = draws.of([{**real, **mine}, mine, {**junk, **mine, **real}]) or mine
     voters = tuple(sorted(found))
-    term = encode(signed(liar, wire.Appointment(slot.at(slot.term, 0), tuple(sorted(world.liars)))))
-    return slot, value, voters, tuple(found[voter] for voter in voters), term if slot.term else b""
+    return slot, value, voters, tuple(found[voter] for voter in voters)
 
 
 def proof(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> Any:
@@ -805,7 +799,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
     *(ready, heard, basis, roster, commit, have, cut, sketch, weigh, result, outputs, second),
-    *(propose, accept, confirm, appointment, void),
+    *(propose, accept, confirm, void),
 ]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [
     *WORDS,
@@ -824,7 +818,7 @@ def check(world: World) -> None:
         assert outcome.certificate is not None
         assert outcome.certificate.slot.attempt < wire.MAX_ATTEMPT // 2  # Liars cannot use the attempts of a round up.
         value = check_certificate(outcome.certificate, verify)
-        check_votes(outcome.certificate, world.electorate, charter_of(world.peers))
+        check_votes(outcome.certificate, world.electorate)
         assert (value, value.members) == (outcome.value, outcome.members)
         assert set(value.outputs) <= world.made | {EMPTY}
     witness, statements = Witness(), dict[tuple[str, int], list[wire.Signed]]()

@@ -1,4 +1,4 @@
-"""A partition grows two chains; after it all converge on the chain of the greater half."""
+"""Who comes late, alone, with nothing, or among liars holds the state of the run in the end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
 from flockstep.peer.node.node import Node
 from flockstep.peer.wire.signed import sign
-from support.certificates import certify
 from support.migrants import PHASE, Town, found, in_town, wait_for
 from support.swarm import RUN, identities
 
@@ -29,52 +28,6 @@ run_test = in_town
 
 async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
     raise NetworkError("busy")
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "tokens_of_few"),
-    [
-        (5, 3, 1000),
-        (4, 2, 1000),
-        *(pytest.param(8, *case, marks=pytest.mark.explore) for case in ((5, 100), (5, 1000), (4, 1000))),
-    ],
-)
-async def test_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
-    town: Town, /, tmp_path: Path, count: int, size: int, tokens_of_few: int
-) -> None:
-    elsewhere, swarm = MemoryBoard(), town.migrants(count)
-    many, few = swarm[:size], swarm[size:]
-    for migrant in few:
-        migrant.tokens = tokens_of_few
-    found(swarm)
-    town.start(tmp_path, *swarm)
-    await trio.sleep(1)
-    await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
-    town.network.partition([m.identity.peer_id for m in many], [m.identity.peer_id for m in few])
-    for migrant in few:  # The directory is on one side only.
-        migrant.directory._board = elsewhere
-    await wait_for(lambda: all(migrant.round >= 7 for migrant in swarm), 2000)
-    assert len({migrant.ledger.head for migrant in swarm}) == 2
-    heads = {"many": many[0].ledger.head, "few": few[0].ledger.head}
-    parted = {name: half[0].ledger.at(3) for name, half in (("many", many), ("few", few))}
-    assert parted["many"] is not None
-    assert parted["few"] is not None
-    # The half with more voters, whatever tokens it claims; of equal ones that with the smaller hash.
-    winner = "few" if 2 * size == count and parted["few"].hash < parted["many"].hash else "many"
-    town.network.heal()
-    for migrant in few:
-        migrant.directory._board = town.board
-    met = max(migrant.round for migrant in swarm)
-    await wait_for(lambda: len({m.held.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000)
-    assert max(migrant.round for migrant in swarm) <= met + 2
-    assert len({migrant.root for migrant in swarm}) == 1
-    for migrant in swarm:
-        assert migrant.ledger.head == migrant.held.place.head
-        assert migrant.ledger.first == 1
-        survived = migrant.ledger.at(heads[winner].round)
-        assert survived == heads[winner]
-        gave_way = migrant.named("ledger.replaced")
-        assert bool(gave_way) is (migrant in (few if winner == "many" else many))
 
 
 async def test_who_comes_with_nothing_to_a_run_of_which_nobody_is_here_waits_for_who_holds_its_state(
@@ -196,29 +149,6 @@ async def test_a_stranger_that_states_rounds_which_it_cannot_prove_does_not_keep
     await wait_for(lambda: min(founder.done, friend.done) >= 2, 400)
     assert founder.named("head.unproven")
     assert founder.root == friend.root
-
-
-@pytest.mark.parametrize(("count", "always"), [(2, True), (3, True), (4, False)])
-async def test_what_one_voter_decided_alone_ends_the_round_of_less_than_four_only(
-    town: Town, /, tmp_path: Path, count: int, always: bool
-) -> None:
-    swarm = town.migrants(count)
-    found(swarm)
-    town.start(tmp_path, *swarm)
-    await trio.sleep(1.0)
-    await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
-    await trio.sleep(6.0)
-    me, other = swarm[:2]
-    before = me.held.place
-    certificate = certify(before.certificate, 100, roster=[other.identity], run=RUN)
-    for again in range(2):
-        me.member.averager.behind = False  # As after a search that has found nothing.
-        other.node.send(me.identity.peer_id, certificate)
-        await trio.sleep(0.1)
-        assert me.member.averager.behind is (always or not again)
-    hints = me.named("certificate.hint")
-    assert len(hints) == (0 if always else 2)
-    assert all("1 of 4 votes decided it in term 1" in str(hint["reason"]) for hint in hints)
 
 
 @pytest.mark.parametrize(("gone_on", "behind"), [(1, False), (2, True)])

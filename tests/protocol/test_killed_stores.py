@@ -8,10 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from flockstep.collectives.accountability.appointing import AppointmentRecord
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
-from flockstep.peer import wire
 from flockstep.peer.base.errors import LocalError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log import telemetry
@@ -41,15 +39,6 @@ def stated(folder: Path) -> int:
     assert not heard
     assert [one.verb for one in found.statements] == list(VERBS[: len(found)])
     return len(found)
-
-
-def appoint(folder: Path, number: int) -> None:
-    AppointmentRecord(ANNA, folder).sign(wire.Slot(RUN, number + 1, bytes(32), 1), (ANNA.peer_id,))
-
-
-def appointed(folder: Path) -> int:
-    newest = AppointmentRecord(ANNA, folder).newest
-    return 0 if newest is None else newest[1].slot.round
 
 
 def log_ban(folder: Path, number: int) -> None:
@@ -91,7 +80,6 @@ def emitted(folder: Path) -> int:
 Store = tuple[Callable[[Path, int], None], Callable[[Path], int], int]
 STORES: dict[str, Store] = {
     "statements": (state, stated, 3),
-    "appointments": (appoint, appointed, 3),
     "log": (log_ban, banned, 3),
     "log anew": (rewrite_bans, banned, 3),
     "key": (make_key, keys, 1),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.chain import replay
-from flockstep.collectives.chain.branches import Relation
-from flockstep.collectives.chain.certificate import check_certificate, genesis, open_value, value_of
+from flockstep.collectives.chain.certificate import check_certificate, open_value, value_of
 from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
+from flockstep.collectives.chain.fork_choice import Relation
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
@@ -446,19 +446,18 @@ def test_how_a_chain_relates_to_mine_is_known_by_its_certificates(tmp_path: Path
         assert await found(late.place) is Relation.EXTENDS
         await proofs.examine([], late.place)
         assert proofs.chains(late.place).proof(head) is None  # Nobody is there any more.
-        slot, first = wire.Slot(RUN, 1, genesis(RUN)).at(1, 0), sorted(identities(3), key=lambda it: it.peer_id)[:1]
-        apart = [decided(value_of(certify(None, 100, roster=first, mark=b"apart")), slot, first, appointed=first)]
-        apart.append(certify(apart[-1], 100, roster=first))
-        late.ledger.follow(apart)
-        assert await found(position_after(apart[-1], RUN)) is Relation.WINS  # One of the founders made it alone.
-        late.ledger.follow(apart[1:2])
-        late.ledger.follow([])
+        founders = sorted(identities(3), key=lambda it: it.peer_id)
+        apart = [certify(None, 100, roster=founders, mark=b"apart")]
+        apart.append(certify(apart[-1], 100, roster=founders))
         late.ledger.follow(apart[1:])
         assert await found(position_after(apart[-1], RUN)) is Relation.APART
-        assert [event["reason"] for event in late.named("chain.parted")] == [
-            Relation.WINS.value,
-            Relation.APART.value,
-        ]
+        liars = [identity for identity in founders if identity.peer_id != late.sim.peer]
+        twice = certify(None, 100, roster=founders, signers=liars, mark=b"twice")
+        late.ledger.follow([twice])
+        assert await found(position_after(twice, RUN)) is Relation.TWICE
+        assert late.sim.averager.why_not_average.startswith("there are two certificates of round 1: ")
+        assert [event["reason"] for event in late.named("chain.conflict")] == [Relation.TWICE.value]
+        assert [event["reason"] for event in late.named("chain.parted")] == [Relation.APART.value]
 
     run_rounds(3, 3, body, tmp_path)
 
@@ -517,16 +516,15 @@ def test_so_many_certificates_are_fetched_at_a_time_and_the_next_search_goes_on_
 def test_a_walk_along_a_chain_is_not_taken_for_one_along_another_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that was alone after round 3 shows its own rounds 4 to 6; before, those of the others were checked to 5."""
+    """Voters that sign twice show other rounds from 4 on; before, their first ones were checked up to the same round."""
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
 
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         provider, real = others[0], others[0].ledger
         assert await late.catch_up.examine([provider.member()])
-        sole = [identity for identity in identities(3) if identity.peer_id == provider.sim.peer]
-        own = [certify(real.certificate(3), 100, roster=sole, run=RUN)]
-        own += [certify(own[-1], 100, roster=sole, run=RUN)]
-        own += [certify(own[-1], 100, roster=sole, run=RUN)]
+        own = [certify(real.certificate(3), 100, roster=identities(3), run=RUN)]
+        own += [certify(own[-1], 100, roster=identities(3), run=RUN)]
+        own += [certify(own[-1], 100, roster=identities(3), run=RUN)]
 
         async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
             wanted = range(question.from_round, min(question.from_round + question.limit, 7))

@@ -32,13 +32,12 @@ from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.allreduce.words import claims_in
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
 from flockstep.collectives.chain.quorum import drawn_for, quorum
-from flockstep.collectives.chain.voters import appointed
 from flockstep.collectives.robust.checks import num_bytes, width_of
 from flockstep.collectives.robust.rules import MEAN, rule_named
-from flockstep.collectives.round.gather import TERM_SECONDS, held, mark_of, marks_in, proposal
-from flockstep.collectives.round.machine import RESTARTS, Round
+from flockstep.collectives.round.gather import held, mark_of, marks_in, proposal
+from flockstep.collectives.round.machine import RESTARTS, STALL_SECONDS, Round
 from flockstep.collectives.round.vote import Vote
-from flockstep.dht.run.admission import OPEN, Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
@@ -92,7 +91,7 @@ def check_all_or_nothing(rounds: Rounds) -> None:
         assert outcome.certificate is not None
         value = check_certificate(outcome.certificate, verify, charter=rounds.charter)
         voters = rounds.peers if rounds.voters is None else rounds.voters
-        check_votes(outcome.certificate, electorate(voters), rounds.charter)
+        check_votes(outcome.certificate, electorate(voters))
         assert (value, value.members) == (outcome.value, outcome.members)
         assert tuple(value.members[index] for index in value.contributors) == outcome.cut
 
@@ -126,7 +125,7 @@ def test_any_order_of_messages_ends_with_the_same_value(count: int, seed: int) -
     rounds = settled(count, seed=seed)
     assert rounds.kinds() == {DONE}
     assert set(rounds.outcomes()[0].cut) == set(PEERS[:count])
-    assert {outcome.slot.ballot for outcome in rounds.outcomes()} == {(0, 0)}
+    assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
     assert contradictions(rounds) == []
 
 
@@ -287,9 +286,9 @@ FLAWS: dict[str, tuple[Callable[[Made], Made], str]] = {
         lambda r: with_ready(r, replace(signed(r.roster.members[4], a_ready()), signature=bytes(64))),
         "has not signed",
     ),
-    "attempt": (lambda r: with_ready(r, signed(r.roster.members[4], a_ready(slot=SLOT.at(0, 1)))), "shows no Ready of"),
+    "attempt": (lambda r: with_ready(r, signed(r.roster.members[4], a_ready(slot=SLOT.at(1)))), "shows no Ready of"),
     "lock": (
-        lambda r: with_ready(r, signed(r.roster.members[4], a_ready(lock=(wire.Lock(0, 0, bytes(32)),)))),
+        lambda r: with_ready(r, signed(r.roster.members[4], a_ready(lock=(wire.Lock(0, bytes(32)),)))),
         "without a lock",
     ),
     "quote": (lambda r: r.but(seats=(*r.roster.seats[:4], replace(r.roster.seats[4], voucher=b"another's"))), "misquotes"),
@@ -435,7 +434,7 @@ def test_a_proposer_whose_own_state_is_another_one_makes_no_roster() -> None:
     done = {peer for peer in ORDER if (it := rounds.machines[peer].outcome) is not None and it.kind is DONE}
     assert done >= set(ORDER[1:])
     assert {outcome.cut for outcome in rounds.outcomes() if outcome.kind is DONE} == {
-        tuple(peer for peer in order_of(PEERS[:4], SLOT.at(0, 1)) if peer != ORDER[0])
+        tuple(peer for peer in order_of(PEERS[:4], SLOT.at(1)) if peer != ORDER[0])
     }
 
 
@@ -935,7 +934,8 @@ def test_who_is_not_waited_for_is_in_where_no_cut_is_possible_without_it() -> No
     alone, peers = ORDER[1], PEERS[:4]
     keeping = {peer: {"tokens": 0} for peer in peers if peer != alone}
     awaits = {"awaits": lambda peer: peer != alone}
-    rounds = Rounds(peers, 5, setups={peer: {**awaits, **keeping.get(peer, {})} for peer in peers})
+    setups = {peer: {**awaits, **keeping.get(peer, {})} for peer in peers}
+    rounds = Rounds(peers, attempts=3, setups=setups)
     rounds.start()
     rounds.settle()
     assert rounds.kinds() == {DONE}
@@ -987,7 +987,7 @@ def test_who_follows_the_others_into_the_next_attempt_goes_no_further() -> None:
     rounds = Rounds(PEERS[:4])
     rounds.start()
     rounds.until(lambda: all(rounds.machines[peer].phase is Phase.COLLECT for peer in PEERS[:4]))
-    ready = a_ready(slot=SLOT.at(0, 1))
+    ready = a_ready(slot=SLOT.at(1))
     for other in ORDER[2:]:
         rounds.do(ORDER[1], rounds.machines[ORDER[1]].receive(signed(other, ready), ready, rounds.now))
     assert rounds.votes[ORDER[1]].slot.attempt == 1
@@ -1228,7 +1228,7 @@ def test_a_voter_that_states_an_unproven_lock_to_the_proposer_alone_stops_nothin
     """The others forward the Ready that they have, and refuse a roster without it."""
     liar, proposer = ORDER[3], ORDER[0]
     rounds = Rounds(PEERS[:4])
-    locked = a_ready(lock=(wire.Lock(0, 0, bytes(32)),))
+    locked = a_ready(lock=(wire.Lock(0, bytes(32)),))
     rounds.do(proposer, rounds.machines[proposer].receive(signed(liar, locked), locked, 0.0))
     rounds.lost = lambda to, mail: to == proposer  # Of what the liar sends by itself, the proposer hears nothing more.
     rounds.start(liar)
@@ -1250,7 +1250,7 @@ def test_a_second_and_different_roster_is_an_equivocation() -> None:
     assert (note.event, note.peer) == ("round.equivocation", ORDER[0])
 
 
-# Later rounds, stalls and terms.
+# Later rounds, and too few voters.
 
 
 @pytest.mark.parametrize(("num_ahead", "is_behind"), [(1, False), (2, True)])
@@ -1269,151 +1269,41 @@ def test_more_than_a_third_of_the_votes_in_a_later_round_end_the_wait_for_this_o
     assert is_behind is (machine.outcome is not None and machine.outcome.kind is BEHIND)
 
 
-def term_of(rounds: Rounds) -> set[tuple[int, tuple[str, ...]]]:
-    """The term of each certificate, and its voters."""
-    certificates = [outcome.certificate for outcome in rounds.outcomes() if outcome.certificate]
-    voters = electorate(rounds.peers if rounds.voters is None else rounds.voters)
-    return {(it.slot.term, appointed(it, voters, rounds.charter).voters) for it in certificates}
-
-
-def test_half_of_the_voters_go_on_in_a_later_term_after_the_stall() -> None:
-    rounds = Rounds(PEERS[:6], attempts=3)
+def test_half_of_the_voters_decide_nothing_and_say_for_whom_they_wait() -> None:
+    rounds = Rounds(PEERS[:6])
     for peer in PEERS[3:6]:
         rounds.kill(peer)
     rounds.start()
-    rounds.settle()
-    check_all_or_nothing(rounds)
-    assert rounds.kinds() == {DONE}
-    assert term_of(rounds) == {(1, tuple(PEERS[:3]))}
-    assert TERM_SECONDS <= rounds.now < TIMING.patience
-
-
-def test_after_a_stop_of_its_process_a_voter_waits_for_the_others_anew() -> None:
-    """It has lost all of them meanwhile, and has to meet them again before it can say that they are away."""
-    woke = 10.0
-    rounds = Rounds(PEERS[:2], attempts=3, setups={PEERS[1]: {"woke": lambda: woke}})
-    rounds.kill(PEERS[0])
-    rounds.start()
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert woke + TERM_SECONDS <= rounds.now < TIMING.patience
-
-
-def lost(seconds_ago: float) -> dict[str, Any]:
-    """Return a setup that lost all voters which are away so many seconds ago; fewer than none: so long after its Ready."""
-    return {"lost_at": lambda peer: -seconds_ago}
-
-
-@pytest.mark.parametrize(
-    ("num_voters", "num_killed", "seconds_ago", "took"),
-    [
-        (5, 2, 20.0, 0.0),
-        (5, 2, 1.0, TIMING.gather - 1.0),
-        (4, 2, 1.0, TERM_SECONDS - 1.0),
-        (2, 1, 10.0, TERM_SECONDS - 10.0),
-        (2, 1, 20.0, 0.0),
-        (2, 1, -5.0, TERM_SECONDS + 5.0),
-        (4, 2, -60.0, 2 * TERM_SECONDS),
-        (5, 2, -5.0, TIMING.gather + 5.0),
-    ],
-)
-def test_voters_that_were_lost_while_others_trained_are_waited_for_no_second_time(
-    num_voters: int, num_killed: int, seconds_ago: float, took: float
-) -> None:
-    """Half of the votes or fewer wait as long as from a partition to two chains; more than half only for a connection."""
-    left = PEERS[num_killed:num_voters]
-    rounds = Rounds(PEERS[:num_voters], attempts=3, setups=dict.fromkeys(left, lost(seconds_ago)))
-    for peer in PEERS[:num_killed]:
-        rounds.kill(peer)
-    rounds.start()
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert term_of(rounds) == {(1, tuple(left))}
-    assert took <= rounds.now <= took + TIMING.control
-    assert any(note.event == "agreement.stalled" for note in rounds.notes)
-
-
-def test_who_is_ready_first_decides_nothing_while_another_voter_trains() -> None:
-    rounds = Rounds(PEERS[:4], attempts=3, setups=dict.fromkeys(PEERS[:4], lost(60.0)))
-    for peer in PEERS[2:4]:
-        rounds.kill(peer)
-    rounds.start(PEERS[0])
     rounds.deliver_all()
-    while rounds.now < TERM_SECONDS - TIMING.control:
-        assert rounds.votes[PEERS[0]].slot.term == 0
+    while not rounds.noted("agreement.stalled"):
         rounds.tick()
-    rounds.start(PEERS[1])
+    assert rounds.now == STALL_SECONDS
     rounds.settle()
-    assert term_of(rounds) == {(1, tuple(PEERS[:2]))}
+    assert rounds.kinds() == {VOID}
+    assert rounds.now == TIMING.patience
+    reasons = [note.reason for note in rounds.notes if note.event == "agreement.stalled"]
+    assert reasons == [f"3 of 5 votes are ready and here; missing: {', '.join(PEERS[3:6])}"] * 3
 
 
-def test_who_appoints_is_not_passed_over_before_its_own_wait_is_over() -> None:
-    """It learned later than the others that a voter is away; without this rule the next one would go on without it."""
-    late = {"lost_at": lambda peer: 7.0}
-    rounds = Rounds(PEERS[:5], attempts=3, setups={PEERS[0]: late} | dict.fromkeys(PEERS[1:3], lost(60.0)))
-    for peer in PEERS[3:5]:
-        rounds.kill(peer)
-    rounds.start()
+def test_voters_that_are_here_and_train_are_no_stall() -> None:
+    rounds = Rounds(PEERS[:4])
+    rounds.start(*PEERS[:2])
     rounds.settle()
-    assert term_of(rounds) == {(1, tuple(PEERS[:3]))}
+    assert rounds.now == TIMING.patience
+    assert not rounds.noted("agreement.stalled")
 
 
-def test_an_owner_that_votes_shows_the_others_whom_it_appoints() -> None:
-    """It may appoint anybody at any time; what it signs because its term has stalled must reach the voters all the same."""
-    rounds = Rounds(PEERS[:5], attempts=3, charter=replace(OPEN, owner=PEERS[0]))
-    for peer in PEERS[3:5]:
-        rounds.kill(peer)
-    rounds.start()
-    rounds.settle()
-    check_all_or_nothing(rounds)
-    assert rounds.kinds() == {DONE}
-    assert term_of(rounds) == {(1, tuple(PEERS[:3]))}
-
-
-def test_the_next_one_appoints_where_the_first_by_id_does_not() -> None:
-    def lost(to: str, mail: Mail) -> bool:
-        return is_kind(mail, wire.Appointment) and mail.sender == PEERS[0]  # type: ignore[union-attr]
-
-    rounds = Rounds(PEERS[:6], attempts=3, lost=lost)
-    for peer in PEERS[3:6]:
-        rounds.kill(peer)
-    rounds.start()
-    rounds.settle()
-    done = {peer for peer in rounds.living() if (it := rounds.machines[peer].outcome) is not None and it.kind is DONE}
-    assert done >= set(PEERS[1:3])
-
-
-def test_two_halves_that_do_not_hear_each_other_appoint_themselves_and_fork() -> None:
-    halves = {peer: index // 2 for index, peer in enumerate(PEERS[:4])}
-    deaf = [(one, other) for one in PEERS[:4] for other in PEERS[:4] if halves[one] != halves[other]]
-    rounds = Rounds(PEERS[:4], attempts=8, deaf=deaf)
-    for peer in PEERS[:4]:
-        mine = [other for other in PEERS[:4] if halves[other] == halves[peer]]
-        rounds.machines[peer] = Round(a_setup(peer, mine), rounds.votes[peer], 0.0)
-    rounds.start()
-    rounds.deliver_all()
-    while rounds.now < TERM_SECONDS:
-        rounds.tick()
-        rounds.deliver_all()
-    assert {rounds.votes[peer].slot.term for peer in PEERS[:4]} == {1}
-    rounds.settle()
-    assert len({outcome.members for outcome in rounds.outcomes()}) == 2  # A partition forks; only here.
-    assert rounds.kinds() == {DONE}
-
-
-def test_a_process_that_returns_from_a_later_term_signs_only_after_it_and_the_others_come_along() -> None:
-    """It may not sign in terms before, so the two that are left appoint a later one."""
+def test_a_process_that_begins_in_a_later_attempt_signs_in_none_before_and_the_others_come_along() -> None:
     first = PEERS[0]
     rounds = Rounds(PEERS[:2], attempts=4)
-    rounds.votes[first] = a_vote(first, PEERS[:2], slot=SLOT.at(3, 5))
+    rounds.votes[first] = a_vote(first, PEERS[:2], slot=SLOT.at(5))
     rounds.begin(first)
     rounds.start()
     rounds.settle()
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
-    assert term_of(rounds) == {(4, tuple(PEERS[:2]))}
-    assert {message.slot.ballot for peer, message in rounds.said if peer == first} >= {(3, 5), (4, 0)}
-    assert not any(message.slot.ballot < (3, 5) for peer, message in rounds.said if peer == first)
+    assert {outcome.slot.attempt for outcome in rounds.outcomes() if outcome.certificate} == {5}
+    assert not any(message.slot.attempt < 5 for peer, message in rounds.said if peer == first)
 
 
 def test_a_voter_that_is_lost_after_its_ready_is_named_as_missing() -> None:
@@ -1496,20 +1386,6 @@ def test_a_round_that_was_certified_from_another_state_leaves_me_behind_at_once(
     assert machine.outcome.kind is BEHIND
 
 
-def test_nobody_may_appoint_others_than_those_that_are_there_or_leave_me_out() -> None:
-    fresh = Rounds(PEERS[:3])
-    fresh.start(PEERS[2])
-    without_me = wire.Appointment(SLOT.at(1, 0), tuple(PEERS[:2]))
-    fresh.do(PEERS[2], fresh.machines[PEERS[2]].receive(signed(PEERS[0], without_me), without_me, 0.0))
-    assert fresh.votes[PEERS[2]].slot.term == 0
-    strangers = wire.Appointment(SLOT.at(1, 0), (PEERS[0], PEERS[2], *PEERS[4:9]))
-    with pytest.raises(ProtocolViolation, match=f"{PEERS[4]}, which has no vote in this round"):
-        fresh.machines[PEERS[2]].receive(signed(PEERS[0], strangers), strangers, 0.0)
-    stolen = wire.Appointment(SLOT.at(1, 0), tuple(PEERS[:3]))
-    with pytest.raises(ProtocolViolation, match="only the first of the voters"):
-        fresh.machines[PEERS[2]].receive(signed(PEERS[1], stolen), stolen, 0.0)
-
-
 # A run whose owner decides, and the draw.
 
 
@@ -1525,7 +1401,6 @@ def test_a_run_whose_owner_decides_has_no_round_without_it(is_away: bool) -> Non
     assert rounds.kinds() == {VOID if is_away else DONE}
     if is_away:
         assert all("owner" in outcome.reason for outcome in rounds.outcomes())
-        assert not rounds.messages(wire.Appointment)
     else:
         assert set(rounds.outcomes()[0].cut) == set(PEERS[:4])
         assert {voter for outcome in rounds.outcomes() for voter in outcome.certificate.voters} == {owner}  # type: ignore[union-attr]
@@ -1535,7 +1410,7 @@ def test_a_large_run_draws_1000_members_a_round_and_other_ones_the_next_time() -
     members = [f"12D3KooW{index:044d}" for index in range(4000)]
     first = drawn_for(SLOT, members, (), ())
     assert len(first) == wire.MAX_ROSTER
-    assert first == drawn_for(SLOT.at(1, 7), reversed(members), (), ())
+    assert first == drawn_for(SLOT.at(7), reversed(members), (), ())
     assert len(first & drawn_for(replace(SLOT, round=2), members, (), ())) < 400
     assert drawn_for(SLOT, members[:1000], (), ()) == set(members[:1000])
     assert all(drawn_for(replace(SLOT, round=at), members, members[:3], ()) >= set(members[:3]) for at in range(20))

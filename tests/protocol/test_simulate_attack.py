@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_attack() -> None:
 
 
 def test_a_ban_or_a_charge_of_an_honest_peer_is_a_violation_and_of_an_attacker_is_none() -> None:
-    checks = Checks(CALM, str, rule_named("mean"), {"liar"})
+    checks = Checks(str, rule_named("mean"), {"liar"})
     for event in ("peer.banned", "peer.charged"):
         checks.event("p0", {"event": event, "peer": "liar", "reason": ""})
     assert not checks.violations

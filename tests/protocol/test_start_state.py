@@ -73,7 +73,7 @@ def test_newcomers_wait_for_a_holder_of_the_given_state_and_start_from_it(tmp_pa
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_founder_that_trains_starts_only_from_the_given_state(tmp_path: Path, resume: bool) -> None:
     """Without `resume` it does not look at its disk: then nobody has the state, and the seed's is none."""
-    signed = started_run(admission=Admission(voters="members", stall="present"))
+    signed = started_run(admission=Admission(voters="members"))
     give(key(KEEPER).peer_id, signed, tmp_path)
 
     async def body(run: KeptRun) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from flockstep.collectives.chain.certificate import value_hash
 from flockstep.collectives.round.vote import Vote
-from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.base.errors import RemoteError
 from flockstep.peer.wire.schema import encode
@@ -14,7 +13,7 @@ from support.rounds import PEERS, SLOT, a_ready, a_vote, signed
 VOTERS, LIAR = PEERS[:4], PEERS[3]
 NUM_MESSAGES = 3000
 MOST_OF_ONE = 20
-"""The newest of each kind as it arrived, as a statement, among those that are equal, and waiting for a proof or a term."""
+"""The newest of each kind as it arrived, as a statement, among those that are equal, and waiting for a proof."""
 
 
 def a_value(number: int) -> bytes:
@@ -44,15 +43,14 @@ def flood(vote: Vote, chance: random.Random) -> int:
     """Send what a liar may sign, of any slot of this round; returns the most that was kept at any time."""
     most = 0
     for number in range(NUM_MESSAGES):
-        slot = SLOT.at(chance.choice([0, 0, chance.randrange(wire.MAX_TERM)]), chance.randrange(wire.MAX_ATTEMPT))
-        lock = (wire.Lock(chance.randrange(3), chance.randrange(wire.MAX_ATTEMPT), chance.randbytes(32)),)
+        slot = SLOT.at(chance.randrange(wire.MAX_ATTEMPT))
+        lock = (wire.Lock(chance.randrange(wire.MAX_ATTEMPT), chance.randbytes(32)),)
         messages: list[wire.VoteMessage] = [
             a_ready(slot=slot, lock=lock),
             replace(a_ready(slot=slot), nonce_hash=chance.randbytes(32)),
             wire.Propose(slot, a_value(number), chance.randbytes(32)),
             wire.Prevote(slot, chance.randbytes(32)),
             wire.Precommit(slot, chance.randbytes(32)),
-            wire.Appointment(slot.at(1 + slot.term % 9, 0), tuple(sorted(VOTERS))),
         ]
         message = chance.choice(messages)
         try:
@@ -71,24 +69,13 @@ def test_a_liar_fills_no_more_than_its_places() -> None:
         assert flood(vote, random.Random(seed)) - before <= MOST_OF_ONE
 
 
-def test_who_may_not_vote_keeps_no_statement_of_a_later_term_waiting() -> None:
-    charter = Charter(founders=frozenset(VOTERS), keepers=frozenset(VOTERS), stall="wait")
-    vote = a_vote(PEERS[0], VOTERS, charter=charter)
-    vote.begin(a_ready(), VOTERS, 0.0)
-    for number, sender in enumerate([*VOTERS[1:], *PEERS[8:16]]):
-        before = num_kept(vote)
-        for message in (wire.Prevote(SLOT.at(3, 0), bytes(32)), wire.Precommit(SLOT.at(3, 0), bytes(32))):
-            vote.receive(signed(sender, message), message, float(number))
-        assert num_kept(vote) - before == (2 if sender in VOTERS else 0)
-
-
 def test_proofs_of_many_attempts_are_no_more_than_voters_unless_a_ready_states_them() -> None:
     vote = a_vote(PEERS[0], VOTERS)
     vote.begin(a_ready(), VOTERS, 0.0)
     by = tuple(sorted(VOTERS)), (bytes(64),) * len(VOTERS)
-    proofs = [wire.Proof(SLOT.at(0, number), a_value(number), *by) for number in range(50)]
+    proofs = [wire.Proof(SLOT.at(number), a_value(number), *by) for number in range(50)]
     vote.learn(proofs[0], 0.0)
-    stated = a_ready(lock=(wire.Lock(0, 0, value_hash(proofs[0].value)),))
+    stated = a_ready(lock=(wire.Lock(0, value_hash(proofs[0].value)),))
     vote.receive(signed(VOTERS[1], stated), stated, 0.0)
     before = num_kept(vote)
     for proof in proofs[1:]:
@@ -96,16 +83,3 @@ def test_proofs_of_many_attempts_are_no_more_than_voters_unless_a_ready_states_t
     assert num_kept(vote) - before <= len(VOTERS)
     kept = [proof for proof in proofs if vote.value(value_hash(proof.value)) is not None]
     assert kept == [proofs[0], *proofs[-len(VOTERS) :]]
-
-
-def test_a_ready_of_a_later_term_does_not_keep_the_proposer_waiting() -> None:
-    slot, later = SLOT, SLOT.at(3, 0)
-    me = a_vote(PEERS[0], VOTERS).proposer
-    others = [voter for voter in VOTERS if voter != me]
-    vote = a_vote(me, VOTERS)
-    vote.begin(a_ready(), VOTERS, 0.0)
-    for voter, at in zip(others, (slot, slot, later), strict=True):
-        vote.receive(signed(voter, a_ready(slot=at)), a_ready(slot=at), 0.0)
-    assert not vote.making
-    vote.gathered(0.0)
-    assert vote.making

@@ -5,7 +5,6 @@ and its lock in files, and starts again from them.
 """
 
 import contextlib
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -56,7 +55,7 @@ class Voter:
         self.vote = Vote(
             VoteSetup(
                 me=self.identity.peer_id,
-                slot=FIRST.at(*guard.begin(FIRST)),
+                slot=FIRST.at(guard.begin(FIRST)),
                 electorate=electorate,
                 charter=OPEN,
                 timing=TIMING,
@@ -85,7 +84,7 @@ class Schedule:
         self.signed: dict[tuple[str, wire.Slot, int], bytes] = {}
         self.heard: list[wire.Signed] = []
         self.values: list[bytes] = []
-        self.certified: dict[int, set[bytes]] = defaultdict(set)
+        self.certified: set[bytes] = set()
         for voter in self.voters.values():
             voter.folder.mkdir()
             voter.begin(self.electorate, is_known=False)
@@ -155,9 +154,9 @@ class Schedule:
         chance, liar = self.chance, self.liar
         assert liar is not None
         slot = chance.choice([voter.vote.slot for voter in self.voters.values()])
-        slot = slot.at(0, max(0, slot.attempt + chance.choice((-1, 0, 0, 0, 1, 5))))
+        slot = slot.at(max(0, slot.attempt + chance.choice((-1, 0, 0, 0, 1, 5))))
         value = chance.choice(self.values) if self.values else b""
-        lock = wire.Lock(0, chance.randrange(slot.attempt + 1), value_hash(value))
+        lock = wire.Lock(chance.randrange(slot.attempt + 1), value_hash(value))
         readys = [it for it in self.heard if (said := wire.opened(it)).slot == slot and isinstance(said, wire.Ready)]
         shown = {
             it.sender: encode(it) for it in chance.sample(readys, len(readys))[: chance.randrange(len(readys) + 1)]
@@ -171,7 +170,6 @@ class Schedule:
             wire.Propose(
                 slot, value or b"\x90", chance.choice([b"", *roster]), tuple(shown[it] for it in sorted(shown))
             ),
-            wire.Appointment(slot.at(1, 0), (liar.peer_id,)),
         ]
         word = sign(liar, chance.choice(lies))
         for peer in chance.sample(sorted(self.voters), chance.randrange(1, len(self.voters) + 1)):
@@ -221,7 +219,7 @@ class Schedule:
             check_certificate(vote.certificate, verify_signed)
             check_votes(vote.certificate, self.electorate)
             voter.certificate = vote.certificate
-            self.certified[vote.certificate.slot.term].add(vote.certificate.value)
+            self.certified.add(vote.certificate.value)
 
     def make(self, voter: Voter) -> None:
         """The proposer makes a value; some of the others hold its bytes as well."""
@@ -312,4 +310,4 @@ def test_votes_decide_one_value_and_every_round_after_calm(seed: int, num_events
         schedule = Schedule(seed, Path(folder))
         schedule.disturb(num_events)
         schedule.calm()
-        assert {term: len(values) for term, values in schedule.certified.items()} == {0: 1}
+        assert len(schedule.certified) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
+from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
@@ -100,8 +100,7 @@ class FakeMember:
 
             async def vote(peer: str, question: wire.VoteAsk) -> wire.VoteShown:
                 head = self.chain[-1] if self.chain else None
-                previous = genesis(question.run) if head is None else certificate_hash(head)
-                return wire.VoteShown(1 if head is None else head.slot.round + 1, previous, 0, b"", ())
+                return wire.VoteShown(1 if head is None else head.slot.round + 1)
 
             node.on_ask(wire.LedgerAsk, page)
             node.on_ask(wire.MembersAsk, records)
@@ -271,7 +270,7 @@ async def test_many_free_keys_that_claim_to_be_ahead_delay_nothing(scene: Scene,
 
 async def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out(scene: Scene, /) -> None:
     listed, stranger = key(0).peer_id, key(5).peer_id
-    admission = Admission(kind="allow", allow=listed, voters="members", stall="present")
+    admission = Admission(kind="allow", allow=listed, voters="members")
     closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
 
     scene.signed = closed
@@ -345,7 +344,7 @@ async def test_the_branch_of_voters_who_sign_twice_is_shown_as_a_fork(scene: Sce
     await trio.sleep(60)
     picture = watcher.picture()
     (fork,) = [trouble for trouble in picture.troubles if trouble.kind is TroubleKind.FORK]
-    assert "signed twice" in fork.reason
+    assert "have signed both" in fork.reason
     assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
 
 
@@ -403,7 +402,7 @@ async def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_
     scene: Scene, /, rounds: int
 ) -> None:
     """Anybody can sign a chain of any length where every member votes."""
-    admission = Admission(voters="members", stall="wait")
+    admission = Admission(voters="members")
     signed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
     founder, liars = [key(0)], [key(60 + number) for number in range(3)]
     chain = chain_of(5, signed=signed, keepers=founder)

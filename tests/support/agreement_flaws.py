@@ -23,7 +23,7 @@ class UnlocksByNone(VoterMachine):
 
 def forgets_its_lock(signed: Slot, lock: PrevoteQuorum | None) -> tuple[Slot, PrevoteQuorum | None]:
     """The lock is not on the disk before a Precommit."""
-    return signed.at(signed.term, signed.attempt + 1), None
+    return signed.at(signed.attempt + 1), None
 
 
 def forgets_what_it_signed(signed: Slot, lock: PrevoteQuorum | None) -> tuple[Slot, PrevoteQuorum | None]:
@@ -42,7 +42,7 @@ class OnlyLocks(VoterMachine):
     """The lock rule stands; a proposal may be of another value than the newest proof that it shows."""
 
     def receive(self, voter: str, statement: Statement, now: float) -> list[AgreementAction]:
-        if statement_fault(voter, statement, self.slot, self.terms) != ANOTHER_VALUE:
+        if statement_fault(voter, statement, self.slot, self.electorate) != ANOTHER_VALUE:
             return super().receive(voter, statement, now)
         self._take(voter, statement)
         return self._advance(now)
@@ -51,7 +51,7 @@ class OnlyLocks(VoterMachine):
         lock, proof = self._lock, newest(proof for _, proof in propose.readys if proof and proof.value == propose.value)
         if lock is None or propose.value == lock.value:
             return True
-        return proof is not None and proof.slot.ballot >= lock.slot.ballot
+        return proof is not None and proof.slot.attempt >= lock.slot.attempt
 
 
 class NeitherRule(OnlyLocks):
@@ -92,6 +92,6 @@ class CountsThosePresent(VoterMachine):
     """A quorum is more than 2/3 of the voters that are here."""
 
     def _take(self, voter: str, statement: Statement) -> str:
-        present = frozenset({self.me, voter, *getattr(self.terms[0], "present", ())})
-        self.terms = tuple(_ThosePresent(term.votes, present=present) for term in self.terms)
+        present = frozenset({self.me, voter, *getattr(self.electorate, "present", ())})
+        self.electorate = _ThosePresent(self.electorate.votes, present=present)
         return super()._take(voter, statement)

@@ -63,7 +63,7 @@ class Ids(Generic[_T]):
 
 def next_slot(signed: Slot, lock: PrevoteQuorum | None) -> Disk:
     """What a later process begins with after the last slot that it signed in, and its newest lock."""
-    return signed.at(signed.term, signed.attempt + 1), lock
+    return signed.at(signed.attempt + 1), lock
 
 
 class Known(NamedTuple):
@@ -167,7 +167,7 @@ class Search:
         return known
 
     def _steps(self, state: State, voter: int) -> Iterator[Step]:
-        slot = self.slot.at(0, self._attempt(state))
+        slot = self.slot.at(self._attempt(state))
         facts = sorted((self._facts.things[fact] for fact in state.sent), key=lambda fact: (fact[0], repr(fact[1])))
         proofs = [self._proof(fact) for fact in sorted(state.proofs)]
         if len(self._turns(state)) == 3:
@@ -191,7 +191,7 @@ class Search:
         proofs: list[PrevoteQuorum],
         values: tuple[bytes, ...],
     ) -> Iterator[Step]:
-        proposer = E.proposer(slot.round, slot.term + slot.attempt)
+        proposer = E.proposer(slot.round, slot.attempt)
         if proposer == LIAR:
             proposals = [Propose(slot, v, shown) for shown in _justifications(readys, proofs, LIAR) for v in values]
         elif proposer == HONEST[voter] and not proposals:
@@ -209,7 +209,7 @@ class Search:
         if step.is_crash and self.restart is not None:
             slot, lock = self.restart(known.slot, known.lock)
             known = Known(slot, lock=lock, newest_proof=lock)
-        machine = self.machine(me, known.slot, (E,), TIMING, known.lock)
+        machine = self.machine(me, known.slot, E, TIMING, known.lock)
         machine.newest_proof = known.newest_proof
         for statement in known.said:
             machine._say(statement)
@@ -271,7 +271,7 @@ class Search:
             return "invariant 1: two values are decided"
         for confirm in confirms:
             for proof in proofs:
-                if proof.slot.ballot >= confirm.slot.ballot and proof.value != confirm.value:
+                if proof.slot.attempt >= confirm.slot.attempt and proof.value != confirm.value:
                     return f"invariant 3: a proof of another value in attempt {proof.slot.attempt} after the decision"
         return None
 

@@ -1,4 +1,4 @@
-"""A random schedule of one decision: up to ten voters with weights, liars, crashes, lost disks, partitions and terms.
+"""A random schedule of one decision: up to ten voters with weights, liars, crashes, lost disks and partitions.
 
 The network delivers in any order, twice, or not at all. Each liar is two machines under one key (Twins,
 arXiv:2004.10617), and beside them signs whatever can be made of what others have signed. A voter that crashes may have
@@ -9,7 +9,6 @@ counts as complete.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -20,7 +19,7 @@ from flockstep.collectives.agreement.actions import (
     FetchProven,
     Note,
 )
-from flockstep.collectives.agreement.electorate import LIAR_PROOF, NOBODY, Electorate
+from flockstep.collectives.agreement.electorate import LIAR_PROOF, Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
     Decision,
@@ -34,7 +33,6 @@ from flockstep.collectives.agreement.statements import (
 from flockstep.peer.wire import Precommit, Prevote, Slot
 
 TIMING = AgreementTiming(control=1.0, attempt=4.0)
-MAX_APPOINTMENTS = 2
 
 
 @dataclass
@@ -62,13 +60,6 @@ class Node:
     """The decision in the ledger on its disk."""
     is_up: bool = True
     side: int = 0
-    newest_term: int = 0
-    """The newest term whose appointment it knows; it may know none of those before."""
-
-    @property
-    def is_voter(self) -> bool:
-        """True if it may vote in the newest term that it knows."""
-        return not self.is_observer
 
 
 @dataclass(frozen=True)
@@ -98,29 +89,28 @@ class Swarm:
         names = [f"v{number}" for number in range(chance.choice((1, 2, 3, 4, 4, 4, 4, 4, 4, 5, 6, 7, 10)))]
         weights = chance.choice(((1,), (1,), (1, 2, 5)))
         self.electorate = Electorate({name: chance.choice(weights) for name in names})
-        self.skips_terms = chance.random() < 0.5
         self.may_lose_disks = chance.random() < 0.3
         self.liars: frozenset[str] = frozenset()
         for name in chance.sample(names, len(names)):
-            if chance.random() < 0.8 and self._is_bearable(self.electorate, self.liars | {name}):
+            if chance.random() < 0.8 and self._is_bearable(self.liars | {name}):
                 self.liars |= {name}
-        self.terms: list[Electorate] = [self.electorate]
         self.slot = Slot("run", chance.randrange(20), bytes(32))
         self.mail: list[Mail] = []
         self.values: list[bytes] = []
         self.signed: dict[tuple[str, Slot, type[Statement]], Statement] = {}
         self.signers: dict[Statement, set[str]] = defaultdict(set)
-        self.entered: set[tuple[int, int]] = {(0, 0)}
+        self.entered: set[int] = {0}
         self.lost: set[str] = set()
         self.nodes = [
-            Node(name, machine(name, self.slot, (self.electorate,), TIMING), name in self.liars)
+            Node(name, machine(name, self.slot, self.electorate, TIMING), name in self.liars)
             for name in names
             for _ in range(2 if name in self.liars else 1)
         ]
         for node in self.nodes:
             self._resume(node)
 
-    def _is_bearable(self, electorate: Electorate, liars: frozenset[str]) -> bool:
+    def _is_bearable(self, liars: frozenset[str]) -> bool:
+        electorate = self.electorate
         is_few = len(electorate.votes) < LIAR_PROOF
         return not electorate.votes_of(liars) if is_few else 3 * electorate.votes_of(liars) < electorate.total
 
@@ -144,7 +134,6 @@ class Swarm:
             self._resume_any: 2,
             self._abandon_any: 1,
             self._lie: 12 if self.liars else 0,
-            self._next_term: self.random.choice((2, 10)),
         }
         for event in self.random.choices(list(events), list(events.values()), k=num_events):
             event()
@@ -167,10 +156,6 @@ class Swarm:
                 self._decide(node, what)
             case (str(voter), statement):
                 assert not isinstance(statement, bytes | tuple)
-                self._appoint(node, statement.slot.term)
-                shown = statement.readys if isinstance(statement, Propose) else ()
-                proofs = [statement.proof] if isinstance(statement, VoterReady) else [proof for _, proof in shown]
-                self._learn_terms(node, [proof for proof in proofs if proof is not None])
                 if isinstance(statement, Propose):
                     node.proposals.append(statement)
                     if statement.newest_proof is None:  # The making of a new value brings its bytes.
@@ -181,19 +166,6 @@ class Swarm:
 
     def _is_held(self, value: bytes) -> bool:
         return any(value in node.stored for node in self.honest if node.is_up)
-
-    def _appoint(self, node: Node, term: int) -> None:
-        """A statement travels with the appointment of its term, and in some schedules with those before."""
-        while node.newest_term < min(term, len(self.terms) - 1):
-            node.newest_term = term if self.skips_terms else node.newest_term + 1
-            self._do(node, node.machine.appoint(node.newest_term, self.terms[node.newest_term], self.now))
-
-    def _learn_terms(self, node: Node, shown: Sequence[PrevoteQuorum | Decision]) -> None:
-        """A proof or a decision comes with the appointment of its term, which the voter may have skipped."""
-        for term in sorted({it.slot.term for it in shown if it.slot.term < node.machine.slot.term}):
-            if node.machine.terms[term] == NOBODY:
-                self.seen["skipped term"] += 1
-                self._do(node, node.machine.appoint(term, self.terms[term], self.now))
 
     def _tick_any(self) -> None:
         self._tick(self.random.choice(self.nodes))
@@ -223,11 +195,10 @@ class Swarm:
             self._restart(self.random.choice(down))
 
     def _restart(self, node: Node) -> None:
-        node.is_up, node.newest_term = True, 0
-        slot = self.slot if node.signed is None else node.signed.at(node.signed.term, node.signed.attempt + 1)
-        terms = (self.electorate, *(NOBODY,) * slot.term)
-        self.entered.add(slot.ballot)
-        node.machine = self.machine(node.name, slot, terms, TIMING, node.lock, is_observer=node.is_observer)
+        node.is_up = True
+        slot = self.slot if node.signed is None else node.signed.at(node.signed.attempt + 1)
+        self.entered.add(slot.attempt)
+        node.machine = self.machine(node.name, slot, self.electorate, TIMING, node.lock, is_observer=node.is_observer)
         node.wanted.clear()
         self._resume(node)
         for value in sorted(node.stored):
@@ -273,21 +244,6 @@ class Swarm:
         if node.is_up and node.certificate is None:
             self._do(node, node.machine.abandon("its data did not arrive", self.now), may_enter=True)
 
-    def _next_term(self) -> None:
-        """The honest owner appoints voters whose Readys it holds."""
-        ready = sorted({node.name for node in self.nodes if node.is_up and node.is_voter})
-        if not ready or len(self.terms) > MAX_APPOINTMENTS or self.random.random() < 0.5:
-            return
-        chosen = self.random.sample(ready, self.random.choice((1, self.random.randint(1, len(ready)))))
-        electorate = Electorate({name: self.electorate.votes[name] for name in chosen})
-        if self._is_bearable(electorate, self.liars):
-            self.seen["appointment"] += 1
-            self.terms.append(electorate)
-            self.entered.add((len(self.terms) - 1, 0))
-            for node in self.nodes:
-                if node.is_up and self.random.random() < 0.5:
-                    self._appoint(node, len(self.terms) - 1)
-
     # The liars.
 
     def _lie(self) -> None:
@@ -296,8 +252,8 @@ class Swarm:
         liar, target = chance.choice(sorted(self.liars)), chance.choice(self.honest)
         slot = target.machine.slot
         if chance.random() < 0.3:
-            slot = slot.at(chance.randrange(len(self.terms)), chance.randrange(4))
-        proposer = self.terms[slot.term].proposer(slot.round, slot.term + slot.attempt)
+            slot = slot.at(chance.randrange(4))
+        proposer = self.electorate.proposer(slot.round, slot.attempt)
         value = chance.choice([*self.values, bytes(32)])
         statement: Statement
         if proposer in self.liars and chance.random() < 0.7:
@@ -323,9 +279,9 @@ class Swarm:
     def _proofs(self) -> list[PrevoteQuorum]:
         """All proofs that somebody could show."""
         return [
-            PrevoteQuorum(it.slot, it.value, tuple(sorted(voters & self.terms[it.slot.term].votes.keys())))
+            PrevoteQuorum(it.slot, it.value, tuple(sorted(voters & self.electorate.votes.keys())))
             for it, honest in self.signers.items()
-            if isinstance(it, Prevote) and self.terms[it.slot.term].is_quorum(voters := honest | self.liars)
+            if isinstance(it, Prevote) and self.electorate.is_quorum(voters := honest | self.liars)
         ]
 
     # What the driver does.
@@ -334,10 +290,10 @@ class Swarm:
         if not node.is_up:
             return  # It crashed in the middle of what it was doing.
         at = node.machine.slot
-        if not node.is_liar and at.ballot not in self.entered:
+        if not node.is_liar and at.attempt not in self.entered:
             if not may_enter:
-                raise Violation(f"invariant 8: {node.name} was moved to {at.ballot} by liars")
-            self.entered.add(at.ballot)
+                raise Violation(f"invariant 8: {node.name} was moved to {at.attempt} by liars")
+            self.entered.add(at.attempt)
         cut_short = not self.is_calm and self.random.random() < 0.01
         done = self.random.randrange(len(actions) + 1) if cut_short else len(actions)
         for action in actions[:done]:
@@ -392,7 +348,7 @@ class Swarm:
             return
         key = node.name, statement.slot, type(statement)
         if self.signed.setdefault(key, statement) != statement:
-            raise Violation(f"invariant 4: {node.name} signed a second {key[2].__name__} in {statement.slot.ballot}")
+            raise Violation(f"invariant 4: {node.name} signed a second {key[2].__name__} in {statement.slot.attempt}")
         self.signers[statement].add(node.name)
         if isinstance(statement, Prevote):
             if statement.value not in node.stored:
@@ -407,7 +363,7 @@ class Swarm:
             return
         self.seen["decision"] += 1
         signed = self.signers[Precommit(decision.slot, decision.value)] | self.liars
-        if not set(decision.voters) <= signed or not self.terms[decision.slot.term].is_quorum(decision.voters):
+        if not set(decision.voters) <= signed or not self.electorate.is_quorum(decision.voters):
             raise Violation(f"invariant 1: {node.name} took a decision that no quorum has confirmed")
 
     # The checks.
@@ -417,45 +373,32 @@ class Swarm:
         confirmed, proven = self._complete(Precommit), self._complete(Prevote)
         for one in confirmed:
             for other in confirmed:
-                if one.slot.term == other.slot.term and one.value != other.value:
-                    raise Violation(f"invariant 1: two values in term {one.slot.term}: {one.slot}, {other.slot}")
-                if one.slot.term < other.slot.term and one.value != other.value:
-                    self._check_terms(one, other.slot.term)
+                if one.value != other.value:
+                    raise Violation(f"invariant 1: two values: {one.slot}, {other.slot}")
             for other in proven:
-                if other.slot.term == one.slot.term and other.slot.ballot >= one.slot.ballot and other.value != one.value:
-                    raise Violation(f"invariant 3: a proof in {other.slot.ballot} against {one.slot.ballot}")
+                if other.slot.attempt >= one.slot.attempt and other.value != one.value:
+                    raise Violation(f"invariant 3: a proof in {other.slot.attempt} against {one.slot.attempt}")
         for accept in proven:
-            electorate = self.terms[accept.slot.term]
-            if electorate.votes_of(self.signers[accept]) < electorate.third:
-                raise Violation(f"invariant 6: the bytes of a proof in {accept.slot.ballot} are with too few")
+            if self.electorate.votes_of(self.signers[accept]) < self.electorate.third:
+                raise Violation(f"invariant 6: the bytes of a proof in {accept.slot.attempt} are with too few")
         self.seen["proof"] += len(proven)
         self.seen["decided"] += len(confirmed)
-        self.seen["terms"] += len({confirm.slot.term for confirm in confirmed}) > 1
 
     def _complete(self, kind: type[Prevote] | type[Precommit]) -> list[Prevote | Precommit]:
         """The statements that a quorum has signed, or that the liars could complete to one."""
         return [
             it
             for it, honest in self.signers.items()
-            if isinstance(it, kind) and self.terms[it.slot.term].is_quorum(honest | self.liars)
+            if isinstance(it, kind) and self.electorate.is_quorum(honest | self.liars)
         ]
-
-    def _check_terms(self, earlier: Prevote | Precommit, term: int) -> None:
-        """A later term may decide another value only if a quorum of it could be ready without anybody who is locked."""
-        self.seen["another value in a later term"] += 1
-        later = self.terms[term]
-        locked = self.signers[earlier] - self.lost
-        if later.is_quorum(set(later.voters) - locked):
-            return
-        raise Violation(f"invariant 2: term {term} decided another value, and each quorum of it was locked")
 
     # Calm.
 
     def calm(self) -> bool:
-        """Bring everybody back, and deliver all; False where the decision may have to wait for a further term.
+        """Bring everybody back, and deliver all; False where the decision may have to wait.
 
-        That is so without a quorum of honest voters, and without a copy of a value. Raises `Violation` if a quorum is
-        there and does not decide within one attempt a voter and one.
+        That is so without a quorum of honest voters that remember, and without a copy of a value. Raises `Violation` if
+        a quorum is there and does not decide within one attempt a voter and one.
         """
         self.is_calm = True
         for node in self.nodes:
@@ -464,22 +407,19 @@ class Swarm:
             if not node.is_up:
                 self._restart(node)
             self._resume(node)
-            self._appoint(node, len(self.terms) - 1)
-        present = {node.name for node in self.honest if node.is_voter}
-        term = max(node.machine.slot.term for node in self.honest)
-        electorate = self.terms[term]
-        if not electorate.is_quorum(present) and all(node.certificate is None for node in self.honest):
+        present = {node.name for node in self.honest if not node.is_observer}
+        if not self.electorate.is_quorum(present) and all(node.certificate is None for node in self.honest):
             return False
         if not all(self._is_held(proof.value) for proof in self._proofs()):
             return False  # Lost with the disks of all that held it.
         self._heal()
         for node in self.nodes:
             self._fetch(node)
-        last = max(node.machine.slot.attempt for node in self.honest) + len(electorate.voters) + 1
+        last = max(node.machine.slot.attempt for node in self.honest) + len(self.electorate.voters) + 1
         while self._settle():
             due = min((it for it in self.nodes if it.certificate is None), key=lambda node: node.machine.deadline)
             if due.machine.deadline == float("inf") or max(n.machine.slot.attempt for n in self.honest) > last:
-                raise Violation(f"invariant 7: no decision by attempt {last} of term {term}")
+                raise Violation(f"invariant 7: no decision by attempt {last}")
             self._tick(due)
         return True
 

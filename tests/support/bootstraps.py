@@ -66,7 +66,7 @@ def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
     identity = Identity.load_or_create(home / "identity.key")
     manifest = Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id)
     if "voters" not in tomllib.loads(toml).get("admission", {}):
-        rules = replace(manifest.admission, voters="members", stall="present")
+        rules = replace(manifest.admission, voters="members")
         manifest = replace(manifest, admission=rules)
     if not manifest.is_own:  # The owner's peer provides a small pack, whatever the text names.
         packed(home / "pack")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import genesis, value_hash, value_of
 from flockstep.collectives.chain.chain import ChainLink
 from flockstep.collectives.vector.codec import EMPTY
@@ -57,7 +56,7 @@ def certify(
     """Return a certificate of the round after `before` with `tokens` of its own; `mark` makes it distinct.
 
     Those of the roster vote that were in the one before, or all if none was: in the first round they are the founders.
-    Where they are no quorum of the one before, they are appointed. `fields` may hold the `seats` of its roster, or
+    `fields` may hold the `seats` of its roster, or
     `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `revision`, the `credit`,
     the `cut`.
     """
@@ -82,25 +81,17 @@ def certify(
     members = value_of(before).members if before is not None else order
     electorate = set(members[: num_parts(members)])
     entitled = [identity for identity in roster if identity.peer_id in electorate] or roster
-    voters = entitled if signers is None else signers
-    needed = Electorate(dict.fromkeys(electorate, 1))
-    is_quorum = needed.is_quorum({identity.peer_id for identity in voters})
-    is_first_term = is_quorum and electorate >= {identity.peer_id for identity in voters}
-    return decided(value, slot if is_first_term else slot.at(1, 0), voters, appointed=() if is_first_term else entitled)
+    return decided(value, slot, entitled if signers is None else signers)
 
 
-def decided(
-    value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
-) -> wire.Certificate:
-    """Return a certificate of a value by these voters, in a term for which these peers are appointed."""
-    return wire.Certificate(slot, *_signed_by(wire.Precommit, value, slot, voters, appointed))
+def decided(value: wire.Value, slot: wire.Slot, voters: Sequence[Identity]) -> wire.Certificate:
+    """Return a certificate of a value by these voters."""
+    return wire.Certificate(slot, *_signed_by(wire.Precommit, value, slot, voters))
 
 
-def proven(
-    value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
-) -> wire.Proof:
+def proven(value: wire.Value, slot: wire.Slot, voters: Sequence[Identity]) -> wire.Proof:
     """Return a proof of a value, as `decided` returns a certificate."""
-    return wire.Proof(slot, *_signed_by(wire.Prevote, value, slot, voters, appointed))
+    return wire.Proof(slot, *_signed_by(wire.Prevote, value, slot, voters))
 
 
 def _signed_by(
@@ -108,17 +99,11 @@ def _signed_by(
     value: wire.Value,
     slot: wire.Slot,
     voters: Sequence[Identity],
-    appointed: Sequence[Identity],
-) -> tuple[bytes, tuple[str, ...], tuple[bytes, ...], bytes]:
+) -> tuple[bytes, tuple[str, ...], tuple[bytes, ...]]:
     packed = encode(value)
     ordered = sorted(voters, key=lambda identity: identity.peer_id)
     signatures = tuple(signed(identity, kind(slot, value_hash(packed))).signature for identity in ordered)
-    appointment = b""
-    if slot.term:
-        first = min(appointed, key=lambda identity: identity.peer_id)
-        names = tuple(sorted(identity.peer_id for identity in appointed))
-        appointment = encode(signed(first, wire.Appointment(slot.at(slot.term, 0), names)))
-    return packed, tuple(identity.peer_id for identity in ordered), signatures, appointment
+    return packed, tuple(identity.peer_id for identity in ordered), signatures
 
 
 def grow(before: wire.Certificate | None, rounds: int, *, tokens: int = 100, mark: bytes = b"") -> list[wire.Certificate]:

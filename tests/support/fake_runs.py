@@ -10,7 +10,6 @@ Json = Any
 REASONS = ("it was not here", "its contribution came too late", "it was not ready", "its base was an older state")
 TROUBLES = (
     ("flag", "its work points against that of the others"),
-    ("term", "decided in term 1: the voters of term 0 were silent"),
     ("void", "2 of 6 members were lost"),
     ("ban", "its owner banned it"),
 )
@@ -36,7 +35,7 @@ class FakeRun:
             name: []
             for name in (
                 *("round", "time", "tokens", "members", "contributors", "flagged"),
-                *("voters", "term", "attempt", "loss", "root"),
+                *("voters", "attempt", "loss", "root"),
             )
         }
         self._recent: list[Json] = []
@@ -70,7 +69,6 @@ class FakeRun:
             "contributors": len(cut),
             "flagged": flagged,
             "voters": len(voters),
-            "term": 0,
             "attempt": int(chance.random() < 0.03),
             "loss": round(loss, 4),
             "root": f"{chance.getrandbits(32):08x}",
@@ -90,7 +88,6 @@ class FakeRun:
             "voters": voters,
             "quorum": len(voters) * 2 // 3 + 1,
             "total": len(voters),
-            "term": 0,
             "attempt": row["attempt"],
         }
         self._recent = [recent, *self._recent][:KEPT_ROUNDS]
@@ -188,8 +185,6 @@ class FakeRun:
                 "votes": len(voters[:3]),
                 "quorum": len(voters) * 2 // 3 + 1,
                 "total": len(voters),
-                "term": 0,
-                "appointed_by": "",
             },
             "evaluations": list(self._evaluations),
             "credit": [

@@ -76,7 +76,6 @@ def key(number: int) -> Identity:
 def kept_run(
     keepers: int,
     *,
-    stall: str = "wait",
     rounds: int = 1000,
     first: int = 0,
     fragments: int = 1,
@@ -95,7 +94,7 @@ def kept_run(
         data=Data(source="text:own" if evaluate_every else "own"),
         inner=inner,
         outer=outer,
-        admission=Admission(keepers=" ".join(names[1:]), stall=stall),
+        admission=Admission(keepers=" ".join(names[1:])),
         defence=Defence(rule=rule),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
         eval=EvalSettings(evaluate_every, ("Once",) if evaluate_every else ()),

@@ -28,7 +28,7 @@ def chain_of(
     for _ in range(rounds):
         before = certify(before, 100, roster=keepers, signers=signers, run=signed.run_id, mark=mark)
         if before.slot.round == 1:
-            before = decided(open_value(before.value), before.slot.at(0, 0), signers or keepers)
+            before = decided(open_value(before.value), before.slot.at(0), signers or keepers)
         chain.append(before)
     return chain
 

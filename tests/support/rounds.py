@@ -176,7 +176,7 @@ class Rounds:
     peers: list[str]
     seed: int = 0
     voters: Collection[str] | None = None
-    """The voters of term 0; None: all peers."""
+    """The voters; None: all peers."""
     attempts: int = 1
     """Attempts of each peer before it gives up for good."""
     charter: Charter = OPEN

@@ -15,7 +15,6 @@ import trio
 
 from ....peer import wire
 from ....peer.memory.network import MemoryNetwork
-from .check import Checks
 from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
 from .peer import SimulatedPeer
 
@@ -33,7 +32,6 @@ class Swarm(Protocol):
     living: dict[str, SimulatedPeer]
     network: MemoryNetwork
     nursery: trio.Nursery
-    checks: Checks
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
         """Emit an event of the simulation itself."""
@@ -99,7 +97,6 @@ class Chaos:
 
     async def _blow(self, blow: str, victim: SimulatedPeer, seconds: float) -> None:
         network = self._swarm.network
-        self._swarm.checks.hit.add(victim.name)
         if blow in ("kill", "leave"):
             if blow == "leave" and victim.settled:
                 await victim.leave()
@@ -134,9 +131,9 @@ class Chaos:
         for leaver in list(self._swarm.living.values()) if self._options.session else ():
             moment = self._random.expovariate(1 / (self._options.session * lasted))
             if moment < lasted:
-                self._swarm.nursery.start_soon(self._leave, moment, leaver, self._random.uniform(0.0, lasted))
+                self._swarm.nursery.start_soon(self._leave, moment, self._random.uniform(0.0, lasted), leaver)
         for moment in self._moments(self._options.churn, lasted):
-            self._swarm.nursery.start_soon(self._leave, moment)
+            self._swarm.nursery.start_soon(self._leave, moment, self._random.uniform(0.0, lasted))
         for moment in self._moments(self._options.churn, lasted):
             self._swarm.nursery.start_soon(self._join, moment)
         for moment in self._moments(self._options.stall, lasted):
@@ -165,24 +162,23 @@ class Chaos:
             for victim in victims:
                 self._swarm.restart(victim.name)
 
-    async def _leave(self, moment: float, leaver: SimulatedPeer | None = None, successor: float | None = None) -> None:
-        """Let a peer leave, by chance any; where there is a `successor`, it comes so many seconds later.
+    async def _leave(self, moment: float, pause: float, leaver: SimulatedPeer | None = None) -> None:
+        """Let a peer leave, by chance any; another one comes a `pause` later for a given `leaver` that left in order.
 
-        Unless those decide that are present, who was killed comes back: else the run would end sooner or later.
+        Who was killed comes back itself after it: else the run would wait for its vote, and end sooner or later.
         """
         await trio.sleep(moment)
         peers = [peer for peer in self._swarm.living.values() if not peer.is_leaving]
         if len(peers) <= max(FEWEST, self._options.min_peers) or (leaver is not None and leaver not in peers):
             return
-        leaver = leaver or self._random.choice(peers)
+        is_replaced, leaver = leaver is not None, leaver or self._random.choice(peers)
         blow = "leave" if self._random.random() < self._options.orderly else "kill"
         self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
-        if successor is not None and (blow == "leave" or self._options.when_stalled == "present"):
-            self._swarm.nursery.start_soon(self._join, successor)
-            successor = None
+        if is_replaced and blow == "leave":
+            self._swarm.nursery.start_soon(self._join, pause)
         await self._blow(blow, leaver, 0.0)
-        if successor is not None:
-            await trio.sleep(successor)
+        if blow == "kill":
+            await trio.sleep(pause)
             self._swarm.restart(leaver.name)
 
     async def _join(self, moment: float) -> None:

@@ -7,9 +7,7 @@
     honest peers       no honest peer is charged with a breach of the protocol, caught in a lie, or banned
     progress           rounds end, and at the end all living peers hold one state
 
-Where those decide that are present, each group may have a chain of its own during a partition, and for two rounds after it.
-So may a peer that was stalled or cut off, which is a group of one. Under every other rule there is one chain.
-Attackers are not checked: the invariants are about what honest peers
+There is one chain, whatever is cut off from what. Attackers are not checked: the invariants are about what honest peers
 end, hold and emit about honest ones.
 """
 
@@ -23,11 +21,8 @@ from ....collectives.robust.rule import Rule
 from ....collectives.vector.arrays import Floats
 from ....peer.log.events import Fault, faults_of
 from ....peer.log.telemetry import Event
-from .options import Partition, SimulateOptions
 from .peer import SimulatedPeer
 
-HEALING_ROUNDS = 2
-"""Rounds after a partition in which there may still be two chains."""
 GUILTY = faults_of(Fault.COMMISSION)
 """Events that no honest peer causes."""
 CHECKED_ROUNDS = 3
@@ -52,17 +47,17 @@ class RoundRow:
     certified: float = 0.0
     """Time of the first certificate."""
     results: dict[bytes, Outcome] = field(default_factory=dict)
-    """By the hash of its certificate: more than one where there is more than one chain."""
+    """By the hash of its certificate: more than one violate an invariant."""
     holders: dict[str, bytes] = field(default_factory=dict)
     """The certificate of the state that each peer had after the round."""
     served: Counter[tuple[str, bytes]] = field(default_factory=Counter)
     """How often a peer has sent the bytes of a hash to others, for this round or to catch up with it."""
-    done: set[tuple[int, int]] = field(default_factory=set)
-    """The term and attempt of each certificate."""
+    done: set[int] = field(default_factory=set)
+    """The attempt of each certificate."""
     stalled: dict[str, str] = field(default_factory=dict)
     """Why the round stalled, by the name of the peer that says so."""
-    void: dict[tuple[tuple[int, int], str], str] = field(default_factory=dict)
-    """The reason, by term and attempt, and the name of the peer that gave it up."""
+    void: dict[tuple[int, str], str] = field(default_factory=dict)
+    """The reason, by attempt and the name of the peer that gave it up."""
 
 
 class Checks:
@@ -73,20 +68,15 @@ class Checks:
 
     def __init__(
         self,
-        options: SimulateOptions,
         named: Callable[[str], str],
         rule: Rule,
         attackers: Container[object] = (),
     ) -> None:
         self.rows: dict[int, RoundRow] = {}
         self.violations: list[Violation] = []
-        self.hit: set[str] = set()
-        """Peers that are, or once were, killed, stalled or cut off: their knowledge may be incomplete."""
         self._named = named
         self._rule = rule
         self._attackers = attackers
-        self._may_part = options.when_stalled == "present"
-        self._forks = [range(split.first, _last(split, options) + 1 + HEALING_ROUNDS) for split in options.partitions]
         self._contributions: dict[tuple[str, int], tuple[Floats, int]] = {}
 
     def blame(self, invariant: str, text: str) -> None:
@@ -123,12 +113,12 @@ class Checks:
         row = self.row(outcome.slot.round, now)
         if outcome.kind is OutcomeKind.DONE:
             row.certified = row.certified or now
-            row.done.add(outcome.slot.ballot)
+            row.done.add(outcome.slot.attempt)
             self._done(row, peer, outcome)
         elif not outcome.reason:
             self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} without a reason")
         elif outcome.kind is OutcomeKind.VOID:
-            row.void[outcome.slot.ballot, peer.name] = self._named(outcome.reason)
+            row.void[outcome.slot.attempt, peer.name] = self._named(outcome.reason)
 
     def served(self, provider: str, key: bytes, taker: SimulatedPeer, now: float) -> None:
         """Count a fetch from a peer."""
@@ -165,7 +155,7 @@ class Checks:
 
     def _first(self, row: RoundRow, where: str, peer: SimulatedPeer, outcome: Outcome) -> None:
         """Check that a new result is the only one, and correct."""
-        if len(row.results) > 1 and not (self._may_part and (self.hit or self._may_fork(row))):
+        if len(row.results) > 1:
             roots = ", ".join(result.value.next_root.hex()[:8] for result in row.results.values())
             self.blame("equal states", f"{where} ends with another result than others: {roots}")
         cut = self.cut(outcome)
@@ -173,14 +163,6 @@ class Checks:
             self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
         elif outcome.counted and peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
             self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
-
-    def _may_fork(self, row: RoundRow) -> bool:
-        return any(row.number in fork for fork in self._forks)
-
-
-def _last(split: Partition, options: SimulateOptions) -> int:
-    """Return the last round that a partition may last."""
-    return split.last + int(split.seconds / options.steps_time.low)
 
 
 def _result(outcome: Outcome) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Outputs", "Propose"})
 """Sent by the proposer alone: a strike after one of these happens when the proposer sends it, whoever the victim is."""
 MESSAGES = (
     *("Ready", "Roster", "Commit", "Have", "Cut", "Sketch", "Result", "Outputs", "Second", "Propose", "Prevote", "Precommit"),
-    *("Appointment", "Void"),
+    "Void",
 )
 BLOWS = ("kill", "stall", "cut", "leave")
 LASTING = ("stall", "cut")
@@ -150,7 +150,6 @@ class Kill:
 
 
 VOTERS = ("founders", "honest", "keepers")
-STALLS = ("present", "wait")
 MORE_RANGES = (("session", 0.0, 1e6), ("orderly", 0.0, 1.0))
 
 
@@ -213,9 +212,6 @@ class SimulateOptions:
     """Who votes on the first round: the `founders`, at most 64, or the `honest` ones of them. With `keepers` the founders
     do, in all rounds."""
 
-    when_stalled: str = "present"
-    """What follows where too few voters are here: `stall` in a manifest."""
-
     session: float = 0.0
     """Average rounds that a peer stays, another one comes for each that leaves; 0: as long as the run."""
 
@@ -237,9 +233,6 @@ class SimulateOptions:
                 raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if self.voters not in VOTERS:
             raise UsageError(f"{self.voters!r} are no voters", remedy=f"name {', '.join(VOTERS[:-1])} or {VOTERS[-1]}")
-        if self.when_stalled not in STALLS:
-            remedy = f"name {', '.join(STALLS[:-1])} or {STALLS[-1]}"
-            raise UsageError(f"{self.when_stalled!r} is no rule for a stall", remedy=remedy)
         for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0), *MORE_RANGES):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")

@@ -289,7 +289,7 @@ class SimulatedPeer:
 
     def _behind(self) -> bool:
         self._look()
-        return self.averager.behind or self.member.catch_up.proofs.is_beaten or self._follows_another_chain
+        return self.averager.behind or self._follows_another_chain
 
     def _next_members(self) -> frozenset[str]:
         """Return the known members of the next round."""

@@ -108,7 +108,7 @@ class Report:
 
 
 def _figures(row: RoundRow) -> dict[str, object]:
-    attempts = {ballot for ballot, _ in row.void} - row.done
+    attempts = {attempt for attempt, _ in row.void} - row.done
     outcome = "done" if row.certified else "void"
     if row.certified and attempts:
         outcome += f" after {len(attempts)} void"

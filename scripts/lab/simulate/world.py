@@ -129,7 +129,7 @@ class World:
         self.trace = Trace(folder, log)
         self._options = options
         self.cast = Cast(options)
-        self.checks = Checks(options, self.trace.named, rule_named(options.rule), self.cast.roles)
+        self.checks = Checks(self.trace.named, rule_named(options.rule), self.cast.roles)
         self.harm = Harm(self.cast.roles, self.trace.names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
@@ -142,7 +142,6 @@ class World:
             min_peers=options.min_peers,
             founders=founders,
             keepers=founders if options.voters == "keepers" else None,
-            stall=options.when_stalled,
         )
 
     async def run(self) -> float:

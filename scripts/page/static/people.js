@@ -101,7 +101,6 @@ export function showVotes({ votes, decides, members = [] }) {
 
 function sentence(votes) {
   const enough = votes.votes >= votes.quorum;
-  const term = votes.term ? `Term ${number(votes.term)} of round ${number(votes.round + 1)}` + (votes.appointed_by ? `, appointed by ${tail(votes.appointed_by)}` : "") + ". " : "";
   const decide = `${number(votes.quorum)} ${votes.quorum === 1 ? "decides" : "decide"}`;
-  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, and ${decide}${enough ? "." : ": rounds wait until enough of them are back."}`;
+  return `${number(votes.votes)} of ${number(votes.total)} votes are here, and ${decide}${enough ? "." : ": rounds wait until enough of them are back."}`;
 }

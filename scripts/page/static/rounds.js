@@ -6,7 +6,7 @@ import { byId, clock, DASH, isNumber, loss, number, plain, plural, setHidden, se
 
 const VOTED = "it voted, and sent no work"; // Of VOTED in collectives/picture/fold.py: nothing is missing there.
 const KINDS = {
-  flag: "not counted", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
+  flag: "not counted", void: "void", fork: "fork", liar: "false answer",
   stall: "stall", ban: "banned", pardon: "pardoned", revoke: "vote revoked",
 };
 

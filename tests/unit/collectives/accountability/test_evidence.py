@@ -35,7 +35,7 @@ from support.certificates import RUN, seats, signed
 
 LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))
-SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 1)
+SLOT = wire.Slot(RUN, 3, b"p" * 32, 1)
 ZERO, NAME = bytes(32), bytes(wire.NAME_BYTES)
 ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2), b"\3", ZERO)
 OPENING = signed(OTHER, ROSTER)
@@ -58,7 +58,6 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
     (wire.Prevote(SLOT, ZERO), wire.Prevote(SLOT, b"1" * 32)),
     (wire.Precommit(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
-    (wire.Appointment(SLOT, (LIAR.peer_id,)), wire.Appointment(SLOT, (OTHER.peer_id,))),
 )
 """Of each kind two statements that nobody honest makes both."""
 COMMITS, CUTS, RESULTS = WORDS[2:5]
@@ -83,7 +82,7 @@ COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (ZERO,), b"2")),
     *(
         (COMMITS[0], replace(COMMITS[1], slot=slot))
-        for slot in (SLOT.at(0, 2), SLOT.at(1, 1), replace(SLOT, round=4), replace(SLOT, previous=ZERO))
+        for slot in (SLOT.at(2), replace(SLOT, round=4), replace(SLOT, previous=ZERO))
     ),
 )
 
@@ -204,7 +203,7 @@ ABOUT_ANOTHER: Mapping[str, dict[str, Any]] = {
     "contributor": {"contributor": 0},
     "nobody": {"contributor": 2},
     "commit": {"commit": NAME},
-    "slot": {"slot": SLOT.at(0, 2)},
+    "slot": {"slot": SLOT.at(2)},
 }
 
 
@@ -263,7 +262,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
 
 def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
     witness = Witness()
-    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5, 3, 2, 4), strict=True):
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5, 3, 2), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
         assert witness.see(one, first, at(present)) is None
         assert witness.see(one, first, at(present)) is None
@@ -303,7 +302,7 @@ def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
 ) -> None:
     """A liar fills its memory first (or between its two statements), with what it may state as often as it likes."""
     monkeypatch.setattr("flockstep.collectives.accountability.evidence.MAX_STATEMENTS", most := 20)
-    slot = SLOT.at(0, attempt)
+    slot = SLOT.at(attempt)
     for one, two in zip(signed_by_liar(0), signed_by_liar(1), strict=True):
         witness = Witness()
         for number in range(most):
@@ -320,8 +319,8 @@ def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
 def test_what_is_nearest_to_my_attempt_is_remembered() -> None:
     witness = Witness()
     for attempt in range(MAX_STATEMENTS + 7):
-        word = wire.Prevote(SLOT.at(0, attempt), ZERO)
-        witness.see(signed(LIAR, word), word, SLOT.at(0, 7))
+        word = wire.Prevote(SLOT.at(attempt), ZERO)
+        witness.see(signed(LIAR, word), word, SLOT.at(7))
     kept = [subject[0] for subject in witness._rounds[3][LIAR.peer_id].statements]
     assert kept == [*range(MAX_STATEMENTS - 1), MAX_STATEMENTS + 6]
 

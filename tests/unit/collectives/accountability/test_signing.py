@@ -4,6 +4,7 @@ import ast
 import errno
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,7 +34,7 @@ from support.certificates import RUN
 
 ME = Identity.from_seed(bytes([1]) * 32)
 A_CHAIN, B_CHAIN = b"a" * 32, b"b" * 32
-SLOT = wire.Slot(RUN, 3, A_CHAIN, 0, 1)
+SLOT = wire.Slot(RUN, 3, A_CHAIN, 1)
 ROOT = Path(__file__).parents[4]
 
 
@@ -78,8 +79,8 @@ def accept(slot: wire.Slot, value: int) -> wire.Prevote:
     return wire.Prevote(slot, bytes([value]) * 32)
 
 
-def at(round_: int, term: int, attempt: int) -> wire.Slot:
-    return wire.Slot(RUN, round_, A_CHAIN, term, attempt)
+def at(round_: int, attempt: int) -> wire.Slot:
+    return wire.Slot(RUN, round_, A_CHAIN, attempt)
 
 
 def cut(slot: wire.Slot, value: int) -> wire.Cut:
@@ -92,9 +93,8 @@ def second(slot: wire.Slot, value: int) -> wire.Second:
 
 
 rounds, values = st.integers(1, 3), st.integers(0, 3)
-ballots = st.tuples(st.integers(0, 2), st.integers(0, 3))
 chains = st.sampled_from([A_CHAIN, B_CHAIN])
-slots = st.builds(lambda round_, chain, ballot: wire.Slot(RUN, round_, chain, *ballot), rounds, chains, ballots)
+slots = st.builds(partial(wire.Slot, RUN), rounds, chains, st.integers(0, 3))
 steps = st.one_of(
     st.tuples(st.just("begin"), rounds),
     st.tuples(st.just("restart")),
@@ -111,7 +111,7 @@ def test_whatever_a_machine_asks_for_nothing_is_signed_twice(life: list[tuple[ob
         for step in life:
             match step:
                 case ("begin", int(round_)):
-                    disk.guard.begin(at(round_, 0, 0))
+                    disk.guard.begin(at(round_, 0))
                 case ("restart",):
                     disk.start()
                 case ("full", bool(full)):
@@ -122,7 +122,7 @@ def test_whatever_a_machine_asks_for_nothing_is_signed_twice(life: list[tuple[ob
 
 
 losses = st.sampled_from(["restart", "missing", "damaged", "empty", "old", "snapshot"])
-moves = st.one_of(losses, st.sampled_from(["attempt", "attempt", "term", "certified", "certified", "keep"]))
+moves = st.one_of(losses, st.sampled_from(["attempt", "attempt", "certified", "certified", "keep"]))
 
 
 @given(st.lists(st.tuples(moves, st.integers(0, 3)), max_size=60))
@@ -135,14 +135,10 @@ def test_a_peer_that_loses_what_it_has_signed_never_signs_against_it(life: list[
         for number, (move, raised) in enumerate(life):
             disk.now += 60.0
             match move:
-                case "attempt" | "term":  # Of the round after its state; others may have moved it on.
-                    term, attempt = disk.guard.begin(at(mine + 1, 0, 0))
-                    ballots = [(term, attempt), (term, attempt + raised)]
-                    if move == "term":
-                        ballots += [(term + 1, 0), (term + 1, max(disk.guard.far, raised))]
-                    for ballot in ballots:
-                        why_not = disk.say(wire.Prevote(at(mine + 1, *ballot), number.to_bytes(32)))
-                        assert bool(why_not) == (ballot[1] < disk.guard.far)
+                case "attempt":  # Of the round after its state; others may have moved it on.
+                    first = disk.guard.begin(at(mine + 1, 0))
+                    for attempt in (first, first + raised):
+                        assert disk.say(wire.Prevote(at(mine + 1, attempt), number.to_bytes(32))) == ""
                     latest = disk.copied(), mine
                 case "certified":
                     head = head + 1 if mine == head else head
@@ -188,15 +184,14 @@ def test_after_a_loss_it_begins_far_ahead_until_others_have_certified_three_roun
             disk.path.mkdir()
     disk.start(is_known=True)
     assert disk.names()[-1] == "promise.forgotten"
-    term, far = disk.guard.begin(at(3, 0, 0))
-    assert disk.guard.far == far >= FAR
-    assert term == 0
+    far = disk.guard.begin(at(3, 0))
+    assert far >= FAR
     assert far == disk.events[-1]["attempt"]
     for round_, signers in [(2, ["a", "b"]), (3, ["a", ME.peer_id]), (3, ["a", "b"]), (3, ["a", "b"])]:
         disk.guard.certified(round_, signers)
-        assert disk.guard.begin(at(round_ + 1, 0, 0)) == (0, far)
+        assert disk.guard.begin(at(round_ + 1, 0)) == far
     disk.guard.certified(4, ["a", "b"])
-    assert disk.guard.begin(at(5, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(5, 0)) == 0
 
 
 def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tmp_path: Path) -> None:
@@ -205,56 +200,56 @@ def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tm
     assert disk.names() == []
     disk.path.unlink()
     disk.start(is_known=True)
-    _, first = disk.guard.begin(at(1, 0, 0))
-    assert disk.say(accept(at(1, 0, first), 1)) == ""
+    first = disk.guard.begin(at(1, 0))
+    assert disk.say(accept(at(1, first), 1)) == ""
     disk.start(is_known=True)
-    assert disk.guard.begin(at(1, 0, 0)) == (0, first + 1)
-    assert disk.guard.begin(at(2, 0, 0)) == (0, first)
+    assert disk.guard.begin(at(1, 0)) == first + 1
+    assert disk.guard.begin(at(2, 0)) == first
     disk.path.unlink()
     disk.now += TICK
     disk.start(is_known=True)
-    assert disk.guard.begin(at(1, 0, 0)) == (0, first + 1)
+    assert disk.guard.begin(at(1, 0)) == first + 1
 
 
 def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.guard.named(6)
-    assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
+    assert disk.guard.begin(at(7, 0)) >= FAR
     disk.start()
     assert disk.say(accept(SLOT, 1)) == ""
     disk.guard.named(3)
-    assert disk.guard.begin(at(4, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(4, 0)) == 0
 
 
 def test_a_record_that_no_process_has_used_is_lost_as_well_once_certificates_name_me(tmp_path: Path) -> None:
     """The first process after the loss of a disk was killed before it heard of them, the second one after it did."""
     disk = Disk(tmp_path)
     disk.start(is_known=True)
-    assert disk.guard.begin(at(7, 0, 0)) == (0, 0)  # It may have watched the run and signed nothing.
+    assert disk.guard.begin(at(7, 0)) == 0  # It may have watched the run and signed nothing.
     for _ in range(2):
         disk.guard.named(6)
-        assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
+        assert disk.guard.begin(at(7, 0)) >= FAR
         disk.start(is_known=True)
 
 
 def test_a_record_that_ends_before_a_round_that_names_me_is_that_of_a_backup(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    assert disk.say(accept(at(3, 0, 0), 1)) == ""
+    assert disk.say(accept(at(3, 0), 1)) == ""
     backup, status = disk.path.read_bytes(), disk.path.stat()
-    assert disk.say(accept(at(7, 0, 0), 1)) == ""
+    assert disk.say(accept(at(7, 0), 1)) == ""
     disk.path.write_bytes(backup)
     os.utime(disk.path, ns=(status.st_atime_ns, status.st_mtime_ns))
     disk.start(is_known=True)
     disk.guard.named(3)
-    assert disk.guard.begin(at(7, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(7, 0)) == 0
     disk.guard.named(6)
-    assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
+    assert disk.guard.begin(at(7, 0)) >= FAR
     assert disk.events[-1]["reason"] == "the record ends with round 3, and this peer signed in round 6"
     for round_ in (7, 8, 9):  # Without me.
         assert disk.guard.is_lost
         disk.guard.certified(round_, ["a", "b"])
         disk.guard.named(6)
-    assert disk.guard.begin(at(10, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(10, 0)) == 0
     assert disk.names().count("promise.forgotten") == 1
 
 
@@ -269,38 +264,37 @@ def test_while_certificates_name_who_signs_nothing_another_process_has_its_key(t
     for round_ in (20, 21):
         disk.guard.certified(round_, ["a", "b"])
         disk.guard.named(19)
-    assert disk.guard.begin(at(22, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(22, 0)) == 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), chains, st.integers(0, 2), st.integers(0, 3)), max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 4), chains, st.integers(0, 3)), max_size=30))
 def test_no_process_begins_in_a_slot_in_which_an_earlier_one_may_have_signed(
-    visits: list[tuple[int, bytes, int, int]],
+    visits: list[tuple[int, bytes, int]],
 ) -> None:
-    """Rounds in any order (a chain may give way to another), terms and attempts that others have raised, restarts."""
+    """Rounds in any order (a chain may give way to another), attempts that others have raised, restarts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signing, "MAX_DECISIONS", 3)
         spoken, slots = SpokenSlots(), list[wire.Slot]()
-        for round_, chain, terms, attempts in visits:
+        for round_, chain, attempts in visits:
             first = wire.Slot(RUN, round_, chain)
-            term, attempt = spoken.first_free(first)
-            slot = first.at(term + terms, attempts) if terms else first.at(term, attempt + attempts)
+            slot = first.at(spoken.first_free(first) + attempts)
             spoken = spoken.after(slot)
             slots.append(slot)
-            assert all(spoken.first_free(it) > it.ballot for it in slots)
+            assert all(spoken.first_free(it) > it.attempt for it in slots)
     assert len(slots) == len(set(slots))
 
 
 def test_rounds_of_another_chain_begin_anew_as_far_back_as_the_record_goes() -> None:
     spoken = SpokenSlots()
     for round_ in range(1, MAX_DECISIONS + 4):
-        spoken = spoken.after(at(round_, 1, 2))
+        spoken = spoken.after(at(round_, 2))
     there = [wire.Slot(RUN, round_, B_CHAIN) for round_ in (3, 4, MAX_DECISIONS + 3)]
-    assert [spoken.first_free(slot) for slot in there] == [(1, 3), (0, 0), (0, 0)]
+    assert [spoken.first_free(slot) for slot in there] == [3, 0, 0]
 
 
 def test_the_longest_record_can_be_read_again() -> None:
-    most = wire.MAX_COUNT, A_CHAIN, wire.MAX_TERM, wire.MAX_ATTEMPT
-    spoken = SpokenSlots((Spoken(*most),) * MAX_DECISIONS, most[0], *most[2:], 1 << 20, wire.MAX_COUNT)
+    most = wire.MAX_COUNT, A_CHAIN, wire.MAX_ATTEMPT
+    spoken = SpokenSlots((Spoken(*most),) * MAX_DECISIONS, most[0], most[2], 1 << 20, wire.MAX_COUNT)
     assert len(encode(spoken)) + DIGEST_BYTES <= MAX_BYTES
 
 
@@ -320,28 +314,14 @@ def test_of_two_statements_that_share_a_subject_one_is_signed(tmp_path: Path) ->
 
 def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    assert disk.say(accept(at(7, 0, 2), 1)) == ""
-    assert [disk.guard.first_free(at(round_, 0, 0)) for round_ in (6, 7, 8)] == [(0, 0), (0, 3), (0, 0)]
-    assert disk.guard.begin(at(7, 0, 0)) == (0, 3)
-    assert disk.say(accept(at(7, 0, 2), 1)) == "I may have signed in this slot before"
-    assert disk.say(accept(at(7, 1, 0), 1)) == ""
+    assert disk.say(accept(at(7, 2), 1)) == ""
+    assert [disk.guard.first_free(at(round_, 0)) for round_ in (6, 7, 8)] == [0, 3, 0]
+    assert disk.guard.begin(at(7, 0)) == 3
+    assert disk.say(accept(at(7, 2), 1)) == "I may have signed in this slot before"
+    assert disk.say(accept(at(7, 5), 1)) == ""
     disk.start()
-    assert disk.guard.begin(at(7, 0, 0)) == (1, 1)
-    for ballot in ((1, 0), (0, 3), (0, 9)):
-        assert disk.say(accept(at(7, *ballot), 2)) == "I may have signed in this slot before"
-
-
-def test_after_a_loss_nothing_is_signed_in_the_first_attempts_of_any_term(tmp_path: Path) -> None:
-    """An earlier process may have been in a later term, which others enter again."""
-    disk = Disk(tmp_path)
-    assert disk.say(accept(at(7, 1, 0), 1)) == ""
-    disk.path.unlink()
-    disk.start(is_known=True)
-    term, far = disk.guard.begin(at(7, 0, 0))
-    assert (term, far) == (0, disk.guard.far)
-    for ballot in ((1, 0), (1, far - 1), (2, 0)):
-        assert disk.say(accept(at(7, *ballot), 2)) == "I may have signed in this slot before"
-    assert disk.say(accept(at(7, 1, far), 2)) == ""
+    assert disk.guard.begin(at(7, 0)) == 6
+    assert disk.say(accept(at(7, 5), 2)) == "I may have signed in this slot before"
 
 
 def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Path) -> None:
@@ -355,7 +335,7 @@ def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Pat
 def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = Disk(tmp_path / "file")
-    slot = at(3, *disk.guard.begin(at(3, 0, 0)))
+    slot = at(3, disk.guard.begin(at(3, 0)))
     assert disk.say(accept(slot, 1)).startswith("the slot cannot be written down")
     assert disk.names()[-2:] == ["promise.unwritten", "promise.kept"]
     assert disk.signed == {}
@@ -363,7 +343,7 @@ def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path)
 
 def test_a_liar_that_moves_an_attempt_on_and_on_takes_a_bounded_memory() -> None:
     guard = SigningGuard(ME, Telemetry())  # Without a path: nothing is synced 4,096 times.
-    slots = [at(1, 0, attempt) for attempt in range(MAX_SLOTS + 1)]
+    slots = [at(1, attempt) for attempt in range(MAX_SLOTS + 1)]
     assert [isinstance(guard.sign(accept(slot, 1)), str) for slot in slots] == [False] * MAX_SLOTS + [True]
 
 
@@ -391,7 +371,7 @@ def test_a_lock_is_on_the_disk_when_its_confirm_is_signed_and_survives_a_restart
 
 def test_a_newer_lock_replaces_the_one_before(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    later = proof(SLOT.at(1, 0), b"other")
+    later = proof(SLOT.at(2), b"other")
     assert disk.say(confirm(SLOT), proof(SLOT)) == ""
     assert disk.say(wire.Precommit(later.slot, value_hash(b"other")), later) == ""
     disk.start()
@@ -441,7 +421,7 @@ def test_a_damaged_lock_counts_as_a_lost_record(tmp_path: Path, damage: str) -> 
     assert disk.names() == ["promise.unreadable", "promise.forgotten"]
     assert disk.guard.lock_in(SLOT.decision) is None
     assert disk.guard.is_lost
-    assert disk.guard.begin(at(SLOT.round, 0, 0)) == (0, disk.guard.far)
+    assert disk.guard.begin(at(SLOT.round, 0)) >= FAR
 
 
 @pytest.mark.parametrize("floor", ["collectives", "optim", "dht"])
@@ -451,7 +431,7 @@ def test_only_the_guards_and_the_bans_sign(floor: str) -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and {"sign", "sign_encoded"} & {alias.name for alias in node.names}:
                 signers.add(path.relative_to(ROOT).as_posix())
-    allowed = {f"collectives/accountability/{name}.py" for name in ("appointing", "bans", "signing")}
+    allowed = {f"collectives/accountability/{name}.py" for name in ("bans", "signing")}
     assert signers == (allowed if floor == "collectives" else set())
 
 
@@ -460,9 +440,9 @@ def test_a_catch_up_of_several_rounds_at_a_time_ends_the_distance_too(tmp_path: 
     disk.path.unlink()
     disk.start(is_known=True)
     for round_ in (10, 12):
-        assert disk.guard.begin(at(round_, 0, 0)) >= (0, FAR)
+        assert disk.guard.begin(at(round_, 0)) >= FAR
         disk.guard.certified(round_, ["a", "b"])
-    assert disk.guard.begin(at(13, 0, 0)) == (0, 0)
+    assert disk.guard.begin(at(13, 0)) == 0
 
 
 def test_a_record_whose_owner_or_mode_is_changed_is_no_copy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from flockstep.collectives.agreement.actions import (
     Note,
 )
 from flockstep.collectives.agreement.collected import NewestStatements
-from flockstep.collectives.agreement.electorate import NOBODY, Electorate
+from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import Decision, PrevoteQuorum, Propose, Statement, VoterReady
 from flockstep.peer.wire import Precommit, Prevote, Slot
@@ -26,16 +26,16 @@ X, Y = b"X" * 32, b"Y" * 32
 TIMING = AgreementTiming(control=1.0, attempt=4.0)
 
 
-def proof(value: bytes = X, attempt: int = 0, voters: str = "ABC", term: int = 0) -> PrevoteQuorum:
-    return PrevoteQuorum(SLOT.at(term, attempt), value, tuple(voters))
+def proof(value: bytes = X, attempt: int = 0, voters: str = "ABC") -> PrevoteQuorum:
+    return PrevoteQuorum(SLOT.at(attempt), value, tuple(voters))
 
 
 def proposal(value: bytes = X, attempt: int = 0, shown: str = "ABC", **proofs: PrevoteQuorum) -> Propose:
-    return Propose(SLOT.at(0, attempt), value, tuple((voter, proofs.get(voter)) for voter in shown))
+    return Propose(SLOT.at(attempt), value, tuple((voter, proofs.get(voter)) for voter in shown))
 
 
 def a_machine(me: str, attempt: int = 0, lock: PrevoteQuorum | None = None, electorate: Electorate = E) -> VoterMachine:
-    return VoterMachine(me, SLOT.at(0, attempt), (electorate,), TIMING, lock)
+    return VoterMachine(me, SLOT.at(attempt), electorate, TIMING, lock)
 
 
 def started(me: str, attempt: int = 0, lock: PrevoteQuorum | None = None, electorate: Electorate = E) -> VoterMachine:
@@ -47,7 +47,7 @@ def started(me: str, attempt: int = 0, lock: PrevoteQuorum | None = None, electo
 def all_ready(machine: VoterMachine, voters: Iterable[str] = "ABCD", attempt: int = 0, now: float = 0.0) -> None:
     for voter in voters:
         if voter != machine.me:
-            machine.receive(voter, VoterReady(SLOT.at(0, attempt)), now)
+            machine.receive(voter, VoterReady(SLOT.at(attempt)), now)
 
 
 def sent(actions: list[AgreementAction]) -> list[Statement]:
@@ -85,8 +85,7 @@ def test_an_accept_waits_for_the_bytes_and_only_the_proposer_is_accepted() -> No
         (proposal(X, A=proof(X, 1), B=proof(Y, 2)), "a proposal of another value than the newest proof that it shows"),
         (proposal(A=proof(voters="AB")), "a certificate without a quorum"),
         (proposal(A=proof(voters="ABB")), "a certificate that counts a voter twice"),
-        (proposal(A=proof(voters="ABCX")), "a certificate by others than voters of term 0"),
-        (proposal(A=proof(term=1)), "term 1 is unknown"),
+        (proposal(A=proof(voters="ABCX")), "a certificate by others than voters"),
         (proposal(A=proof(attempt=-1)), "a negative attempt"),
         (proposal(A=replace(proof(), slot=replace(SLOT, previous=b"q" * 32))), "a certificate of another decision"),
         (replace(proposal(), slot=replace(SLOT, previous=b"q" * 32)), "a statement on another chain"),
@@ -102,7 +101,7 @@ def test_a_proposal_that_its_readys_do_not_justify_is_refused(propose: Propose, 
 
 def test_strangers_are_refused_and_older_rounds_and_other_runs_are_not_received() -> None:
     machine = started("B")
-    assert reasons(machine.receive("X", Prevote(SLOT, X), 0.0)) == ["it is no voter of term 0"]
+    assert reasons(machine.receive("X", Prevote(SLOT, X), 0.0)) == ["it is no voter of this decision"]
     assert machine.receive("A", Prevote(replace(SLOT, round=3), X), 0.0) == []
     assert machine.receive("A", Prevote(replace(SLOT, run="other"), X), 0.0) == []
 
@@ -116,31 +115,31 @@ def test_a_confirm_needs_the_bytes_and_they_are_fetched_from_those_that_accepted
 
 
 def test_proofs_are_learned_from_readys_and_proposals_and_shown_in_the_next_ready() -> None:
-    slot = SLOT.at(0, 1)
+    slot = SLOT.at(1)
     for source, statement in (("C", VoterReady(slot, proof(Y))), ("B", proposal(Y, 1, C=proof(Y)))):
         machine = started("D", 1)
         machine.receive(source, statement, 0.0)
         all_ready(machine, "ABC", attempt=2)
-        assert said(machine)[0] == VoterReady(SLOT.at(0, 2), proof(Y))
+        assert said(machine)[0] == VoterReady(SLOT.at(2), proof(Y))
     machine = started("D", 1)
     assert reasons(machine.receive("C", VoterReady(slot, proof(Y, voters="AB")), 0.0)) == ["a certificate without a quorum"]
     all_ready(machine, "ABC", attempt=2)
-    assert said(machine)[0] == VoterReady(SLOT.at(0, 2))
+    assert said(machine)[0] == VoterReady(SLOT.at(2))
 
 
 def test_an_old_value_that_is_proposed_is_fetched_and_then_accepted() -> None:
     machine = started("B", 4)
     newer = proof(Y, attempt=3)
-    machine.receive("C", VoterReady(SLOT.at(0, 4), newer), 0.0)  # The proposer did not show this one.
+    machine.receive("C", VoterReady(SLOT.at(4), newer), 0.0)  # The proposer did not show this one.
     assert FetchProven(X, tuple("ABC")) in machine.receive("A", proposal(X, 4, "ABD", D=proof(X)), 0.0)
-    assert sent(machine.hold(X, 0.0)) == [Prevote(SLOT.at(0, 4), X)]
+    assert sent(machine.hold(X, 0.0)) == [Prevote(SLOT.at(4), X)]
 
 
 def test_a_proposer_proposes_only_what_was_made_in_its_slot_and_under_a_quorum() -> None:
-    slot = SLOT.at(0, 4)
+    slot = SLOT.at(4)
     machine = started("A", 4)
     all_ready(machine, "B", attempt=4)
-    machine.receive("C", VoterReady(SLOT.at(0, 9)), 0.0)  # It starts the clock, and is no longer to be had for this slot.
+    machine.receive("C", VoterReady(SLOT.at(9)), 0.0)  # It starts the clock, and is no longer to be had for this slot.
     assert machine.deadline == 1.0
     assert machine.tick(1.0) == []
     assert machine.making is None
@@ -159,7 +158,7 @@ def test_a_proposer_fetches_the_old_value_that_it_proposes() -> None:
 
 
 def test_confirms_of_a_quorum_in_one_slot_decide_in_any_attempt() -> None:
-    earlier, decision = SLOT.at(0, 2), Decision(SLOT.at(0, 2), X, tuple("ACD"))
+    earlier, decision = SLOT.at(2), Decision(SLOT.at(2), X, tuple("ACD"))
     machine = started("B", 7)
     for voter in "AC":
         assert machine.receive(voter, Precommit(earlier, X), 0.0) == []
@@ -168,12 +167,12 @@ def test_confirms_of_a_quorum_in_one_slot_decide_in_any_attempt() -> None:
     assert machine.deadline == inf
     # Three of two slots are none.
     machine = started("B", 7)
-    for voter, slot in (("A", earlier), ("C", SLOT.at(0, 3)), ("D", earlier)):
+    for voter, slot in (("A", earlier), ("C", SLOT.at(3)), ("D", earlier)):
         assert machine.receive(voter, Precommit(slot, X), 0.0) == []
     assert machine.decision is None
 
 
-# Attempts and terms.
+# Attempts.
 
 
 def test_an_attempt_has_no_deadline_before_a_quorum_is_in_it() -> None:
@@ -194,7 +193,7 @@ def test_invariant_8_less_than_a_third_move_nobody_whatever_they_send() -> None:
     machine = started("B", electorate=electorate)
     assert machine.proposer == "M"
     for attempt in (0, 1, 5, 1 << 30):
-        slot = machine.slot.at(0, attempt)
+        slot = machine.slot.at(attempt)
         for statement in (VoterReady(slot), Propose(slot, X, ()), Prevote(slot, X), Precommit(slot, X)):
             assert sent(machine.receive("M", statement, 0.0)) == []
     assert not machine.receive("M", VoterReady(replace(SLOT, round=99)), 0.0)
@@ -214,46 +213,12 @@ def test_a_third_in_a_later_round_says_that_i_am_behind_once_a_round() -> None:
     assert reasons(machine.receive("D", VoterReady(replace(SLOT, round=10)), 0.0)) == [f"{reason} 9"]
 
 
-def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_that_it_is_behind() -> None:
-    machine = VoterMachine("A", SLOT.at(1, 1), (E, NOBODY), TIMING)
-    machine.resume(0.0)
-    machine.receive("B", VoterReady(replace(SLOT, round=8)), 1.0)
-    assert not machine.is_behind
-    machine.receive("C", VoterReady(replace(SLOT, round=9)), 1.0)
-    assert machine.is_behind
-
-
-def test_voters_of_an_earlier_term_stop_nobody_in_a_later_one() -> None:
-    machine = started("A")
-    machine.appoint(1, Electorate({"A": 1, "B": 1}), 0.0)
-    for voter in "CD":
-        assert machine.receive(voter, VoterReady(replace(SLOT, round=9)), 1.0) == []
-    assert not machine.is_behind
-    machine.receive("B", VoterReady(replace(SLOT, round=9)), 1.0)
-    assert machine.is_behind
-
-
-def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
-    lock = proof()
-    machine = started("B", lock=lock)
-    first, second = Electorate({"A": 1, "B": 1}), Electorate({"B": 1})
-    assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["term 1 is unknown"]
-    assert sent(machine.appoint(1, first, 0.0)) == [VoterReady(SLOT.at(1, 0), lock)]
-    assert machine.appoint(1, first, 0.0) == []
-    assert reasons(machine.appoint(1, second, 0.0)) == ["term 1: another appointment for the same term"]
-    machine.hold(X, 0.0)
-    actions = machine.appoint(2, second, 0.0)  # Alone, and the value of the first term again.
-    assert machine.decision == Decision(SLOT.at(2, 0), X, ("B",))
-    assert machine.newest_proof == proof(voters="B", term=2)
-    assert [type(statement) for statement in sent(actions)] == [VoterReady, Propose, Prevote, Precommit]
-
-
 def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
     machine = a_machine("B")
     assert machine.hold(X, 0.0) == []
     all_ready(machine, "CD", attempt=3)
     assert (machine.slot.attempt, said(machine)) == (3, [])
-    assert sent(machine.resume(0.0)) == [VoterReady(SLOT.at(0, 3))]
+    assert sent(machine.resume(0.0)) == [VoterReady(SLOT.at(3))]
     machine.pause()
     all_ready(machine, "CD", attempt=4)
     assert (machine.slot.attempt, said(machine)) == (4, [])
@@ -275,13 +240,13 @@ def test_equal_statements_of_a_quorum_are_found_and_a_voter_that_moved_on_no_lon
     assert statements.quorum_with(Prevote(SLOT, X), E) == ("A", "B", "C")
     assert statements.quorum_with(Prevote(SLOT, Y), E) is statements.quorum_with(Precommit(SLOT, X), E) is None
     assert statements.add("B", Prevote(SLOT, Y)) == "conflict"
-    assert statements.add("C", Prevote(SLOT.at(0, 1), X)) == "new"
+    assert statements.add("C", Prevote(SLOT.at(1), X)) == "new"
     assert statements.quorum_with(Prevote(SLOT, X), E) is None
     assert statements.add("C", Prevote(SLOT, X)) == "known"
     assert statements.quorum_with(Prevote(SLOT, X), E) is None
 
 
-SLOTS, VALUES = [SLOT, SLOT.at(0, 1), SLOT.at(1, 0)], [X, Y]
+SLOTS, VALUES = [SLOT, SLOT.at(1), SLOT.at(2)], [X, Y]
 STATEMENTS = [kind(slot, value) for kind in (Prevote, Precommit) for slot in SLOTS for value in VALUES]
 
 

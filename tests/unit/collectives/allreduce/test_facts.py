@@ -21,7 +21,7 @@ from support.certificates import seats
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
 STRANGER = "12D3KooW" + "Z" * 44
 SLOT = wire.Slot("r" * 52, 1, bytes(32))
-LATER = SLOT.at(0, 1)
+LATER = SLOT.at(1)
 HASH = b"h" * 32
 E = Electorate(dict.fromkeys(PEERS, 1))
 

@@ -149,7 +149,7 @@ def test_a_sketch_convicts_its_author_or_whoever_accuses_it(of: float, guilty: i
 
 def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
     trial = Trial(0.5)
-    later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=SLOT.at(0, 1)))
+    later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=SLOT.at(1)))
     other = signed(PEERS[3], wire.opened(trial.commit))
     forged = wire.Signed(NAMES[2], trial.commit.code, trial.commit.payload, bytes(64))
     short = signed(PEERS[2], wire.Sketch(SLOT, CUT, OUTPUTS, bytes(12)))

@@ -19,18 +19,17 @@ from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.base.errors import BadSignature, MalformedMessage, ProtocolViolation
+from flockstep.peer.base.errors import BadSignature, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
-from support.certificates import RUN, decided, proven, seats, signed
+from support.certificates import RUN, decided, proven, seats
 
 FOUR = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)), key=lambda one: one.peer_id)
 A, B, C, D = FOUR
 IDS = tuple(identity.peer_id for identity in FOUR)
 STRANGER = Identity.from_seed(bytes([9]) * 32)
-SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 2)
-TERM = SLOT.at(1, 0)
+SLOT = wire.Slot(RUN, 3, b"p" * 32, 2)
 VALUE = wire.Value(
     *SLOT.decision,
     bytes(32),
@@ -49,7 +48,7 @@ E = Electorate(dict.fromkeys(IDS, 1))
 
 
 def certificate(*voters: Identity, value: wire.Value = VALUE, slot: wire.Slot = SLOT) -> wire.Certificate:
-    return decided(value, slot, voters or FOUR[:3], appointed=FOUR)
+    return decided(value, slot, voters or FOUR[:3])
 
 
 def check(found: wire.Certificate | wire.Proof, charter: Charter = OPEN) -> wire.Value:
@@ -59,9 +58,9 @@ def check(found: wire.Certificate | wire.Proof, charter: Charter = OPEN) -> wire
 
 
 @pytest.mark.parametrize("make", [decided, proven])
-@pytest.mark.parametrize("slot", [SLOT, SLOT.at(0, 0), TERM, SLOT.at(7, 3)])
-def test_a_certificate_and_a_proof_of_any_term_and_attempt_hold(make: Callable[..., Any], slot: wire.Slot) -> None:
-    found = make(VALUE, slot, FOUR[:3], appointed=FOUR)
+@pytest.mark.parametrize("slot", [SLOT, SLOT.at(0), SLOT.at(73)])
+def test_a_certificate_and_a_proof_of_any_attempt_hold(make: Callable[..., Any], slot: wire.Slot) -> None:
+    found = make(VALUE, slot, FOUR[:3])
     assert check(found) == VALUE
     check_votes(found, E)
 
@@ -123,25 +122,13 @@ def test_every_signature_is_checked_and_covers_kind_slot_and_value() -> None:
         with pytest.raises(BadSignature, match=found.voters[place]):
             check(replace(found, signatures=tuple(wrong)))
     for other in (
-        certificate(slot=SLOT.at(0, 3)),
+        certificate(slot=SLOT.at(3)),
         certificate(value=replace(VALUE, tokens=901)),
         proven(VALUE, SLOT, FOUR[:3]),
         certificate(B, C, D),
     ):
         with pytest.raises(BadSignature):
             check(replace(found, signatures=other.signatures))
-
-
-def test_the_signature_under_an_appointment_is_checked() -> None:
-    found = certificate(slot=TERM)
-    statement = wire.Appointment(TERM, IDS)
-    forged = wire.Signed(IDS[0], wire.code_of(statement), encode(statement), bytes(64))
-    with pytest.raises(BadSignature, match="appointment"):
-        check(replace(found, appointment=encode(forged)))
-    with pytest.raises(MalformedMessage, match="in place of an appointment"):
-        check(replace(found, appointment=encode(signed(A, wire.Prevote(TERM, bytes(32))))))
-    with pytest.raises(MalformedMessage):
-        check(replace(found, appointment=b"junk"))
 
 
 def test_what_the_run_does_not_admit_is_in_no_certificate() -> None:
@@ -158,9 +145,7 @@ def test_what_the_run_does_not_admit_is_in_no_certificate() -> None:
 def test_where_the_owner_has_the_authority_a_certificate_without_it_is_nothing() -> None:
     charter = Charter(owner=IDS[0], authority=IDS[0])
     assert check(certificate(A), charter) == VALUE
-    by_owner = encode(signed(A, wire.Appointment(TERM, IDS[1:3])))
-    assert check(replace(decided(VALUE, TERM, [B, C], appointed=[B, C]), appointment=by_owner), charter) == VALUE
-    for others in (certificate(B, C, D), certificate(A, B, C), decided(VALUE, TERM, [B, C, D], appointed=[B, C, D])):
+    for others in (certificate(B, C, D), certificate(A, B, C)):
         with pytest.raises(ProtocolViolation):
             check(others, charter)
 
@@ -191,25 +176,15 @@ def test_a_quorum_is_one_of_the_electorate_whoever_is_in_the_roster() -> None:
 
 
 def test_where_nobody_votes_nothing_is_decided() -> None:
-    for slot, why in ((SLOT, "no vote in its term"), (TERM, "no vote in this round")):
-        with pytest.raises(ProtocolViolation, match=why):
-            check_votes(certificate(slot=slot), NOBODY)
-
-
-def test_a_quorum_of_a_later_term_is_one_of_those_that_are_appointed() -> None:
-    two = decided(VALUE, TERM, [C, D], appointed=[C, D])
-    check_votes(two, E)
-    with pytest.raises(ProtocolViolation, match=f"signed by {IDS[0]}"):
-        check_votes(decided(VALUE, TERM, [A, C, D], appointed=[C, D]), E)
-    with pytest.raises(ProtocolViolation, match="1 of 2 votes"):
-        check_votes(decided(VALUE, TERM, [C], appointed=[C, D]), E)
+    with pytest.raises(ProtocolViolation, match="no vote in its round"):
+        check_votes(certificate(), NOBODY)
 
 
 # Hashes and lengths.
 
 
 def test_the_hash_of_a_certificate_is_that_of_its_value_whoever_signed_this_copy_and_when() -> None:
-    one, other = certificate(A, B, C), certificate(B, C, D, slot=TERM)
+    one, other = certificate(A, B, C), certificate(B, C, D, slot=SLOT.at(0))
     assert certificate_hash(one) == certificate_hash(other) == value_hash(encode(VALUE))
     assert value_of(one) == value_of(other) == value_of(proven(VALUE, SLOT, FOUR)) == VALUE
     others: dict[str, Any] = {"tokens": 901, "flagged": (1,), "credit": (1, 2, 0), "cut": b"d" * 32, "next_root": b"m" * 32}
@@ -222,7 +197,7 @@ def test_the_start_of_each_run_has_a_hash_of_its_own() -> None:
     assert len(genesis(RUN)) == 32
 
 
-def of_64(term: int = 0, **shown: Sequence[Any]) -> wire.Certificate:
+def of_64(**shown: Sequence[Any]) -> wire.Certificate:
     """The certificate of a full roster, with hashes and signatures as incompressible as real ones."""
     crowd = [Identity.from_seed(bytes([number, 7]) * 16) for number in range(64)]
     ids = sorted(identity.peer_id for identity in crowd)
@@ -241,8 +216,8 @@ def of_64(term: int = 0, **shown: Sequence[Any]) -> wire.Certificate:
         1 << 40,
         credit=(1 << 35,) * 64,
     )
-    slot = wire.Slot(RUN, value.round, value.previous, term, 2)
-    return decided(value, slot, crowd, appointed=crowd if term else ())
+    slot = wire.Slot(RUN, value.round, value.previous, 2)
+    return decided(value, slot, crowd)
 
 
 def test_a_certificate_of_64_members_fits_where_it_must() -> None:
@@ -250,10 +225,9 @@ def test_a_certificate_of_64_members_fits_where_it_must() -> None:
     assert check(plain) == value_of(plain)
     assert len(encode(plain)) <= 20_000
     assert len(pack_certificate(plain)) <= 16_000
-    assert len(pack_certificate(of_64(term=1))) <= 20_000
     crowd = [Identity.from_seed(bytes([number, 7]) * 16).peer_id for number in range(64)]
     ticket = Ticket(Invitation.sign(A, RUN, STRANGER.peer_id, count=64), bytes([9]) * 32)
     invites = [ticket.credential(peer) for peer in crowd]
     stated = OwnerStatements(RUN, A.peer_id)
     vouchers = [stated.sign(A, OwnerStatement("vouch", peer)).voucher(peer) for peer in crowd]
-    assert len(pack_certificate(of_64(term=1, invite=invites, voucher=vouchers))) <= wire.MAX_PACKED_BYTES
+    assert len(pack_certificate(of_64(invite=invites, voucher=vouchers))) <= wire.MAX_PACKED_BYTES

@@ -28,7 +28,7 @@ def test_of_two_heads_the_later_round_is_stored_whatever_tokens_the_other_claims
 
 def test_the_first_certificate_of_founders_is_a_head_though_the_directory_does_not_know_them() -> None:
     first = certify(None, 1)
-    by_founders = decided(open_value(first.value), first.slot.at(0, 0), [LONE])
+    by_founders = decided(open_value(first.value), first.slot.at(0), [LONE])
     assert validate_run_value(head_key(RUN), pack_certificate(by_founders)) == 1
 
 

@@ -55,7 +55,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
         (other[1], "next"),
         (fewer, "takes tokens away"),
         (generous, "round 2 credits 101 tokens and adds 100"),
-        (unsigned, "which has no vote in its term"),
+        (unsigned, "which has no vote in its round"),
         (certify(None, 1, run="b" * 52), "another run"),
     ):
         with pytest.raises(RemoteError, match=why):

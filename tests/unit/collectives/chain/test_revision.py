@@ -1,10 +1,9 @@
 """The owner's revision in certificates: only its own counts, and no number goes down along a chain."""
 
 import pytest
-from flockstep.collectives.chain.branches import why_not_next
 from flockstep.collectives.chain.certificate import certificate_hash, check_certificate, settings_after
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.chain.packed import checked, pack_certificate
+from flockstep.collectives.chain.packed import checked, pack_certificate, why_not_next
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.keys import head_key
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest

@@ -1,4 +1,4 @@
-"""Who votes on a round: the last roster's members that may, and after a stall a majority or those appointed."""
+"""Who votes on a round: the last roster's members that may, or the founders."""
 
 from dataclasses import replace
 
@@ -6,46 +6,28 @@ import pytest
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.voters import (
-    Appointments,
     absent_after,
-    appointed,
     electorate_after,
-    electorate_of,
     is_needed,
     why_no_quorum,
 )
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
-from flockstep.peer.base.errors import MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
-from flockstep.peer.wire.schema import encode
-from support.certificates import RUN, certify, decided, seats, signed
+from support.certificates import RUN, certify, seats
 
 FIVE = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(1, 6)), key=lambda one: one.peer_id)
 IDS = tuple(identity.peer_id for identity in FIVE)
 OWNER = Identity.from_seed(bytes([8]) * 32)
 STRANGER = Identity.from_seed(bytes([9]) * 32)
-SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 2)
-TERM = SLOT.at(1, 2)
+SLOT = wire.Slot(RUN, 3, b"p" * 32, 2)
 VALUE = wire.Value(
     *SLOT.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0, 1), (b"o" * 32,) * 5, b"n" * 32, 900,
     credit=(900, 0),
 )
 E = Electorate(dict.fromkeys(IDS, 1))
-KEPT = Charter(RUN, OWNER.peer_id, founders=frozenset(IDS[:1]), keepers=frozenset(IDS[:2]), stall="wait")
-
-
-def appointment(author: Identity, voters: tuple[str, ...], slot: wire.Slot = TERM) -> bytes:
-    return encode(signed(author, wire.Appointment(slot.at(slot.term, 0), voters)))
-
-
-def showing(data: bytes, slot: wire.Slot = TERM) -> wire.Certificate:
-    """A certificate with this appointment, whoever signed it."""
-    return replace(decided(VALUE, slot, FIVE, appointed=FIVE), appointment=data)
-
-
-# The first term.
+KEPT = Charter(RUN, OWNER.peer_id, founders=frozenset(IDS[:1]), keepers=frozenset(IDS[:2]))
 
 
 def test_founders_decide_the_first_round_and_after_a_roster_in_which_nobody_may_vote() -> None:
@@ -164,16 +146,11 @@ def test_who_is_not_invited_has_no_vote_though_a_roster_seats_it() -> None:
     assert electorate_after(value, Charter(RUN, OWNER.peer_id, "invite")).voters == IDS[:3]
 
 
-def test_who_was_added_to_a_list_votes_and_is_appointed_as_long_as_it_has_a_vote() -> None:
+def test_who_was_added_to_a_list_votes() -> None:
     charter = Charter(RUN, OWNER.peer_id, "allow", frozenset(IDS[:4]))
     ticket = Ticket(Invitation.sign(OWNER, RUN, IDS[4]), b"")
     seats_ = (*seats(4), wire.Seat(1.0, 0, invite=ticket.credential(IDS[4])))
-    first = electorate_after(replace(VALUE, seats=seats_), charter)
-    assert first.voters == IDS
-    assert appointed(showing(appointment(FIVE[0], IDS)), first, charter).voters == IDS
-    without = electorate_after(replace(VALUE, members=IDS[:4], seats=seats(4)), charter)
-    with pytest.raises(ProtocolViolation):
-        appointed(showing(appointment(FIVE[0], IDS)), without, charter)
+    assert electorate_after(replace(VALUE, seats=seats_), charter).voters == IDS
 
 
 def test_every_copy_of_a_certificate_gives_the_same_electorate() -> None:
@@ -183,78 +160,9 @@ def test_every_copy_of_a_certificate_gives_the_same_electorate() -> None:
     assert {electorate_after(value_of(copy), OPEN) for copy in copies} == {E}
 
 
-# Later terms.
-
-
-def test_the_first_term_needs_no_appointment_and_takes_none() -> None:
-    assert appointed(decided(VALUE, SLOT, FIVE), E, OPEN) == E
-    with pytest.raises(ProtocolViolation, match="this is term 0"):
-        appointed(showing(appointment(FIVE[0], IDS), SLOT), E, OPEN)
-
-
-def test_a_later_term_is_that_of_its_appointment() -> None:
-    assert appointed(showing(appointment(FIVE[1], IDS[1:])), E, OPEN) == Electorate(dict.fromkeys(IDS[1:], 1))
-    with pytest.raises(ProtocolViolation, match="this is term 1"):
-        appointed(showing(b""), E, OPEN)
-
-
-@pytest.mark.parametrize(
-    "slot",
-    [
-        SLOT.at(2, 0),
-        SLOT.at(0, 0),
-        wire.Slot("b" * 52, 3, b"p" * 32, 1),
-        wire.Slot(RUN, 4, b"p" * 32, 1),
-        wire.Slot(RUN, 3, b"q" * 32, 1),
-    ],
-)
-def test_an_appointment_for_another_term_round_chain_or_run_does_not_count(slot: wire.Slot) -> None:
-    with pytest.raises(ProtocolViolation, match="for another term"):
-        appointed(showing(appointment(FIVE[0], IDS, slot)), E, OPEN)
-
-
-def test_an_appointment_in_a_later_attempt_does_not_count() -> None:
-    with pytest.raises(ProtocolViolation, match="for another term"):
-        appointed(showing(encode(signed(FIVE[0], wire.Appointment(TERM, IDS)))), E, OPEN)
-
-
-@pytest.mark.parametrize("voters", [(IDS[1], IDS[0]), (IDS[0], IDS[1], IDS[1])])
-def test_an_appointment_lists_its_voters_once_each_and_in_order(voters: tuple[str, ...]) -> None:
-    with pytest.raises(ProtocolViolation, match="once each, in order"):
-        electorate_of(IDS[0], wire.Appointment(TERM, voters), E, OPEN)
-
-
-def test_who_may_appoint_follows_from_the_manifest() -> None:
-    statement = wire.Appointment(TERM, IDS[1:])
-    present, wait, authority = OPEN, KEPT, Charter(owner=OWNER.peer_id, authority=OWNER.peer_id)
-    assert electorate_of(IDS[1], statement, E, present).voters == IDS[1:]
-    for author in (IDS[0], IDS[2], STRANGER.peer_id):
-        with pytest.raises(ProtocolViolation, match="only the first of the voters"):
-            electorate_of(author, statement, E, present)
-    for charter, why in ((wait, "only the run's owner"), (authority, "the run's owner alone decides")):
-        assert electorate_of(OWNER.peer_id, statement, E, charter).voters == IDS[1:]
-        with pytest.raises(ProtocolViolation, match=why):
-            electorate_of(IDS[1], statement, E, charter)
-
-
-def test_only_the_owner_gives_a_vote_to_who_has_none() -> None:
-    first, statement = Electorate(dict.fromkeys(IDS[:4], 1)), wire.Appointment(TERM, IDS)
-    with pytest.raises(ProtocolViolation, match=f"an appointment of {IDS[4]}, which has no vote in this round"):
-        electorate_of(IDS[0], statement, first, OPEN)
-    assert electorate_of(IDS[0], statement, E, OPEN).voters == IDS
-    assert electorate_of(OWNER.peer_id, statement, first, KEPT).voters == IDS
-
-
-def test_what_is_no_signed_appointment_is_malformed() -> None:
-    for data in (b"junk", encode(signed(FIVE[0], wire.Prevote(TERM, bytes(32))))):
-        with pytest.raises(MalformedMessage):
-            appointed(showing(data), E, OPEN)
-
-
 # Who can decide.
 
-OWNED = Charter(stall="wait", owner="c")
-WAITS, BY_PRESENT = Charter(stall="wait"), Charter(stall="present")
+OWNED = Charter(owner="c")
 FOUR, TWO, THREE = (Electorate(dict.fromkeys(names, 1)) for names in ("abcd", "ab", "abc"))
 MANY = Electorate(dict.fromkeys("abcde", 1))
 
@@ -262,14 +170,13 @@ MANY = Electorate(dict.fromkeys("abcde", 1))
 @pytest.mark.parametrize(
     ("electorate", "charter", "here", "why"),
     [
-        (FOUR, WAITS, "abcx", ""),
-        (FOUR, WAITS, "abx", "waits for c, d: 2 of 4 votes are here, 3 needed"),
-        (THREE, WAITS, "ab", ""),
-        (TWO, WAITS, "a", "waits for b: 1 of 2 votes are here, 2 needed"),
-        (FOUR, BY_PRESENT, "ax", ""),
-        (FOUR, BY_PRESENT, "x", "waits for a, b, c, d: 0 of 4 votes are here, 3 needed"),  # Who appoints itself votes.
+        (FOUR, OPEN, "abcx", ""),
+        (FOUR, OPEN, "abx", "waits for c, d: 2 of 4 votes are here, 3 needed"),
+        (THREE, OPEN, "ab", ""),
+        (TWO, OPEN, "a", "waits for b: 1 of 2 votes are here, 2 needed"),
+        (FOUR, OPEN, "x", "waits for a, b, c, d: 0 of 4 votes are here, 3 needed"),
         (MANY, OWNED, "x", "waits for its owner, a, b, d, 1 more: 0 of 5 votes are here, 4 needed"),
-        (NOBODY, WAITS, "x", ""),
+        (NOBODY, OPEN, "x", ""),
     ],
 )
 def test_why_those_that_are_here_cannot_decide(
@@ -297,30 +204,12 @@ def test_who_leaves_is_needed_where_the_others_cannot_spare_its_vote_or_would_ha
     voters: tuple[str, ...], here: tuple[str, ...], needed: bool
 ) -> None:
     electorate = Electorate(dict.fromkeys(voters, 1))
-    assert is_needed(IDS[0], here, electorate, replace(OPEN, stall="wait")) == needed
+    assert is_needed(IDS[0], here, electorate, OPEN) == needed
 
 
 def test_the_last_voter_stays_for_those_that_its_round_would_give_a_vote() -> None:
-    last, here = Electorate(dict.fromkeys(IDS[:3], 1)), (IDS[0], IDS[3])
-    assert is_needed(IDS[0], here, last, OPEN)  # It decides alone after a stall.
-    alone = Electorate({IDS[0]: 1})
+    here, alone = (IDS[0], IDS[3]), Electorate({IDS[0]: 1})
+    assert is_needed(IDS[0], here, alone, OPEN)
     assert not is_needed(IDS[0], here, alone, KEPT)  # A newcomer has no voucher.
     assert is_needed(IDS[0], IDS[:2], alone, KEPT)  # A keeper that is listed, and was not in the last roster.
     assert not is_needed(IDS[0], here, alone, replace(OPEN, authority=IDS[0]))
-
-
-def test_who_lets_the_term_stall_that_it_was_appointed_for_is_not_appointed_again() -> None:
-    """Under `present`: one Ready of an earlier term, as of a liar that falls silent, would else stall all later ones."""
-    me, slot, charter = IDS[0], SLOT.at(0, 0), Charter(founders=frozenset(IDS), stall="present")
-    held = Appointments(E, charter)
-    first = held.following(me, slot, E, dict.fromkeys(IDS, 0), ())
-    assert isinstance(first, wire.Appointment)
-    assert first.voters == IDS
-    four = Electorate(dict.fromkeys(IDS[:4], 1))
-    second = held.following(me, slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), ())
-    assert isinstance(second, wire.Appointment)
-    assert second.voters == (IDS[0], IDS[1], IDS[4])  # The last one was not appointed before.
-    assert held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (0, 1, 0, 0, 0), strict=True)), ()) is not None
-    assert held.keep(signed(FIVE[0], second), second) is False  # A voter's is shown when it is entered.
-    entered = held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), ())
-    assert entered == (signed(FIVE[0], second), second)  # More than half of those that are prompt are in it.

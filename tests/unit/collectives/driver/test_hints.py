@@ -18,7 +18,7 @@ KEYS = [f"key {number}" for number in range(1000)]
 
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_thousand_free_keys_take_no_voters_place_among_the_senders(attempt: int) -> None:
-    chosen = senders(SLOT.at(0, attempt), [*KEYS, *VOTERS], VOTERS)
+    chosen = senders(SLOT.at(attempt), [*KEYS, *VOTERS], VOTERS)
     assert len(chosen) == len(set(chosen)) == SENDERS
     assert set(chosen) <= set(VOTERS)
 

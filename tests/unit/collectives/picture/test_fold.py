@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from flockstep.collectives.chain.branches import Relation
 from flockstep.collectives.chain.certificate import value_of
+from flockstep.collectives.chain.fork_choice import Relation
 from flockstep.collectives.picture import fold as limits
 from flockstep.collectives.picture.fold import NOT_CUT, VOTED, ChainFold, Sight
 from flockstep.collectives.picture.picture import NOT_COUNTED
@@ -16,7 +16,7 @@ from flockstep.peer.base.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.keepers import kept_run, key
+from support.keepers import key
 from support.light import KEEPERS, SIGNED, chain_of
 from support.pictures import crowd, round_of
 
@@ -60,7 +60,7 @@ def test_what_is_held_already_is_no_news_and_a_gap_is_refused() -> None:
     before = shown(fold)
     assert isinstance(fold.extend(CHAIN[5:8]), ProtocolViolation)
     assert isinstance(fold.extend(CHAIN[11:13]), ProtocolViolation)
-    assert fold.take_branch(CHAIN[2:10]) is None
+    assert fold.take_trail(CHAIN[2:10]) is None
     assert shown(fold) == before
 
 
@@ -77,7 +77,7 @@ def test_a_chain_of_free_keys_is_taken_neither_forwards_nor_backwards() -> None:
     fold = folded(CHAIN[:10])
     before = shown(fold)
     with pytest.raises(RemoteError):
-        fold.take_branch(chain_of(2, CHAIN[8], keepers=LIARS, signers=LIARS, mark=b"forged"))
+        fold.take_trail(chain_of(2, CHAIN[8], keepers=LIARS, signers=LIARS, mark=b"forged"))
     later = empty()
     later.begin(CHAIN[9])
     with pytest.raises(RemoteError):
@@ -89,7 +89,7 @@ def test_a_chain_of_free_keys_is_taken_neither_forwards_nor_backwards() -> None:
 def test_voters_who_sign_twice_change_nothing() -> None:
     fold = folded(CHAIN[:10])
     before = shown(fold)
-    assert fold.take_branch(chain_of(3, CHAIN[7], mark=b"twice")) is Relation.TWICE
+    assert fold.take_trail(chain_of(3, CHAIN[7], mark=b"twice")) is Relation.TWICE
     assert shown(fold) == before
 
 
@@ -122,42 +122,16 @@ def test_of_ever_other_contributors_those_with_the_most_tokens_are_held(monkeypa
     assert fold.view().credit == ()
 
 
-def test_a_branch_of_a_later_term_is_followed_as_the_rule_of_branches_says() -> None:
-    majority = round_of(CHAIN[7], KEEPERS, contributors=[0, 1])
+def test_a_trail_that_overlaps_what_is_held_extends_it() -> None:
     fold = folded(CHAIN[:9])
-    assert fold.take_branch([majority]) is Relation.TWICE  # By the same voters in the same term: no reason to change.
-    assert fold.take_branch(CHAIN[5:12]) is Relation.EXTENDS
+    assert fold.take_trail(CHAIN[5:12]) is Relation.EXTENDS
     assert shown(fold) == shown(folded(CHAIN[:12]))
 
 
-def test_where_those_decide_that_are_here_the_side_with_more_votes_is_shown() -> None:
-    present = kept_run(4, stall="present")
-    shared = chain_of(5, signed=present)
-    few = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[3:])
-    most = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[:3])
-    others = [identity.peer_id for identity in KEEPERS[:3]]
-
-    def started() -> ChainFold:
-        fold = ChainFold(charter_of(present), verify_signed)
-        assert fold.extend(shared) is None
-        return fold
-
-    fold = started()
-    assert isinstance(fold.extend(few, elsewhere=others), ProtocolViolation)
-    assert fold.take_branch(few, elsewhere=others) is Relation.LOSES
-    assert fold.head.round == 5
-    assert fold.extend(few) is None  # The others have left: those that are here go on.
-    assert fold.take_branch(most) is Relation.WINS
-    straight = started()
-    assert straight.extend(most) is None
-    assert shown(fold) == shown(straight)
-    assert fold.take_branch(few) is Relation.LOSES
-
-
-def test_a_branch_that_parts_before_what_is_held_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trail_that_parts_before_what_is_held_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KEPT_WHOLE", 4)
     fold = folded(CHAIN[:20])
-    assert fold.take_branch(chain_of(12, CHAIN[9], mark=b"old")) is Relation.APART
+    assert fold.take_trail(chain_of(12, CHAIN[9], mark=b"old")) is Relation.APART
 
 
 def test_memory_is_bounded_and_the_newest_rounds_stay(monkeypatch: pytest.MonkeyPatch) -> None:

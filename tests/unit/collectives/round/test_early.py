@@ -12,12 +12,12 @@ SLOT = wire.Slot("a" * 52, 1, bytes(32))
 
 
 def void(attempt: int) -> tuple[wire.Signed, wire.RoundMessage]:
-    message = wire.Void(SLOT.at(0, attempt), "reason")
+    message = wire.Void(SLOT.at(attempt), "reason")
     return sign(ME, message), message
 
 
-def result(attempt: int, value: int, term: int = 0) -> tuple[wire.Signed, wire.RoundMessage]:
-    message = wire.Result(SLOT.at(term, attempt), bytes([value]) * 32, 0, bytes(32))
+def result(attempt: int, value: int) -> tuple[wire.Signed, wire.RoundMessage]:
+    message = wire.Result(SLOT.at(attempt), bytes([value]) * 32, 0, bytes(32))
     return sign(ME, message), message
 
 
@@ -36,14 +36,6 @@ def test_messages_of_earlier_attempts_give_way() -> None:
     assert losers == {None, ME.peer_id}
     kept = [signed for signed, _ in early.take(1)]
     assert kept == [result(3, 0)[0], *(result(2, value)[0] for value in range(1, EARLY_PER_PEER))]
-
-
-def test_messages_of_earlier_terms_give_way_whatever_their_attempt() -> None:
-    early = EarlyMessages()
-    early.add(*result(0, 0, term=1))
-    for value in range(EARLY_PER_PEER):
-        early.add(*result(9, value))
-    assert result(0, 0, term=1)[0] in [signed for signed, _ in early.take(1)]
 
 
 def test_messages_of_later_rounds_stay_until_their_round() -> None:

@@ -208,7 +208,6 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + '[admission]\nkind = "allow"\nallow = "12D3"', "'12D3' is not a peer id"),
         (SMALL + '[admission]\nvoters = "members"\nkeepers = "12D3"', 'everybody votes: write voters = "keepers"'),
         (SMALL + '[admission]\nvoters = "work"', "must be one of members, keepers, not 'work'"),
-        (SMALL + '[admission]\nstall = "majority"', "must be one of present, wait, not 'majority'"),
         (SMALL + "[timing]\nfloor = 200", "floor 200 is above ceiling 120"),
         (SMALL + "[model]\nday = 2026-01-01", r"\[model\] day must be a number, a text"),
         (SMALL + "[model]\nx = inf", r"\[model\] x must be a number, a text"),
@@ -253,22 +252,16 @@ def test_a_file_of_settings_is_a_file_of_bounded_length(tmp_path: Path) -> None:
     assert parse_toml(read_toml(long)) == {"name": "a"}
 
 
-@pytest.mark.parametrize(
-    ("table", "voters", "stall"),
-    [
-        ("", "keepers", "wait"),
-        ('authority = "owner"', "keepers", "wait"),
-        ('voters = "members"', "members", "present"),
-        ('kind = "invite"', "keepers", "present"),
-        ('kind = "allow"', "members", "present"),
-        ('kind = "allow"\nvoters = "keepers"', "keepers", "present"),
-    ],
-)
-def test_who_decides_where_the_file_does_not_say_depends_on_who_may_join(
-    table: str, voters: str, stall: str
-) -> None:
+@pytest.mark.parametrize("table", ["", 'kind = "invite"', 'kind = "allow"', 'voters = "members"'])
+def test_keepers_decide_where_the_file_does_not_say_otherwise_whoever_may_join(table: str) -> None:
     admission = parse(f"{SMALL}[admission]\n{table}\n").admission
-    assert (admission.voters, admission.stall) == (voters, stall)
+    assert admission.voters == ("members" if "members" in table else "keepers")
+
+
+def test_a_key_that_is_gone_says_so_and_what_to_do() -> None:
+    why = r"\[admission\] stall is gone: remove it: a run whose voters are away waits for them"
+    with pytest.raises(UsageError, match=why):
+        parse(f'{SMALL}[admission]\nstall = "present"\n')
 
 
 @pytest.mark.parametrize(

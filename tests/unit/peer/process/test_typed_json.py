@@ -28,7 +28,7 @@ from flockstep.peer.wire import Certificate, Slot
 from flockstep.peer.wire.schema import Size
 
 VIEW = View(2, 1, ((1 << 1024) - 1,), (0,), (5,), ((1, 2, True, False),), ((0, 3, 7),))
-CERTIFICATE = Certificate(Slot("run", 3, bytes(32), 1, 2), b"\0value", ("a", "b"), (b"\xff" * 64, bytes(64)), b"by c")
+CERTIFICATE = Certificate(Slot("run", 3, bytes(32), 2), b"\0value", ("a", "b"), (b"\xff" * 64, bytes(64)))
 POSITION = ChainPosition(3, bytes(range(32)), 10**12, CERTIFICATE)
 
 

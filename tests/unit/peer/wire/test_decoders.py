@@ -18,7 +18,6 @@ from flockstep.collectives.accountability.evidence import claim_of, judge_claim
 from flockstep.collectives.chain.certificate import check_proof, open_value, value_of
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.chain.packed import checked, pack_certificate, unpack_certificate
-from flockstep.collectives.chain.voters import open_appointment
 from flockstep.collectives.spec import Terms
 from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.dht.directory import messages
@@ -50,7 +49,7 @@ ANNA = Identity.from_seed(bytes([3]) * 32)
 SLOT = wire.Slot(RUN, 1, bytes(32))
 CERTIFICATE = certify(None, 100, roster=(LONE, ANNA))
 FOUNDED = Charter(founders=frozenset((LONE.peer_id, ANNA.peer_id)))
-PROOF = proven(value_of(CERTIFICATE), CERTIFICATE.slot.at(0, 3), (LONE, ANNA))
+PROOF = proven(value_of(CERTIFICATE), CERTIFICATE.slot.at(3), (LONE, ANNA))
 READY = wire.Ready(SLOT, bytes(32), 1, 1e6, 1e6, bytes(32))
 MEMBER = MemberTable(RUN, ANNA.peer_id).update_own(ANNA, MemberBody(state=MemberState.TRAINING), 0.0)
 STATED = OwnerStatements(RUN, ANNA.peer_id).sign(ANNA, OwnerStatement("ban", LONE.peer_id, "noise"))
@@ -97,7 +96,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         STATED.packed,
     ),
     "the value of a proposal": (open_value, CERTIFICATE.value),
-    "a signed appointment": (open_appointment, encode(signed(ANNA, wire.Appointment(SLOT.at(1, 0), (ANNA.peer_id,))))),
     "the lock on the disk, or a proof": (
         lambda data: check_proof(decode(wire.Proof, data, max_bytes=100_000), verify_signed),
         encode(PROOF),
@@ -143,10 +141,10 @@ def test_no_bytes_raise_anything_but_the_errors_of_strangers(name: str, junk: by
             continue
 
 
-@given(damage=damages, which=st.sampled_from(["value", "signature", "appointment"]))
+@given(damage=damages, which=st.sampled_from(["value", "signature"]))
 def test_what_is_wrong_inside_a_certificate_is_found_whatever_it_is(damage: tuple[int, int, bytes], which: str) -> None:
     first, *rest = CERTIFICATE.signatures
-    inner = {"value": CERTIFICATE.value, "signature": first, "appointment": CERTIFICATE.appointment}[which]
+    inner = {"value": CERTIFICATE.value, "signature": first}[which]
     spoilt = damaged(inner, damage)
     fields: dict[str, Any] = {"signatures": (spoilt, *rest)} if which == "signature" else {which: spoilt}
     if spoilt != inner:

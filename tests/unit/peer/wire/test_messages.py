@@ -25,7 +25,7 @@ from flockstep.peer.wire.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-SLOT = wire.Slot("run", 3, b"p" * 32, 2, 1)
+SLOT = wire.Slot("run", 3, b"p" * 32, 1)
 PEER = "12D3KooW" + "a" * 44
 SEAT = wire.Seat(0.2, 3, b"invite", b"voucher", True)
 HASH, SIGNATURE = b"h" * 32, b"s" * 64
@@ -47,11 +47,11 @@ MESSAGES = [
     wire.Signed(PEER, 20, b"payload", SIGNATURE),
     wire.LedgerAsk("run", 1, 4),
     wire.LedgerPage((b"certificate",)),
-    wire.VoteAsk("run", b"appointment"),
-    wire.VoteShown(3, HASH, 2, b"ready", (b"appointment",)),
+    wire.VoteAsk("run"),
+    wire.VoteShown(3),
     Claim("run", (b"one", b"another"), 3),
     Accusations((b"claim",)),
-    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True, b"r", 9.0, 2.0, 3.0),
+    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, b"invite", b"voucher", (wire.Lock(1, HASH),), True, b"r", 9.0, 2.0, 3.0),
     wire.Heard(SLOT, b"of eight", 3),
     wire.Basis(SLOT, (b"ready",), (b"heard",)),
     wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), b"\1", HASH),
@@ -66,10 +66,9 @@ MESSAGES = [
     wire.Propose(SLOT, b"value", HASH, (b"ready",)),
     wire.Prevote(SLOT, HASH),
     wire.Precommit(SLOT, HASH),
-    wire.Appointment(SLOT, (PEER,)),
     wire.Void(SLOT, "why"),
-    wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
-    wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
+    wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,)),
+    wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,)),
 ]
 ABSENT = (wire.Absence(PEER, 1),)
 INSIDE = [
@@ -155,8 +154,8 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
 
 def full(count: int, voters: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Basis, wire.Value]:
     """The largest roster, basis and value of so many members and voters that show the owner's statements of these bytes."""
-    slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
-    lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
+    slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_ATTEMPT)
+    lock = wire.Lock(wire.MAX_ATTEMPT, HASH)
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, invite, voucher, (lock,))
     packed = encode(wire.Signed(PEER, wire.code_of(ready), encode(ready), SIGNATURE))
     seats = (wire.Seat(0.5, wire.MAX_COUNT, invite, voucher),) * count
@@ -200,11 +199,9 @@ def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(
     for message in (roster, basis, propose):
         signed = wire.Signed(PEER, wire.code_of(message), encode(message), SIGNATURE)
         assert wire.opened(wire.unpack(wire.pack(signed))) == message
-    appointment = wire.Appointment(roster.slot, (PEER,) * wire.MAX_PARTS)
-    appointed = encode(wire.Signed(PEER, wire.code_of(appointment), encode(appointment), SIGNATURE))
     signers, signatures = (PEER,) * wire.MAX_PARTS, (SIGNATURE,) * wire.MAX_PARTS
     for kind in (wire.Proof, wire.Certificate):
-        largest = kind(roster.slot, packed, signers, signatures, appointed)
+        largest = kind(roster.slot, packed, signers, signatures)
         assert wire.unpack(wire.pack(largest)) == largest
         assert len(encode(largest)) <= MAX_PLAIN_BYTES
 
@@ -277,12 +274,6 @@ def test_whatever_a_member_may_sign_can_be_shown_by_others() -> None:
     assert wire.unpack(sent(wire.pack(accusations))) == accusations
 
 
-def test_slots_are_ordered_by_term_then_by_attempt() -> None:
-    ballots = [SLOT.at(term, attempt).ballot for term in range(3) for attempt in range(3)]
-    assert ballots == sorted(ballots)
-    assert {SLOT.at(*ballot).decision for ballot in ballots} == {("run", 3, b"p" * 32)}
-
-
 def test_heads_of_arrays_alone_take_no_memory() -> None:
     tracemalloc.start()
     try:
@@ -294,8 +285,8 @@ def test_heads_of_arrays_alone_take_no_memory() -> None:
 
 
 def test_the_longest_ready_fits_where_others_carry_it() -> None:
-    slot = wire.Slot("r" * 64, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
-    lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
+    slot = wire.Slot("r" * 64, wire.MAX_COUNT, HASH, wire.MAX_ATTEMPT)
+    lock = wire.Lock(wire.MAX_ATTEMPT, HASH)
     shown = bytes(wire.MAX_INVITE_BYTES), bytes(wire.MAX_VOUCHER_BYTES), (lock,), True, bytes(wire.MAX_PARTS), 1.0, 1.0, 1.0
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1.0, 1.0, HASH, *shown)
     assert len(encode(wire.Signed("p" * 64, wire.code_of(ready), encode(ready), SIGNATURE))) <= wire.MAX_READY_BYTES

@@ -70,7 +70,7 @@ def left_after(home: Path) -> tuple[Path, list[Floats]]:
             bounds=BOUNDS,
             outputs=tuple(by_key),
         )
-        before = decided(value, drawn.slot.at(0, 0), (identity,))  # The owner is the only keeper.
+        before = decided(value, drawn.slot.at(0), (identity,))  # The owner is the only keeper.
         ledger.append(before)
         thetas.append(theta.copy())
     return run, thetas
