@@ -8,7 +8,7 @@ A chain need not begin with the first round. A late joiner holds it from the cer
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -135,6 +135,30 @@ def _check_next(before: Head, link: ChainLink) -> None:
     if link.head.tokens != min(before.tokens + link.credit, wire.MAX_COUNT):
         added = link.head.tokens - before.tokens
         raise ProtocolViolation(f"the certificate of round {link.head.round} credits {link.credit} tokens and adds {added}")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChain:
+    """What a reader holds of a chain at one moment."""
+
+    head: Head
+    """The head; `NOTHING` before the first certificate."""
+    first: int
+    """The first round that can be compared; up to 1 if all can."""
+    at: Callable[[int], Head | None]
+    """Returns the head after a round; None if it is not known."""
+    certificate: Callable[[int], wire.Certificate | None]
+    """Returns the certificate of a round, perhaps from the disk; None if it is not here."""
+
+    @classmethod
+    def of(cls, certificates: Sequence[wire.Certificate], head: Head) -> "HeldChain":
+        """Return a chain of which these consecutive certificates are here, up to its head."""
+        by_round = {certificate.slot.round: certificate for certificate in certificates}
+
+        def at(round_: int) -> Head | None:
+            return head if round_ == head.round else ChainLink.of(by_round[round_]).head if round_ in by_round else None
+
+        return cls(head, min(by_round, default=head.round), at, by_round.get)
 
 
 @dataclass(frozen=True, slots=True)

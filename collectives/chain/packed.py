@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.base.errors import MalformedMessage, ProtocolViolation
+from ...peer.base.errors import MalformedMessage, ProtocolViolation, RemoteError
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from .certificate import check_certificate, check_votes, genesis, value_of, why_not_revised
@@ -84,3 +84,22 @@ def why_not_next(
     except ProtocolViolation as error:
         return str(error)
     return ""
+
+
+def continued(
+    page: Sequence[wire.Certificate], before: wire.Certificate | None, run: str, verify: Verify, charter: Charter
+) -> tuple[list[wire.Certificate], RemoteError | None]:
+    """Return the certificates of a page that continue the chain of `before`, or begin the run, and why the next does not.
+
+    Each has a quorum of the voters that the one before it determines.
+    """
+    valid: list[wire.Certificate] = []
+    for certificate in page:
+        try:
+            if before is None and certificate.slot.round != 1:
+                raise ProtocolViolation(f"the certificate of round {certificate.slot.round} is not that of the first")
+            checked([certificate], run, verify, charter, before=before)
+        except RemoteError as error:
+            return valid, error
+        valid.append(before := certificate)
+    return valid, None

@@ -69,6 +69,9 @@ class Asker(Protocol):
     async def ask(self, peer: PeerId, message: object, *, timeout: float) -> Any:
         """Send a request to `peer` and return its answer. Raises `NetworkError` or `RemoteError`."""
 
+    async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run long work beside the event loop."""
+
 
 async def ask_certificates(
     node: Asker, peer: PeerId, question: wire.LedgerAsk, *, timeout: float = LEDGER_ANSWER_SECONDS
@@ -91,42 +94,17 @@ async def ask_page(
     return certificates, known_losses(question.from_round, answer.losses)
 
 
-async def ask_range(
-    node: Node, peer: PeerId, run: str, rounds: range, losses: Losses | None = None
-) -> list[wire.Certificate]:
-    """Fetch the certificates of all these rounds, page by page, as `ask_certificates` does. Raises the same.
-
-    What `peer` claims as their losses is kept in `losses`.
-    """
-    found: list[wire.Certificate] = []
-    until = trio.current_time() + LEDGER_ANSWER_SECONDS * math.ceil(len(rounds) / wire.MAX_PAGE)
-    while len(found) < len(rounds):
-        left = rounds[len(found) :]
-        question = wire.LedgerAsk(run, left.start, min(wire.MAX_PAGE, len(left)))
-        timeout = min(LEDGER_ANSWER_SECONDS, until - trio.current_time())  # An answer may hold one certificate.
-        page, claimed = await ask_page(node, peer, question, timeout=max(0.0, timeout))
-        if losses is not None:
-            await node.compute(losses.learn, claimed)
-        if not page:
-            raise NetworkError(f"its ledger has {len(found)} of the {len(rounds)} rounds from {rounds.start} on")
-        found += page
-    return found
-
-
 async def fetch_trail(
     node: Node,
     provider: PeerId,
     run: str,
     joins: Callable[[wire.Certificate], bool],
     certificate: wire.Certificate,
-    *,
-    is_proof: bool = False,
-    losses: Losses | None = None,
+    losses: Losses,
 ) -> list[wire.Certificate]:
     """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that `joins` mine.
 
-    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them, or does not answer. Raises
-    `NetworkError` or `RemoteError` instead of the latter where the trail `is_proof`, whose length decides. What the
+    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them, or does not answer. What the
     provider claims as the rounds' losses is kept in `losses`.
     """
     trail = [certificate]
@@ -136,13 +114,10 @@ async def fetch_trail(
         why_ended = ""
         try:
             page, claimed = await ask_page(node, provider, wire.LedgerAsk(run, begin, end - begin))
-            if losses is not None:
-                await node.compute(losses.learn, claimed)
+            await node.compute(losses.learn, claimed)
             if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
                 why_ended = f"its ledger lacks some of rounds {begin} to {end - 1}"
         except (NetworkError, RemoteError) as error:
-            if is_proof:
-                raise
             if isinstance(error, RemoteError):
                 node.charge(provider, "fetch certificates", error)
             why_ended = str(error)

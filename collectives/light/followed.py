@@ -1,8 +1,7 @@
 """The head of a run that a bootstrap follows: what it takes to move it. Pure.
 
-A bootstrap that follows a run holds its newest certificate and the marks of its chain. It takes the next certificate if
-that continues this chain and has a quorum of the electorate which the one before determines, by the rules of the signed
-manifest. It never goes back, never changes to another chain, and needs no tensor for that.
+A bootstrap that follows a run holds its newest certificate and the marks of its chain. It takes the certificates that a
+reader has verified (`chain.reader`). It never goes back, never changes to another chain, and needs no tensor for that.
 """
 
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from typing import Annotated
 from ...dht.run.admission import Charter
 from ...dht.run.manifest import SignedManifest
 from ...peer import wire
-from ...peer.base.errors import ProtocolViolation, RemoteError
+from ...peer.base.errors import ProtocolViolation
 from ...peer.base.transport import PeerId
 from ...peer.wire.schema import Size, decode, encode
-from ...peer.wire.signed import Verify
 from ..chain.certificate import certificate_hash, genesis, value_of
-from ..chain.packed import checked, pack_certificate, unpack_certificate
+from ..chain.chain import Head, HeldChain
+from ..chain.packed import pack_certificate, unpack_certificate
 from ..chain.voters import electorate_after
 from ..spec import charter_of
 from .marks import MAX_MARKS_BYTES, Mark, Marks, thinned
@@ -41,6 +40,11 @@ class FollowedRun:
         """The newest mark."""
         return self.chain.head
 
+    def held(self) -> HeldChain:
+        """Return the chain as a `ChainReader` continues it."""
+        newest, head = self.newest(), Head(self.head.round, self.head.hash, tokens=0)
+        return HeldChain.of([] if newest is None else [newest], head)
+
     def newest(self) -> wire.Certificate | None:
         """Return the certificate of the head; None before the first round."""
         return unpack_certificate(self.certificate) if self.certificate else None
@@ -63,39 +67,17 @@ def before_first_round(run: str, network: str) -> FollowedRun:
     return FollowedRun(network, b"", Marks(run, (Mark(0, genesis(run)),)))
 
 
-def started_at(certificate: wire.Certificate, at: Mark, network: str, verify: Verify, charter: Charter) -> FollowedRun:
-    """Return the state of a run from a certificate on that my operator names by its hash. Raises `RemoteError`."""
-    run = charter.run
-    checked([certificate], run, verify, charter)
-    if _mark_of(certificate) != at:
-        raise ProtocolViolation(f"the certificate of round {certificate.slot.round} is not the one that is to be followed")
-    return FollowedRun(network, pack_certificate(certificate), Marks(run, (at,)))
+def named_by_operator(run: str, at: Mark, network: str) -> FollowedRun:
+    """Return the state of a run that is followed from a certificate on which this bootstrap's operator names by its hash."""
+    return FollowedRun(network, b"", Marks(run, (at,)))
 
 
-def followed_on(
-    followed: FollowedRun, page: Sequence[wire.Certificate], network: str, verify: Verify, charter: Charter
-) -> tuple[FollowedRun, RemoteError | None]:
-    """Follow a run along the valid certificates of a page; returns the new state, and why the next one is not taken."""
-    before, error = followed.newest(), None
+def followed_on(followed: FollowedRun, page: Sequence[wire.Certificate], network: str) -> FollowedRun:
+    """Return the state of a run after certificates that a reader has verified (`chain.reader`)."""
     marks = followed.chain.marks
     for certificate in page:
-        try:
-            _check_next(certificate, marks[-1], before, verify, charter)
-        except RemoteError as raised:
-            error = raised
-            break
-        before, marks = certificate, thinned((*marks, _mark_of(certificate)), certificate.slot.round)
-    if before is None or marks is followed.chain.marks:
-        return followed, error
-    return FollowedRun(network, pack_certificate(before), Marks(followed.chain.run, marks)), error
-
-
-def _check_next(
-    certificate: wire.Certificate, head: Mark, before: wire.Certificate | None, verify: Verify, charter: Charter
-) -> None:
-    if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash):
-        raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not continue the chain at {head}")
-    checked([certificate], charter.run, verify, charter, before=before)
+        marks = thinned((*marks, _mark_of(certificate)), certificate.slot.round)
+    return FollowedRun(network, pack_certificate(page[-1]), Marks(followed.chain.run, marks))
 
 
 def num_signatures(certificate: wire.Certificate) -> int:

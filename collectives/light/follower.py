@@ -3,7 +3,7 @@
 Theory of operation. Members publish the newest certificate of their run in the directory (`chain.head`). It is a hint:
 where it continues my chain it moves my head, and where it is of a later round still, I ask members that are connected to me
 for the pages between. The voters of the round that I am at come first, so that strangers who claim to be in the run delay
-nothing. What moves the head is a quorum alone (`followed`), whoever sent it.
+nothing. What moves the head is a quorum alone (`chain.reader`), whoever sent it.
 
 A run that costs me anything is one whose manifest I hold and of which a head is published, and both are signed. Keys are
 free, so there are limits: signatures a turn in all, seconds, pages and questions for each run, and a longer pause after each
@@ -16,7 +16,7 @@ A head is on disk before it is named. Nothing here raises: what fails is an even
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -38,8 +38,9 @@ from ...peer.node.session import Visitor
 from ...peer.quota.origins import Origins
 from ...peer.wire.schema import encode
 from ...peer.wire.signed import verify_signed
-from ..chain.packed import unpack_certificate
-from ..chain.replay import ask_certificates
+from ..chain.fork_choice import Relation
+from ..chain.packed import continued, unpack_certificate
+from ..chain.reader import ChainReader
 from .followed import (
     FollowedRun,
     before_first_round,
@@ -47,8 +48,8 @@ from .followed import (
     decode_followed,
     encode_followed,
     followed_on,
+    named_by_operator,
     num_signatures,
-    started_at,
 )
 from .marks import Mark
 
@@ -76,6 +77,7 @@ MAX_FAILED = 1024
 FORGOTTEN_SECONDS = 3600.0
 """Seconds until a run is followed again that gave way: else too many runs would take turns in one place."""
 SUFFIX = ".head"
+NO_LOSSES: Mapping[int, float] = {}
 
 
 @dataclass(slots=True)
@@ -150,7 +152,7 @@ class Follower:
 
     async def load(self) -> None:
         """Take up the heads of an earlier process; before that nothing may be named."""
-        await self._compute(self._load)
+        await self.compute(self._load)
 
     async def run(self) -> None:
         """Follow all runs until cancelled."""
@@ -170,7 +172,7 @@ class Follower:
                 slots.release()
 
         async with trio.open_nursery() as nursery:
-            for run, hint in await self._compute(self._due, list(self._store), trio.current_time()):
+            for run, hint in await self.compute(self._due, list(self._store), trio.current_time()):
                 await slots.acquire()  # Here, since trio starts tasks in any order.
                 if self._signatures <= 0:
                     break
@@ -231,37 +233,31 @@ class Follower:
         followed, network = self._runs.get(run), self._network(hint)
         start = self._starts.get(run)
         if start is not None and (followed is None or followed.head.round < start.round):
-            followed = await self._start(run, start, hint)
+            followed = named_by_operator(run, start, network)
         elif followed is None:
             followed = before_first_round(run, network)
         published = unpack_certificate(hint.entry.value)
         if published.slot.previous == followed.head.hash:
-            followed, error = await self._take(followed, [published], hint)
-            if error is None:
+            self._spend([published])
+            check = partial(continued, [published], followed.newest(), run, verify_signed, hint.charter)
+            if (await self.compute(check))[0]:
+                await self._take(followed, network, [published])
                 return ""
         reason = f"no member of the run is connected to give the certificates from round {followed.head.round + 1} on"
         for peer in self._askable(run, followed, hint.charter)[:MEMBERS_ASKED]:
-            followed, reason = await self._ask(peer, followed, hint)
+            reason = await self._ask(peer, followed, hint)
+            followed = self._runs.get(run, followed)
             if followed.head.round >= hint.round or self._signatures <= 0:
                 break
         return reason
 
-    async def _ask(self, peer: PeerId, followed: FollowedRun, hint: _Hint) -> tuple[FollowedRun, str]:
-        """Ask one member for what follows my head, page by page. Returns the new state, and why it is not a later one."""
-        run = followed.chain.run
+    async def _ask(self, peer: PeerId, followed: FollowedRun, hint: _Hint) -> str:
+        """Move a run's head by what one member gives. Returns why not to the published one."""
+        run, before = followed.chain.run, followed.head.round
+        reader = ChainReader(self, run, hint.charter, self._spend)
+        until = min(hint.round, before + PAGES_A_TURN * wire.MAX_PAGE)
         try:
-            for _ in range(PAGES_A_TURN):
-                question = wire.LedgerAsk(run, followed.head.round + 1, wire.MAX_PAGE)
-                page = await ask_certificates(self._visitor, peer, question)
-                if not page or page[0].slot.previous != followed.head.hash:
-                    self._pause_for(peer, FIRST_PAUSE)
-                    what = "is on another chain after" if page else "has no certificate after"
-                    return followed, f"{peer} {what} round {followed.head.round}"
-                followed, error = await self._take(followed, page, hint)
-                if error is not None:
-                    raise error
-                if followed.head.round >= hint.round or self._signatures <= 0:
-                    break
+            how = await reader.follow(followed.held(), peer, until, partial(self._take, followed, self._network(hint)))
         except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
             failure = sole_error(raised)
             if not isinstance(failure, NetworkError | RemoteError):
@@ -270,8 +266,12 @@ class Follower:
             self._pause_for(peer, LONGEST_FOLLOW_PAUSE if is_false else FIRST_PAUSE)
             if is_false:
                 self._telemetry.emit("peer.charged", peer=peer, step="follow a head", reason=str(failure))
-            return followed, f"{peer}: {failure}"
-        return followed, ""
+            return f"{peer}: {failure}"
+        if how is Relation.EXTENDS and self._round(run) > before:
+            return ""
+        self._pause_for(peer, FIRST_PAUSE)
+        what = "has no certificate after" if how is Relation.EXTENDS else "is on another chain after"
+        return f"{peer} {what} round {before}"
 
     def _pause_for(self, peer: PeerId, seconds: float) -> None:
         self._failed.pop(peer, None)
@@ -279,35 +279,25 @@ class Follower:
         if len(self._failed) > MAX_FAILED:
             del self._failed[next(iter(self._failed))]
 
-    async def _compute(self, function: Callable[..., _T], *args: Any) -> _T:
+    async def ask(self, peer: PeerId, message: object, *, timeout: float) -> Any:
+        """Ask a connected peer. Raises `NetworkError` or `RemoteError`."""
+        return await self._visitor.ask(peer, message, timeout=timeout)
+
+    async def compute(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run long work beside the event loop; inline in simulations (determinism)."""
         return function(*args) if self._inline else await trio.to_thread.run_sync(function, *args)
 
-    async def _start(self, run: str, at: Mark, hint: _Hint) -> FollowedRun:
-        """Begin with the certificate that my operator names. Raises `FlockstepError`."""
-        reason = f"no member that is connected has the certificate {at} that is to be followed"
-        for peer in self._askable(run, before_first_round(run, ""), hint.charter)[:MEMBERS_ASKED]:
-            try:
-                page = await ask_certificates(self._visitor, peer, wire.LedgerAsk(run, at.round, 1))
-                if page:
-                    begin = partial(started_at, page[0], at, self._network(hint), verify_signed, hint.charter)
-                    followed = await self._compute(begin)
-                    await self._keep(followed)
-                    return followed
-            except (NetworkError, RemoteError) as error:
-                reason = f"{peer}: {error}"
-        raise NetworkError(reason)
+    def _spend(self, page: Sequence[wire.Certificate]) -> None:
+        self._signatures -= sum(map(num_signatures, page))
 
     async def _take(
-        self, followed: FollowedRun, page: list[wire.Certificate], hint: _Hint
-    ) -> tuple[FollowedRun, RemoteError | None]:
-        """Check certificates beside the event loop, and keep where they lead."""
-        self._signatures -= sum(map(num_signatures, page))
-        check = partial(followed_on, followed, page, self._network(hint), verify_signed, hint.charter)
-        moved, error = await self._compute(check)
-        if moved is not followed:
-            await self._keep(moved)
-        return moved, error
+        self, begun: FollowedRun, network: str, page: list[wire.Certificate], _losses: Mapping[int, float] = NO_LOSSES
+    ) -> bool:
+        """Keep where verified certificates lead; returns whether this turn has signatures left to check."""
+        followed = self._runs.get(begun.chain.run, begun)
+        followed = followed if followed.head.round >= begun.head.round else begun
+        await self._keep(followed_on(followed, page, network))
+        return self._signatures > 0
 
     def _askable(self, run: str, followed: FollowedRun, charter: Charter) -> list[PeerId]:
         """Return the connected members of a run: its voters first, then its last roster, then who claims to be one."""
@@ -331,7 +321,7 @@ class Follower:
         """Write a head to the disk, then name it; of too many runs the oldest gives way."""
         run, data = followed.chain.run, encode_followed(followed)
         try:
-            await self._compute(write_whole, self._folder / f"{run}{SUFFIX}", data)
+            await self.compute(write_whole, self._folder / f"{run}{SUFFIX}", data)
             self._is_failing = False
         except LocalError as error:
             if not self._is_failing:  # Once: otherwise each round would emit it while the disk is full.
@@ -343,7 +333,7 @@ class Follower:
         for gone in list(self._giving_way()):
             if (hint := self._hints.get(gone)) is not None:
                 hint.due = trio.current_time() + FORGOTTEN_SECONDS
-            await self._compute(self._remove, gone, "other runs need its place")
+            await self.compute(self._remove, gone, "other runs need its place")
 
     def _put(self, followed: FollowedRun, size: int) -> None:
         self._runs.pop(followed.chain.run, None)

@@ -14,8 +14,7 @@ from ...peer.log.telemetry import Telemetry
 from ...peer.wire.signed import verify_signed
 from ..chain.chain import Head
 from ..chain.ledger import Ledger
-from ..chain.losses import Losses, known_losses
-from ..chain.packed import unpack_certificate
+from ..chain.losses import Losses
 from ..chain.replay import PAGE_BYTES
 from ..state.archive import LEDGER_FILE, LOSSES_FILE
 
@@ -39,14 +38,12 @@ class OwnLedger:
         """The first round whose certificate is here."""
         return self._ledger.first
 
-    def page(self, round_: int, limit: int) -> list[wire.Certificate]:
-        """Return up to `limit` certificates from a round on. Raises `LocalError` or `RemoteError`."""
+    def page(self, round_: int, limit: int) -> wire.LedgerPage:
+        """Return up to `limit` certificates from a round on, and losses that my peer has seen. Raises `LocalError`."""
         self._read_again()
-        return [unpack_certificate(data) for data in self._ledger.since(round_, limit, max_bytes=PAGE_BYTES)]
-
-    def losses(self, round_: int, limit: int) -> dict[int, float]:
-        """Return by round the losses that my peer has seen, of up to `limit` rounds."""
-        return known_losses(round_, Losses(self._path.with_name(LOSSES_FILE), self._telemetry).since(round_, limit))
+        page = self._ledger.since(round_, limit, max_bytes=PAGE_BYTES)
+        losses = Losses(self._path.with_name(LOSSES_FILE), self._telemetry)
+        return wire.LedgerPage(page, losses.since(round_, len(page)))
 
     def newest(self) -> wire.Certificate | None:
         """Return the last certificate; None before the first. Raises as `page`."""

@@ -1,12 +1,11 @@
 """Folds the certificates of a run, forwards and backwards, into rows, the last rounds and trust. Pure.
 
-Theory of operation. The fold holds a stretch of the chain without a gap. Forwards it takes the next certificate by the
-rules of a light client (`light.followed`): it continues the chain, and a quorum of the voters that the one before
-determines has signed it. Backwards it takes a page whose last certificate the oldest held one names by its hash; the
+Theory of operation. The fold holds a stretch of the chain without a gap. Forwards it takes the certificates that a reader
+has verified (`chain.reader`). Backwards it takes a page whose last certificate the oldest held one names by its hash; the
 voters of each are checked by the one before it. So one trusted certificate makes all others verified, and the order in
 which they arrive changes nothing.
 
-A certified round is final: another certificate of one that is held changes nothing (`Relation.TWICE`). Memory is bounded:
+A certified round is final: another certificate of one that is held changes nothing. Memory is bounded:
 `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates, and the credit of `MAX_CONTRIBUTORS`, of whom
 those with the least tokens are forgotten.
 """
@@ -19,15 +18,13 @@ from sys import intern
 from ...dht.run.admission import Charter
 from ...dht.run.manifest import EvalSettings
 from ...peer import wire
-from ...peer.base.errors import ProtocolViolation, RemoteError
 from ...peer.base.transport import PeerId
 from ...peer.wire.signed import Verify
 from ..accountability.credit import PeerCredit
 from ..accountability.trust import Trust, TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.certificate import certificate_hash, genesis, value_of
-from ..chain.chain import NOTHING, ChainLink, Head
-from ..chain.fork_choice import Relation
+from ..chain.chain import NOTHING, ChainLink, Head, HeldChain
 from ..chain.packed import checked
 from ..chain.voters import electorate_after
 from ..evaluation.draw import DueEvaluation
@@ -87,14 +84,8 @@ class ChainView:
     """The last evaluations that the run asks for, in order."""
     revision: bytes
     """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
-    hashes: frozenset[bytes]
-    """The hashes of the certificates that are held whole, and the one before the first round."""
     is_anchored: bool
     """True if the certificate that the fold was begun to reach is on the chain."""
-
-    def joins(self, certificate: wire.Certificate) -> bool:
-        """Return True if a certificate follows one that is held whole, or is one, so that its chain can be compared."""
-        return certificate.slot.previous in self.hashes or certificate_hash(certificate) in self.hashes
 
     def is_on_chain(self, head: Head) -> bool:
         """Return True if this is the head, or was one before: of rounds that are not held by name nothing is known."""
@@ -163,7 +154,6 @@ class ChainFold:
             credit=self._credited(),
             due=tuple(self._due),
             revision=b"" if self.newest is None else value_of(self.newest).revision,
-            hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
             is_anchored=self._is_anchored,
         )
 
@@ -177,22 +167,12 @@ class ChainFold:
         self._anchor, self._is_anchored = anchor, False
         self._append(certificate, None, sight)
 
-    def extend(self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN) -> RemoteError | None:
-        """Take the certificates that continue the chain, up to the first that does not; returns why that one does not."""
+    def extend(self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN) -> None:
+        """Take certificates that a reader has verified (`chain.reader`), as far as they continue the chain."""
         for certificate in page:
             before = self.newest
-            try:
-                self._check_next(certificate, before)
-            except RemoteError as error:
-                return error
-            self._append(certificate, before, sight)
-        return None
-
-    def _check_next(self, certificate: wire.Certificate, before: wire.Certificate | None) -> None:
-        head, origin = self.head, genesis(self._charter.run)
-        if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash if before else origin):
-            raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not follow round {head.round}")
-        checked([certificate], self._charter.run, self._verify, self._charter, before=before)
+            if certificate.slot.previous == (self.head.hash if before else genesis(self._charter.run)):
+                self._append(certificate, before, sight)
 
     def prepend(self, page: Sequence[wire.Certificate], losses: Mapping[int, float] = NO_LOSSES) -> None:
         """Take a page that ends right before the oldest certificate, with what its sender claims as losses by round.
@@ -224,23 +204,9 @@ class ChainFold:
         for held in (self._kept, self._rows, self._recent, self._due, self._tokens, self._rounds):
             held.clear()
 
-    def take_trail(self, trail: Sequence[wire.Certificate], sight: Sight = UNSEEN) -> Relation | None:
-        """Take consecutive certificates if they extend the chain; None if it holds them all. Raises `RemoteError`."""
-        held = {certificate_hash(certificate): place for place, certificate in enumerate(self._kept)}
-        new = [certificate for certificate in trail if certificate_hash(certificate) not in held]
-        if not new:
-            return None
-        place = held.get(new[0].slot.previous, -1)
-        is_start = new[0].slot.previous == genesis(self._charter.run) and self.first == 1 and len(self._rows) <= KEPT_WHOLE
-        if place < 0 and not is_start:
-            return Relation.APART
-        before = self._kept[place] if place >= 0 else None
-        checked(new, self._charter.run, self._verify, self._charter, before=before)
-        if place + 1 < len(self._kept):
-            return Relation.TWICE
-        for certificate in new:
-            self._append(certificate, self.newest, sight)
-        return Relation.EXTENDS
+    def held(self) -> HeldChain:
+        """Return the chain as a `ChainReader` continues it: the last certificates are held whole."""
+        return HeldChain.of(tuple(self._kept), self.head)
 
     def _earned(self) -> Mapping[PeerId, TrustRecord]:
         basis = self.head.hash, len(self._kept)

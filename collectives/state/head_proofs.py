@@ -1,16 +1,14 @@
 """Light-client validation of the heads that members state, by their certificates.
 
-A member states the head of its chain. I fetch the certificates from our last common one up to that head, page by page, and
-check of each that the electorate which the one before determines has signed it. I follow it if the first of them continues
-my chain; if that parts from mine, voters with more than a third of the votes have signed both (`Conduct.alarm`). The
-furthest one is remembered (`ChainWalk`): who was away for long goes on from there when the run has moved on. A newcomer
-has no certificate in common with anybody: it fetches those from the first round on, or the last `MAX_TRAIL` if there are
-more. A member that could not prove its head is ignored until it states another one.
+A member states the head of its chain, and gives the certificates that lead there from the head of this peer's
+(`chain.reader`). This peer follows it if they continue its own chain; if the member's chain parts from it, voters with more
+than a third of the votes have signed both (`Conduct.alarm`). A newcomer has no certificate in common with anybody: it reads
+from the first round on, unless there are more than `MAX_TRAIL` rounds. A member that could not prove its head is ignored
+until it states another one.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import trio
 
@@ -19,19 +17,15 @@ from ...peer import wire
 from ...peer.base.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.wire.signed import verify_signed
 from ..accountability.conduct import Conduct
-from ..chain.certificate import value_of
-from ..chain.chain import NOTHING, ChainLink, ChainPosition, Head, position_after
+from ..chain.certificate import certificate_hash
+from ..chain.chain import NOTHING, ChainLink, ChainPosition, Head, HeldChain, position_after
 from ..chain.fork_choice import Chains, HeadProof, Relation, alike, head_of, training
 from ..chain.ledger import Ledger
-from ..chain.packed import checked
-from ..chain.replay import MAX_TRAIL, ask_certificates, ask_range, fetch_trail, in_my_order
+from ..chain.reader import ChainReader
+from ..chain.replay import MAX_TRAIL, ask_certificates, in_my_order
 from ..spec import Spec
 
-MAX_WALK = 16 * MAX_TRAIL
-"""Certificates that are fetched for one head at a time; the next search goes on from there. Each page is checked before the
-next is asked for, so they cost whoever serves them a signature of the voters each."""
 MAX_REPORTED = 1024
 """Partings of which an event has been emitted already."""
 AT_ONCE = 16
@@ -40,60 +34,30 @@ ASKED = 2
 """Members asked for one head's certificate; the next attempt asks others."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldChain:
-    """The chain that I hold: that of my state, and what my ledger has beyond it."""
+def held_chain(place: ChainPosition, ledger: Ledger, anchor: Head | None, *, resumes: bool) -> HeldChain:
+    """Return the chain of a state at `place`, and what the ledger has beyond it.
 
-    place: ChainPosition
-    head: Head
-    first: int
-    ledger: Ledger
+    One at the run's start begins with the ledger, if it `resumes`. A newcomer's chain is the `anchor` that its link names.
+    """
+    head, first = ledger.head, ledger.first
+    if place.certificate is None and not (resumes and head != NOTHING):
+        head = anchor or NOTHING
+        first = head.round
+    elif place.certificate is not None and ledger.at(place.round) != place.head:
+        head, first = place.head, place.round
 
-    @classmethod
-    def of(cls, place: ChainPosition, ledger: Ledger, anchor: Head | None, *, resumes: bool) -> "HeldChain":
-        """Return the chain of a state at `place`. One at the run's start begins with the ledger, if it `resumes`.
+    def at(round_: int) -> Head | None:
+        if round_ == head.round:
+            return head
+        return ledger.at(round_) if first <= round_ < head.round else None
 
-        A newcomer's chain is the `anchor` that its join link names.
-        """
-        head = ledger.head
-        if place.certificate is None and not (resumes and head != NOTHING):
-            head = anchor or NOTHING
-            return cls(place, head, head.round, ledger)
-        if place.certificate is not None and ledger.at(place.round) != place.head:
-            return cls(place, place.head, place.round, ledger)
-        return cls(place, head, ledger.first, ledger)
+    def certificate(round_: int) -> wire.Certificate | None:
+        if round_ == place.round and place.certificate is not None:
+            return place.certificate
+        found, known = ledger.certificate(round_), at(round_)
+        return found if found and known and ChainLink.of(found).head.hash == known.hash else None
 
-    def at(self, round_: int) -> Head | None:
-        """Return the head after a round; None if I do not know it."""
-        if round_ == self.head.round:
-            return self.head
-        return self.ledger.at(round_) if self.first <= round_ < self.head.round else None
-
-    def certificate(self, round_: int) -> wire.Certificate | None:
-        """Return the certificate of a round that I hold; None if it is not here or cannot be read."""
-        if round_ == self.place.round and self.place.certificate is not None:
-            return self.place.certificate
-        found = self.ledger.certificate(round_)
-        known = self.at(round_)
-        return (
-            found if found is not None and known is not None and ChainLink.of(found).head.hash == known.hash else None
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ChainWalk:
-    """How far I have followed a chain by its certificates, from the last one that it has in common with mine."""
-
-    base: Head
-    """As that of a `HeadProof`."""
-    common: int
-    """The round of that common certificate."""
-    last: wire.Certificate
-
-    @property
-    def round(self) -> int:
-        """The last round that was checked."""
-        return self.last.slot.round
+    return HeldChain(head, first, at, certificate)
 
 
 class Proofs:
@@ -123,8 +87,7 @@ class Proofs:
         self._backed_off: set[PeerId] = set()
         self.asked_for: set[Head] = set()
         self._reported: set[bytes] = set()
-        self._walk: ChainWalk | None = None
-        """The longest one along a chain that I may follow, as long as mine is the same."""
+        self._reader = ChainReader(node, spec.run, spec.charter)
         self.news = 0
         """A counter of finished attempts to validate a head."""
         self.changed = trio.Event()
@@ -153,7 +116,7 @@ class Proofs:
         return Relation.APART in relations and relations <= {Relation.APART, Relation.OLDER}
 
     def _held(self, place: ChainPosition) -> HeldChain:
-        return HeldChain.of(place, self._ledger, self._anchor, resumes=self._resumes)
+        return held_chain(place, self._ledger, self._anchor, resumes=self._resumes)
 
     def have_failed(self, members: Sequence[Member], place: ChainPosition) -> bool:
         """Return True if nobody that states an unproven head showed it when I asked for it last."""
@@ -213,12 +176,27 @@ class Proofs:
         seen = self._proven.get(head)
         proven = seen.place if seen is not None else await self._fetch_position(claim, head, known)
         if mine.head == NOTHING:
-            return HeadProof(proven, None, NOTHING, await self._from_first_round(claim, proven))
-        if is_held:
-            return HeadProof(proven, Relation.EXTENDS, mine.head)
-        if head.round < mine.first:
-            return HeadProof(proven, Relation.OLDER, mine.head)
-        return await self._compare(claim, proven, mine)
+            # One that is too long, or whose beginning its holder lacks, is not verified from the first round on.
+            is_whole = head.round <= MAX_TRAIL and bool(await self._ask(claim, 1))
+            if is_whole:
+                await self._reader.reach(mine, head, claim.peer)
+            return HeadProof(proven, None, NOTHING, is_whole)
+        relation, base = await self._reader.reach(mine, head, claim.peer), mine.head
+        if relation in (Relation.APART, Relation.TWICE):
+            base = self._parted(claim, relation, mine)
+        return HeadProof(proven, relation, base)
+
+    def _parted(self, claim: Member, relation: Relation, mine: HeldChain) -> Head:
+        """Report a chain that parts from mine, or the alarm; returns what of mine the proof of that depends on."""
+        alarm = self._reader.alarm
+        if relation is Relation.APART or alarm is None:
+            self._report("chain.parted", claim, relation, claim.body.head, mine.head.round)
+            return mine.at(mine.first) or mine.head
+        for certificate in (alarm.mine, alarm.other):
+            self._conduct.examine(certificate)
+        self._conduct.alarm = self._conduct.alarm or str(alarm)
+        self._report("chain.conflict", claim, relation, certificate_hash(alarm.other), alarm.other.slot.round)
+        return ChainLink.of(alarm.mine).head
 
     async def _fetch_position(self, claim: Member, head: Head, known: wire.Certificate | None) -> ChainPosition:
         page = [known] if known else await self._ask(claim, head.round)
@@ -228,119 +206,12 @@ class Proofs:
             raise NetworkError(f"it states round {head.round}, but does not provide its certificate")
         return await self._node.compute(position_after, page[0], self._spec.run, self._spec.charter)
 
-    async def _from_first_round(self, claim: Member, proven: ChainPosition) -> bool:
-        """Check what leads to a newcomer's first head. Returns whether it was all of it: there may be too much to fetch.
-
-        Raises `NetworkError` where it does not arrive: such a head is asked for again. If it counted as one that is too
-        long, newcomers that are more than the members on it would never follow it.
-        """
-        node, spec, last = self._node, self._spec, proven.certificate
-        assert last is not None
-        peer, run = claim.peer, spec.run
-        trail = await fetch_trail(node, peer, run, lambda first: first.slot.round == 1, last, is_proof=True)
-        await node.compute(checked, trail, spec.run, verify_signed, spec.charter)
-        return trail[0].slot.round == 1
-
-    async def _compare(self, claim: Member, proven: ChainPosition, mine: HeldChain) -> HeadProof:
-        """Compare a chain to mine at their parting, then check it from there to its head."""
-        common = await self._common(claim, proven.head, mine)
-        if common is None:
-            self._report(claim, Relation.APART, proven.head.hash, mine.head.round)
-            beginning = mine.at(mine.first)
-            return HeadProof(proven, Relation.APART, mine.head if beginning is None else beginning)
-        before = await self._certificate(claim, mine, common)
-        if common < mine.head.round:
-            return await self._conflict(claim, proven, before, mine, common + 1)
-        number = common + 1
-        if (walk := await self._walked(claim, mine.head, common, proven.round)) is not None:
-            before, number = walk.last, walk.round + 1
-        end = number + MAX_WALK
-        while number <= proven.round:
-            if number > end:
-                raise NetworkError(f"its chain has more than {MAX_WALK} rounds to check: round {number - 1} is reached")
-            rounds = range(number, min(proven.round, number + wire.MAX_PAGE - 1) + 1)
-            page = await ask_range(self._node, claim.peer, self._spec.run, rounds)
-            await self._node.compute(self._check, page, before)
-            before, number = page[-1], rounds.stop
-            self._remember(ChainWalk(mine.head, common, page[-1]))
-        if before is None or ChainLink.of(before).head != proven.head:
-            raise NetworkError(f"its certificates do not lead to the head of round {proven.round} that it states")
-        return HeadProof(proven, Relation.EXTENDS, mine.head)
-
-    async def _conflict(
-        self, claim: Member, proven: ChainPosition, before: wire.Certificate | None, mine: HeldChain, round_: int
-    ) -> HeadProof:
-        """Verify another certificate of a round that I hold one of: the alarm. Raises `NetworkError` or `RemoteError`."""
-        my_own = await self._node.compute(mine.certificate, round_)
-        if my_own is None:
-            raise NetworkError(f"my certificate of round {round_} cannot be read")
-        (other,) = await ask_range(self._node, claim.peer, self._spec.run, range(round_, round_ + 1))
-        await self._node.compute(self._check, [other], before)
-        head = ChainLink.of(my_own).head
-        if ChainLink.of(other).head.hash == head.hash:
-            raise NetworkError("its chain has changed while it was read")
-        self._conduct.examine(my_own)
-        self._conduct.examine(other)
-        self._conduct.alarm = self._conduct.alarm or (
-            f"there are two certificates of round {round_}: voters with more than a third of the votes have signed both, so "
-            "neither counts"
-        )
-        self._report(claim, Relation.TWICE, ChainLink.of(other).head.hash, round_)
-        return HeadProof(proven, Relation.TWICE, head)
-
-    def _remember(self, walk: ChainWalk) -> None:
-        kept = self._walk
-        if kept is None or (kept.base, kept.common) != (walk.base, walk.common) or kept.round < walk.round:
-            self._walk = walk
-
-    async def _walked(self, claim: Member, base: Head, common: int, end: int) -> ChainWalk | None:
-        """Return my walk along a member's chain, which has the round `end`; None if there is none, or along another one."""
-        walk = self._walk
-        if walk is None or (walk.base, walk.common) != (base, common) or walk.round > end:
-            return None
-        page = await self._ask(claim, walk.round)
-        return walk if page and ChainLink.of(page[0]).head == ChainLink.of(walk.last).head else None
-
-    async def _common(self, claim: Member, head: Head, mine: HeldChain) -> int | None:
-        """Return the last round whose certificate both chains have, 0 if they part at the first; None if none is found."""
-        if head.round > mine.head.round:
-            page = await self._ask(claim, mine.head.round + 1)
-            if page and value_of(page[0]).previous == mine.head.hash:
-                return mine.head.round
-        end = min(mine.head.round + 1, head.round)
-        lowest = max(1, mine.first, end - MAX_TRAIL)
-        while end > lowest:
-            rounds = range(max(lowest, end - wire.MAX_PAGE), end)
-            for certificate in reversed(await ask_range(self._node, claim.peer, self._spec.run, rounds)):
-                known = mine.at(certificate.slot.round)
-                if known is not None and ChainLink.of(certificate).head.hash == known.hash:
-                    return certificate.slot.round
-            end = rounds.start
-        return 0 if lowest == mine.first == 1 else None
-
-    async def _certificate(self, claim: Member, mine: HeldChain, round_: int) -> wire.Certificate | None:
-        """Return the last common certificate; None before the first round. A join link names it by its hash alone."""
-        if not round_:
-            return None
-        found = await self._node.compute(mine.certificate, round_)
-        if found is None:
-            page = await self._ask(claim, round_)
-            known = mine.at(round_)
-            if not page or known is None or ChainLink.of(page[0]).head.hash != known.hash:
-                raise NetworkError(f"the certificate of round {round_}, which both chains have, is not here")
-            found = page[0]
-        return found
-
-    def _check(self, page: Sequence[wire.Certificate], before: wire.Certificate | None) -> None:
-        checked(page, self._spec.run, verify_signed, self._spec.charter, before=before)
-
-    def _report(self, claim: Member, found: Relation, mark: bytes, round_: int) -> None:
+    def _report(self, event: str, claim: Member, found: Relation, mark: bytes, round_: int) -> None:
         if mark in self._reported:
             return
         if len(self._reported) >= MAX_REPORTED:
             self._reported.clear()
         self._reported.add(mark)
-        event = "chain.conflict" if found is Relation.TWICE else "chain.parted"
         self._node.telemetry.emit(event, peer=claim.peer, step="prove", reason=found.value, round=round_)
 
     async def _ask(self, claim: Member, round_: int) -> list[wire.Certificate]:

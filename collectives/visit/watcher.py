@@ -7,9 +7,9 @@ themselves is shown as theirs.
 
 It begins with the head that most members state, on the chain of the certificate that the link or its bootstraps name
 (`light.anchor`), and fills in the rounds before it backwards, page by page. A member whose head is on no chain of mine is
-asked for its certificates once: two of one round are an alarm, and the picture shows it. Members may leave, lie or be slow:
-each answer has its limit in time and size, a failed one is an event and the next member's turn. Where no member is on my
-chain any more I begin anew.
+asked for its certificates once: two of one round are an alarm, and the picture shows that, and no further round. Members may
+leave, lie or be slow: each answer has its limit in time and size, a failed one is an event and the next member's turn. Where
+no member is on my chain any more I begin anew.
 
 A closed run gives its certificates to members only; of it a watcher shows what its members have published, and on a
 member's computer the certificates that its peer holds.
@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -41,7 +41,8 @@ from ...peer.wire.signed import verify_signed
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
 from ..chain.fork_choice import Relation, head_of, training
-from ..chain.replay import ask_page, fetch_trail
+from ..chain.reader import ChainReader
+from ..chain.replay import MAX_TRAIL, ask_page
 from ..evaluation.draw import evaluation_after
 from ..light.anchor import ask_named, find_anchor
 from ..light.marks import Marks
@@ -114,6 +115,7 @@ class RunWatcher:
         self._visit = MembersVisited(node, directory, self._charter, self._charge)
         self._fold = ChainFold(self._charter, verify_signed, lambda certificate: evaluation_after(certificate, signed))
         self._folding = trio.Lock()
+        self._reader = ChainReader(self, signed.run_id, self._charter)
         self.chain = self._fold.view()
         """What is verified of the run's chain."""
         self.statements = OwnerStatements(signed.run_id, signed.manifest.owner)
@@ -148,6 +150,18 @@ class RunWatcher:
     async def ask_bootstraps(self) -> Mapping[PeerId, Marks | None]:
         """Ask which head each bootstrap of the link follows."""
         return await ask_named(self._directory, self._link, self._node.telemetry)
+
+    async def ask(self, peer: PeerId, message: Any, *, timeout: float) -> Any:
+        """Ask a member for certificates, or this computer's own peer where that has them. Raises as `Node.ask`."""
+        if self._own is not None:
+            return await self.compute(self._own.page, message.from_round, message.limit)
+        answer = await self._node.ask(peer, message, timeout=timeout)
+        self._visit.note(peer, True)
+        return answer
+
+    async def compute(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Run long work beside the event loop."""
+        return await self._node.compute(partial(function, *arguments))
 
     async def look(self, history: int = MAX_RECENT) -> None:
         """Look at the run once, with so many rounds of its past.
@@ -244,6 +258,10 @@ class RunWatcher:
         while len(self._failed) > MAX_FAILED_PEERS:
             del self._failed[next(iter(self._failed))]
 
+    def _miss(self, peer: PeerId, round_: int, error: NetworkError) -> None:
+        self._fail(peer)
+        self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
+
     def _charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         self._fail(peer)
         self._node.charge(peer, step, error)
@@ -320,7 +338,7 @@ class RunWatcher:
                 await self._begin()
             return
         for peer in self._holders()[:ASKED_TO_FOLLOW]:
-            if await self._extend(peer):
+            if self._reader.alarm is not None or await self._extend(peer):
                 break
 
     def _holders(self) -> list[PeerId]:
@@ -341,15 +359,32 @@ class RunWatcher:
 
         return sorted(members, key=order)
 
-    async def _extend(self, peer: PeerId) -> bool:
-        page, _ = await self._ask(peer, self.chain.head.round + 1, wire.MAX_PAGE)
-        if not page:
-            return False
-        before = self.chain.head
-        error = await self._folded(self._fold.extend, page, self._sight())
-        if error is not None:
-            self._node.telemetry.emit("watch.parted", peer=peer, round=page[0].slot.round, reason=str(error))
+    async def _extend(self, peer: PeerId, head: Head | None = None) -> bool:
+        """Take what follows my head, as far as a member gives it; compare an earlier `head` of another chain with mine.
+
+        Returns whether my head has moved.
+        """
+        chain, before = self._fold.held(), self.chain.head
+        until = before.round + (wire.MAX_PAGE if head is None else MAX_TRAIL)
+        try:
+            if head is None or head.round > before.round:
+                how = await self._reader.follow(chain, peer, until, self._take)
+            else:
+                how = await self._reader.reach(chain, head, peer)
+        except NetworkError as error:
+            self._miss(peer, before.round, error)
+        except RemoteError as error:
+            self._charge(peer, "show its chain", error)
+        else:
+            if how is not Relation.EXTENDS:
+                self._fail(peer)
+                self._node.telemetry.emit("watch.parted", peer=peer, round=before.round, reason=how.value)
+                self._note(TroubleKind.FORK, before.round, peer, how.value)
         return self.chain.head != before
+
+    async def _take(self, page: list[wire.Certificate], _losses: Mapping[int, float]) -> bool:
+        await self._folded(self._fold.extend, page, self._sight())
+        return True
 
     def _sight(self) -> Sight:
         """Return when a certificate is seen now, and the loss that the last roster states."""
@@ -369,7 +404,7 @@ class RunWatcher:
                 self._tried[member.body.head] = None
                 while len(self._tried) > MAX_TRIED_HEADS:
                     del self._tried[next(iter(self._tried))]
-                await self._take_chain(member)
+                await self._extend(member.peer, head_of(member))
                 return
         if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
             await self._begin()
@@ -377,22 +412,6 @@ class RunWatcher:
     def _is_apart(self, member: Member) -> bool:
         head = head_of(member)
         return head != NOTHING and not self.chain.is_on_chain(head)
-
-    async def _take_chain(self, member: Member) -> None:
-        peer, head = member.peer, head_of(member)
-        page, _ = await self._ask(peer, head.round, 1)
-        if not page or certificate_hash(page[0]) != head.hash or self.chain.is_on_chain(head):
-            return
-        try:
-            trail = await fetch_trail(self._node, peer, self._signed.run_id, self.chain.joins, page[0])
-            how = await self._folded(self._fold.take_trail, trail, self._sight())
-        except RemoteError as error:
-            self._charge(peer, "show its chain", error)
-            return
-        if how not in (None, Relation.EXTENDS):
-            assert how is not None
-            self._node.telemetry.emit("watch.parted", peer=peer, round=head.round, reason=how.value)
-            self._note(TroubleKind.FORK, head.round, peer, how.value)
 
     async def _fill(self, history: int | None = None) -> None:
         """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
@@ -423,16 +442,10 @@ class RunWatcher:
 
     async def _ask(self, peer: PeerId, round_: int, limit: int) -> tuple[list[wire.Certificate], dict[int, float]]:
         """Ask a member for certificates and losses; empty if it has none, or does not answer as it should."""
-        if self._own is not None:
-            page = await self._node.compute(partial(self._own.page, round_, limit))
-            return page, await self._node.compute(partial(self._own.losses, round_, len(page)))
         try:
-            answer = await ask_page(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
-            self._visit.note(peer, True)
-            return answer
+            return await ask_page(self, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
         except NetworkError as error:
-            self._fail(peer)
-            self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
+            self._miss(peer, round_, error)
         except RemoteError as error:
             self._charge(peer, "show certificates", error)
         return [], {}

@@ -15,16 +15,15 @@ beginning, or for a newcomer, the ledger starts anew with the certificate of tha
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import trio
 
 from ...collectives.chain.certificate import value_of
-from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head, check_trail
+from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head, HeldChain
 from ...collectives.chain.fork_choice import alike, check_model, choose_provider, elected, goes_first, head_of, training
-from ...collectives.chain.packed import checked
-from ...collectives.chain.replay import MAX_TRAIL, ask_range, fetch_trail, in_my_order
+from ...collectives.chain.reader import ChainReader
+from ...collectives.chain.replay import MAX_TRAIL, fetch_trail, in_my_order
 from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
 from ...collectives.state.head_proofs import Proofs
@@ -36,7 +35,6 @@ from ...peer import wire
 from ...peer.base.errors import NetworkError, RemoteError, UsageError
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from ...peer.wire.signed import verify_signed
 from .held import HeldState, judged, previous_of
 
 LOOK_SECONDS = 1.0
@@ -71,6 +69,7 @@ class CatchUp:
         self._held = held
         self._archive = archive
         self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
+        self._reader = ChainReader(node, spec.run, spec.charter)
         self._anchor = anchor if resumes else None
         self._backed_off: set[PeerId] = set()
         self._failures = 0
@@ -272,8 +271,7 @@ class CatchUp:
         if not 1 <= len(rounds) <= MAX_TRAIL:
             return False
         try:
-            losses = self._archive.losses
-            for certificate in await ask_range(self._node, provider.peer, self._spec.run, rounds, losses):
+            for certificate in await self._read(provider, self._held.place):
                 await self._replay_round(certificate, members)
         except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
             self._held.report_stop("replay", judged(self._node, provider.peer, "replay", raised), provider.peer)
@@ -292,14 +290,14 @@ class CatchUp:
         trail: Sequence[wire.Certificate] = ()
         if offer.place.certificate is not None:
             joins, losses = self._archive.ledger.joins, self._archive.losses
-            trail = await fetch_trail(node, provider.peer, run, joins, offer.place.certificate, losses=losses)
+            trail = await fetch_trail(node, provider.peer, run, joins, offer.place.certificate, losses)
         await held.advance(offer.place, trail, following)
         for certificate in following:
             await self._replay_round(certificate, members)
 
     async def _choose(self, provider: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
         """Choose a checkpoint to take. Returns it with the checked certificates that lead from it to the provider's head."""
-        node, spec, checkpoints, losses = self._node, self._spec, self._archive.checkpoints, self._archive.losses
+        node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
         newest = None if head_of(provider) == NOTHING else await self.proofs.prove(provider, self._held.place)
         end = provider.body.round
         others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, provider.peer}
@@ -314,21 +312,31 @@ class CatchUp:
             return checkpoints.drafted(offer.place.round) and 2 * len(offer.providers) >= most
 
         for offer in sorted(offers, key=lambda offer: not is_begun(offer)):
-            following: list[wire.Certificate] = []
             try:
-                if newest is not None and offer.place.round < end:
-                    between = range(offer.place.round + 1, end)
-                    following = [*await ask_range(node, provider.peer, spec.run, between, losses), newest]
-                    check_trail([ChainLink.of(certificate) for certificate in following])
+                following = await self._read(provider, offer.place)
             except NetworkError as error:  # An offer may be older than all that the provider knows.
                 node.telemetry.emit("state.not_offered", peer=provider.peer, step="choose a state", reason=str(error))
                 continue
-            if not self._leads(offer.place, following, provider) or self._is_past(offer.place, following):
-                continue
-            check = partial(checked, before=offer.place.certificate)
-            await node.compute(check, following, spec.run, verify_signed, spec.charter)
-            return offer, following
+            if self._leads(offer.place, following, provider) and not self._is_past(offer.place, following):
+                return offer, following
         raise NetworkError(f"nobody offers a checkpoint that leads on from my state to that of round {end}")
+
+    async def _read(self, provider: Member, start: ChainPosition) -> list[wire.Certificate]:
+        """Return the verified certificates from a position to a provider's head. Raises `NetworkError` or `RemoteError`."""
+        found: list[wire.Certificate] = []
+
+        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
+            found.extend(page)
+            await self._node.compute(self._archive.losses.learn, losses)
+            return True
+
+        await self._reader.follow(
+            HeldChain.of([start.certificate] if start.certificate else [], start.head), provider.peer, provider.body.round, take
+        )
+        # By hash its head proves all before it, a position too that somebody else has offered.
+        if start.round < provider.body.round and (not found or ChainLink.of(found[-1]).head != head_of(provider)):
+            raise NetworkError(f"its {len(found)} certificates after round {start.round} do not lead to its head")
+        return found
 
     def _leads(self, start: ChainPosition, following: Sequence[wire.Certificate], provider: Member) -> bool:
         """Whether these rounds, each of which follows the one before, lead from a state to the provider's."""

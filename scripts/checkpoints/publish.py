@@ -24,6 +24,7 @@ import trio
 from ...collectives.accountability.credit import Credits, PeerCredit
 from ...collectives.chain.certificate import certificate_hash, value_of
 from ...collectives.chain.chain import ChainPosition
+from ...collectives.chain.packed import unpack_certificate
 from ...collectives.light.own_ledger import OwnLedger
 from ...collectives.spec import charter_of
 from ...dht.members.remembered import Remembered
@@ -213,12 +214,13 @@ def _credit_of(
         bodies = Remembered(folder, signed.run_id, telemetry).bodies()
         ledger = OwnLedger.of(folder, charter_of(signed), telemetry)
     counted, first = Credits(), 1 if ledger is None else ledger.first
-    while ledger is not None and (page := ledger.page(max(first, counted.round + 1), wire.MAX_PAGE)):
-        for certificate in page:
-            if certificate.slot.round <= last:
-                counted.take(value_of(certificate))
-        if page[-1].slot.round >= last:
-            break
+    while (
+        ledger is not None
+        and (start := max(first, counted.round + 1)) <= last
+        and (page := ledger.page(start, min(wire.MAX_PAGE, last + 1 - start)).certificates)
+    ):
+        for data in page:
+            counted.take(value_of(unpack_certificate(data)))
     return counted.all(), first, {peer: body.name for peer, body in bodies.items() if body.name}
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.collectives.chain.chain import ChainLink
+from flockstep.collectives.chain.chain import NOTHING, ChainLink, HeldChain
 from flockstep.collectives.chain.packed import pack_certificate
-from flockstep.collectives.chain.replay import LEDGER_ANSWER_SECONDS, ask_range, in_my_order
+from flockstep.collectives.chain.reader import ChainReader
+from flockstep.collectives.chain.replay import LEDGER_ANSWER_SECONDS, in_my_order
 from flockstep.dht.directory.memory import MemoryDirectory
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
@@ -64,10 +65,15 @@ def test_certificates_that_come_one_by_one_have_the_time_of_a_page(tmp_path: Pat
             await trio.sleep(SLOW)
             return wire.LedgerPage(liar.ledger.since(question.from_round, 1, max_bytes=1 << 20))
 
+        nothing = HeldChain.of([], NOTHING)
+
+        async def take(*_: object) -> bool:
+            return True
+
         liar.sim.node.on_ask(wire.LedgerAsk, answer)
         began = trio.current_time()
         with pytest.raises(NetworkError):
-            await ask_range(late.sim.node, liar.sim.peer, RUN, range(1, 7))
+            await ChainReader(late.sim.node, RUN, late.held.spec.charter).follow(nothing, liar.sim.peer, 6, take)
         assert trio.current_time() - began < LEDGER_ANSWER_SECONDS + 1
 
     run_rounds(3, 5, body, tmp_path)

@@ -222,7 +222,7 @@ def test_its_operator_says_from_where_to_follow_then(tmp_path: Path) -> None:
         scene.publish(CHAIN[-1])
         await scene.turn()
         assert scene.head() == mark_of(CHAIN[-1])
-        assert [question.limit for _, question in scene.asked] == [1, wire.MAX_PAGE]
+        assert [question.limit for _, question in scene.asked] == [1, 15]
 
     played(body, tmp_path, starts={RUN: mark_of(CHAIN[24])})
 

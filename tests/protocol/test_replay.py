@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.chain import replay
+from flockstep.collectives.chain import reader, replay
 from flockstep.collectives.chain.certificate import check_certificate, open_value, value_of
 from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
 from flockstep.collectives.chain.fork_choice import Relation
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
-from flockstep.collectives.state import head_proofs
 from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.run.admission import OPEN
 from flockstep.optim.step.outer import OuterSettings
@@ -337,7 +336,7 @@ def test_a_checkpoint_of_another_chain_is_not_taken_whoever_and_how_many_offer_i
         honest.ledger.follow([honest.place.certificate])  # It knows no more than its head.
         offer, _ = await late.catch_up._choose(members[0], members)
         assert offer.place.head == honest.place.head
-        assert "has 0 of the 1 rounds" in str(late.named("state.not_offered")[-1]["reason"])
+        assert "0 certificates after round 0" in str(late.named("state.not_offered")[-1]["reason"])
 
     run_rounds(4, 1, body, tmp_path)
 
@@ -487,7 +486,7 @@ def test_so_many_certificates_are_fetched_at_a_time_and_the_next_search_goes_on_
 ) -> None:
     """The run moves on while who was away for long checks its chain: it asks for no certificate twice, and catches up."""
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
-    monkeypatch.setattr(head_proofs, "MAX_WALK", 3)
+    monkeypatch.setattr(reader, "MAX_WALK", 4)
 
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         asked: list[int] = []
@@ -504,7 +503,7 @@ def test_so_many_certificates_are_fetched_at_a_time_and_the_next_search_goes_on_
             assert late.catch_up.provider([other.member() for other in others]) is None
             await late.catch_up.examine([others[0].member()])
             await all_of(others, 1)
-        assert "more than 3 rounds to check: round 5 is reached" in str(late.named("head.unproven")[0]["reason"])
+        assert "more than 4 rounds to check: round 5 is reached" in str(late.named("head.unproven")[0]["reason"])
         assert asked == [2, 4, 6, 8, 10]
         assert await late.catch_up.examine([others[0].member()])
         await catch_up(late, others)

@@ -74,7 +74,7 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
         flagged = [contributors[0]] if chance.random() < 0.02 else []
         before = round_of(before, roster, contributors=contributors, flagged=flagged)
         loss = 2.0 + 8.0 * number**-0.3 + chance.gauss(0, 0.02)
-        assert fold.extend([before], Sight(BEGAN + ROUND_SECONDS * number, loss)) is None
+        fold.extend([before], Sight(BEGAN + ROUND_SECONDS * number, loss))
     view = fold.view()
     electorate, head, rows = view.electorate, view.head, view.rows
     members = tuple(_member(it, place, head.round, electorate.votes.get(it.peer_id, 0)) for place, it in enumerate(roster))
