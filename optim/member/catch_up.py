@@ -331,7 +331,10 @@ class CatchUp:
             return True
 
         await self._reader.follow(
-            HeldChain.of([start.certificate] if start.certificate else [], start.head), provider.peer, provider.body.round, take
+            HeldChain.of([start.certificate] if start.certificate else [], start.head),
+            provider.peer,
+            provider.body.round,
+            take,
         )
         # By hash its head proves all before it, a position too that somebody else has offered.
         if start.round < provider.body.round and (not found or ChainLink.of(found[-1]).head != head_of(provider)):
