@@ -1,6 +1,6 @@
 """Profiles of hypothesis, and what pytest is asked for here.
 
-In the gate property tests try the same examples each time, so that a change fails by what it changed: by chance nothing
+In the gate property tests try the same few examples each time, so that a change fails by what it changed: by chance nothing
 fails. Chance has a command of its own, `scripts/test --explore MINUTES`: the property tests alone, at random seeds. What it
 finds becomes a fixed example. `--hypothesis-profile=long` searches farther, for hours.
 """
@@ -17,7 +17,7 @@ from support.commands import fork_network_processes, share_fork_server
 from support.real_time import over_sockets
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
-settings.register_profile("gate", deadline=None, database=None, derandomize=True)
+settings.register_profile("gate", max_examples=40, deadline=None, database=None, derandomize=True)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=5000)
 settings.load_profile("gate")

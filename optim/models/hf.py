@@ -278,7 +278,7 @@ def load_transformers() -> ModuleType:
         raise LocalError(
             f"models named hf:… need transformers: {error}", remedy=how_to_install("hf")
         ) from error
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no annotations
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
