@@ -1,6 +1,6 @@
 """The state machine of one decision at one voter: rules, locks and attempts. Pure.
 
-Theory of operation (Tendermint, arXiv:1807.04938, for one height, over hashes; docs/agreement.md argues its safety and
+Theory of operation (Tendermint, arXiv:1807.04938, for one height, over hashes; docs/round.md argues its safety and
 liveness). An attempt has a proposer and four statements, one of each by each voter:
 
     Ready     to all when I enter the attempt, with the newest proof that I know

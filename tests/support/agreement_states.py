@@ -256,7 +256,7 @@ class Search:
         return PrevoteQuorum(statement.slot, statement.value, QUORUM)
 
     def _violation(self, state: State) -> str | None:
-        """Return which invariant of docs/agreement.md a state violates, or None."""
+        """Return which invariant of docs/round.md a state violates, or None."""
         facts = self._facts.things
         kinds = [(facts[fact][0], type(facts[fact][1]), facts[fact][1].slot.attempt) for fact in state.sent]
         if len(set(kinds)) < len(kinds):

@@ -4,7 +4,7 @@ The network delivers in any order, twice, or not at all. Each liar is two machin
 arXiv:2004.10617), and beside them signs whatever can be made of what others have signed. A voter that crashes may have
 done only some of its last actions; of what it knew its disk has the last slot that it signed in, its lock, and the bytes of
 what it accepted. A decision ends its part: it shows the certificate to whom it meets. `Swarm.check` compares everything that
-honest voters ever signed with the invariants of docs/agreement.md: a quorum that the liars could complete at any later time
+honest voters ever signed with the invariants of docs/round.md: a quorum that the liars could complete at any later time
 counts as complete.
 """
 

@@ -1,4 +1,4 @@
-"""Every state of three honest voters and a liar, and flaws that the search must find (docs/agreement.md).
+"""Every state of three honest voters and a liar, and flaws that the search must find (docs/round.md).
 
 Three attempts by default: a conflict takes one attempt to decide, one to forget, one to decide otherwise. Four with
 `pytest --hypothesis-profile=long tests/unit/collectives/agreement`: five times as many states, and each rule for all
@@ -58,6 +58,6 @@ def test_a_disk_that_forgets_is_found(disk: Callable[..., Disk], invariant: str)
 @pytest.mark.explore  # About a machine with one rule less: no change of ours can fail it.
 @pytest.mark.parametrize("rule", [flaws.OnlyReadys, flaws.OnlyLocks])
 def test_within_a_term_either_rule_for_proposals_is_enough(rule: type[VoterMachine]) -> None:
-    # docs/agreement.md says so; whoever takes one of the two away reads there what remains.
+    # docs/round.md says so; whoever takes one of the two away reads there what remains.
     for first in FIRSTS if ATTEMPTS > 3 else BY_TELLING[:1]:
         assert Search(first, 3, rule).run() is None

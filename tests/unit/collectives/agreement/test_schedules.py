@@ -1,4 +1,4 @@
-"""Random schedules: weights, liars, crashes, lost disks and partitions against the invariants of docs/agreement.md.
+"""Random schedules: weights, liars, crashes, lost disks and partitions against the invariants of docs/round.md.
 
 300 by default; 100,000 with `pytest --hypothesis-profile=long tests/unit/collectives/agreement`.
 """
