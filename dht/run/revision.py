@@ -40,7 +40,7 @@ _FIXED = {
     "owner": "the owner's key is the run's",
     "seed": "all have begun from it",
     "model": "the state has its shape",
-    "[data] source": "volunteers have agreed to it; `flockstep run succeed` goes on with other data from the run's state",
+    "[data] source": "volunteers have agreed to it; publish a run of other data with `[model] from` this one's state",
     "[data] tokenizer": "the model has learned its tokens",
     "data": "the data is cut into the same sequences and batches by all",
     "[inner] optimizer": "its state would begin anew on every peer",

@@ -49,7 +49,7 @@ GONE = {
     "--phase-s": "the steps of `bench utilization` take given times",
     "--picture": "`bench outer --json` has the curves",
     "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
-    "agree": "the data of a run are those of its manifest; `flockstep run succeed` goes on with others",
+    "agree": "the data of a run are those of its manifest; `[model] from` begins a run of others from its state",
     "bench adversary": "`flockstep bench robust` trains under attack, also a function of your own",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
