@@ -179,20 +179,28 @@ class Company:
                 liar.kill()
 
     def run_rounds(self, *liars: Member, falling: Member | None = None) -> None:
-        """The next round of all, in which one may fall: the others who are honest end it with one state."""
+        """The next round of all, in which one may fall and come back: all who are honest end it with one state.
+
+        Where the others are too few for a quorum, they wait for who fell.
+        """
         self.round += 1
-        left = [member for member in self.honest if member is not falling]
         members = {member.id for member in (*self.honest, *liars)} - self._banned
         for member in self.honest:
             member.mark()
         for liar in liars:
             liar.post(Train(self.round, tuple(sorted(members))))
-        if falling is not None:
-            falling.post(Train(self.round, tuple(sorted(members))))
-        at_once(left, lambda member: member.train(self.round, members))
-        assert falling is None or falling.fallen()
-        assert {member.position.round for member in left} == {self.round}
-        assert len({member.position.root for member in left}) == 1
+
+        def through(member: Member) -> None:
+            if member is falling:
+                member.post(Train(self.round, tuple(sorted(members))))
+                assert member.fallen()
+                self.restart(member).train(self.round, ())  # The others may have banned a liar meanwhile.
+            else:
+                member.train(self.round, members)
+
+        at_once(self.honest, through)
+        assert {member.position.round for member in self.honest} == {self.round}
+        assert len({member.position.root for member in self.honest}) == 1
 
     def run_until(self, seen: Callable[[], bool], *liars: Member) -> None:
         """Rounds until one is seen that is as it should be: on a busy machine a connection may break in the first."""

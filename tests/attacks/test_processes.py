@@ -76,7 +76,6 @@ def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nob
         victim = company.honest[1]
         victim.call(Fall("Commit"))
         company.run_rounds(liar, falling=victim)
-        company.restart(victim)
         company.all_ban(liar, TWO_CUTS)
         company.run_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
         assert company.banned() == set()
