@@ -98,10 +98,12 @@ def join_run(
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         with Swarm(link, config=config, on_event=on_event, stop=stop) as swarm:
-            # Data before the model: a wrong path fails before anything takes long.
-            source = open_agreed(swarm, agree)
+            # Data before the model: a wrong path fails before anything takes long. Members may have to bring them, so who
+            # has no room does not wait for them.
+            ask_user(swarm, agree)
             if swarm.speaks:
                 check_room(swarm.signed, device, config, swarm.telemetry)
+            source = open_data(swarm)
             model = build(swarm, source, device)
             inner = partial(inner_of, adamw=adamw_8bit) if config.optimizer_8bit else inner_of
             swarm.join(model if local_rank is None else spread(model, device, shard=config.shard), inner)
@@ -120,14 +122,17 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason, save)
 
 
-def open_agreed(swarm: Swarm, agree: Callable[[SignedManifest, int], str]) -> TokenShards:
-    """Open the data of a run. Raises `FlockstepError` where the user has not agreed."""
-    signed, config = swarm.signed, swarm.config
-    if signed.manifest.owner != swarm.peer_id:
-        how = swarm.from_first(lambda: agree(signed, swarm.begun))  # No rank opens what its user refuses.
+def ask_user(swarm: Swarm, agree: Callable[[SignedManifest, int], str]) -> None:
+    """Ask whoever joins a run of somebody else. Raises `FlockstepError` where the user has not agreed."""
+    if swarm.signed.manifest.owner != swarm.peer_id:
+        how = swarm.from_first(lambda: agree(swarm.signed, swarm.begun))  # No rank opens what its user refuses.
         swarm.telemetry.emit("run.agreed", step="join", reason=how)
+
+
+def open_data(swarm: Swarm) -> TokenShards:
+    """Open the data of a run. Raises `FlockstepError`."""
     members = FromMembers(swarm.fetch_file, swarm.await_file) if swarm.speaks else None
-    return swarm.in_turn(lambda: open_tokens(signed.manifest.data, config, members))
+    return swarm.in_turn(lambda: open_tokens(swarm.signed.manifest.data, swarm.config, members))
 
 
 def build(swarm: Swarm, source: TokenShards, device: torch.device) -> nn.Module:

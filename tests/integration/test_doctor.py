@@ -54,7 +54,7 @@ def test_too_little_memory_and_disk(
     assert code == 1
     for name, words, output in (
         ("memory", "too little memory: the run's model of 51.5 T parameters needs 1.3 PB", error),
-        ("disk", "free, the checkpoint and results of the run need 713.5 TB", told),
+        ("disk", "free, the checkpoint and results of the run need 1.1 PB", told),
     ):
         (line,) = [line for line in output.splitlines() if words in line]
         assert words in failed[name]["cause"]

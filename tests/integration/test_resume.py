@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,8 +82,9 @@ def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Calla
         state.seek(-4, os.SEEK_END)
         state.write(b"\xff\xff\xff\xff")
     logged = [log_path(home).stat().st_size for home in homes]
+    shutil.copytree(homes[1] / "cache", tmp_path / "dora" / "cache")
     with joined(link, [tmp_path / "dora"]) as (newcomer,):
-        # She comes with nothing, and nobody who holds the state is here: she does not begin the run anew.
+        # She has data alone, and nobody who holds the state is here: she does not begin the run anew.
         assert hear(newcomer, lambda event: event["event"] in ("state.synced", "state.awaited"))["round"] >= 1
         with joined(link, homes) as peers:
             for peer in peers:

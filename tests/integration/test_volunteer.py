@@ -141,7 +141,7 @@ def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str
     assert [path for path in curves.iterdir() if path.stat().st_size > 100]
     assert taken.returncode == 1
     assert taken.stderr.count("\n") == 1
-    assert f"cannot show metrics at {port}" in taken.stderr
+    assert f"cannot listen at {port} for --metrics" in taken.stderr
 
 
 def test_a_keeper_shows_its_metrics(publish: Callable[..., str], tmp_path: Path) -> None:
