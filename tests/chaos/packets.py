@@ -4,6 +4,7 @@ To cut a peer off, its port is removed from the bridge, while its interface stay
 """
 
 from pathlib import Path
+from typing import Self
 
 from flockstep.scripts.lab.namespaces import Namespaces, ShapedLine, check_namespaces
 
@@ -17,7 +18,15 @@ class Networks(Namespaces):
         super().__init__(Path("unused"))
         self._count = count
 
-    def build(self) -> None:
+    def __enter__(self) -> Self:
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _build(self) -> None:
         check_namespaces(["ip"])
         self.add_bridge(BRIDGE, "10.77.0.254/24")
         for index in range(self._count):
