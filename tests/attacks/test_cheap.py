@@ -190,7 +190,7 @@ def test_who_gets_no_output_from_its_owner_gets_it_from_a_deputy_or_from_who_has
     """Its owner withholds it, or its owner and both deputies do: then one that accepts the value provides it."""
 
     async def body(swarm: SimSwarm) -> None:
-        owner, denied, two, one, other = in_turn(swarm.sims)
+        owner, other, two, denied, one = in_turn(swarm.sims)
         liars = [owner, one, two][:withholding]
 
         def withhold(liar: SimPeer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
-from flockstep.collectives.accountability import bans, evidence
+from flockstep.collectives.accountability import evidence, waiting
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.chain.certificate import genesis
 from flockstep.collectives.driver.hints import MAX_HINTS
@@ -255,7 +255,7 @@ def test_a_member_that_sends_many_certificates_is_charged_for_their_signatures(m
 
 
 def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bans, "MAX_AWAITED_IN_ALL", 0)
+    monkeypatch.setattr(waiting, "MAX_AWAITED_IN_ALL", 0)
 
     async def body(swarm: SimSwarm) -> None:
         carrier, target, *_ = swarm.sims

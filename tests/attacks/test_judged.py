@@ -166,7 +166,7 @@ def test_two_that_show_nobody_the_bytes_of_what_they_hide_own_no_part_any_more()
     """One is judged by other sketches than it adds, and its owner vouches for both: that ended every attempt, for good."""
 
     async def body(swarm: SimSwarm) -> None:
-        liar, owner, *others = swarm.sims
+        *others, liar, owner = swarm.sims
         for sim in swarm.sims:
             sim.common = 10.0  # Else what it is judged by is no farther from the others than chance.
 
