@@ -46,9 +46,6 @@ def check_public_model(name: str, revision: str | None) -> None:
 
 
 def hide_secrets() -> None:
-    """Take tokens, keys and passwords out of the environment, before a stranger's files are opened in this process.
-
-    Those of wandb stay, which this process logs to.
-    """
-    for name in [name for name in os.environ if is_secret(name) and not name.startswith("WANDB_")]:
+    """Take tokens, keys and passwords out of the environment, before a stranger's files are opened in this process."""
+    for name in list(filter(is_secret, os.environ)):
         del os.environ[name]

@@ -97,7 +97,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("owner.unheard", "The owner's statements could not be fetched from a member.", "peer step reason"),
         _row("metrics.ready", "The page of metrics is served.", port="TCP port of the page"),
         _row("metrics.refused", "The page of metrics closed a connection; once for each reason.", "step reason"),
-        _row("log.failed", "A logger (TensorBoard, wandb, trackio) failed and gets nothing any more.", "step reason"),
         _row("listing.ignored", "A bootstrap lists a run that is not shown: its manifest or its listing does not hold.",
              "step reason"),
         _row("log.continued", "A new file of the event log has begun.", "device version",

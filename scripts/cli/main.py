@@ -46,6 +46,7 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 
 GONE = {
     "--allow-data": "leave it out: a run's data are packed, and joining it agrees to them",
+    "--log": "`--metrics` has the curves for Prometheus, `--json` and events.jsonl in the home folder every event",
     "--phase-s": "the steps of `bench utilization` take given times",
     "--picture": "`bench outer --json` has the curves",
     "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
@@ -164,9 +165,6 @@ def join(
         float | None, typer.Option(min=0, max=MAX_WATTS, help="Rest so that the GPU draws no more on average (NVIDIA).")
     ] = None,
     metrics: Metrics = "",
-    log: Annotated[
-        list[str] | None, typer.Option(help="Log to tensorboard:DIR, wandb[:PROJECT] or trackio[:PROJECT]; repeatable.")
-    ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once; 0: measured.")] = 0,
     checkpoint_activations: Annotated[
@@ -226,7 +224,6 @@ def join(
         max_temp=limits.max_temp,
         max_watts=limits.max_watts,
         metrics=metrics,
-        log=tuple(log or ()),
     )
     join_run(_link_of(link, via or preferred.bootstraps, config), config, echo, options)
 

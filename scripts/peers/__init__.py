@@ -4,6 +4,5 @@
     bootstrap   `flockstep bootstrap`: a directory server and a relay under a lasting identity.
     join        `flockstep join`: trains with a run on this computer, and reports its progress.
     keep        `flockstep keep`: holds a run's state, checks, votes and serves newcomers, without training.
-    loggers     TensorBoard, wandb and trackio: the curves of a peer, from its events.
     terminal    The signals that end a process in order, and an output that may be lost before it ends.
 """

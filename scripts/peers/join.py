@@ -42,7 +42,6 @@ from ..watch.live_view import megabytes
 from ..watch.story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from ..watch.words import evaluation_words, short_number, span
 from .agree import Agreement, terminal_reader
-from .loggers import Loggers, open_loggers
 from .terminal import ending_signals
 
 if TYPE_CHECKING:
@@ -80,9 +79,6 @@ class TrainingOptions:
     metrics: str = ""
     """HOST:PORT of a page for Prometheus; empty for none."""
 
-    log: tuple[str, ...] = ()
-    """Where to log the curves, too: `tensorboard:DIR`, `wandb` or `wandb:PROJECT`."""
-
 
 def join(link: str, config: PeerConfig, say: Callable[[str], None], options: TrainingOptions) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`.
@@ -105,7 +101,6 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     if "RANK" in os.environ and limited:
         what = "--hours, --when-idle, --max-temp and --max-watts are not for torchrun"
         raise UsageError(what, remedy="start and end it with cron, or as a service; nvidia-smi -pl limits the power")
-    outputs = open_loggers(options.log if speaks else (), config.home, link)
     # Imported while Ctrl-C still ends the process at once.
     with uncollected():
         import torch
@@ -117,7 +112,7 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
         training_here(config.home) if speaks else contextlib.nullcontext(),
         leaving_on_signals() as stop,
         shown(say, as_json=as_json) as show_event,
-        recorded(options.metrics if speaks else "", outputs, config, show_event) as on_event,
+        recorded(options.metrics if speaks else "", config, show_event) as on_event,
     ):
         try:
             summary = _train_in_shifts(link, config, options, agreement, stop, on_event)
@@ -217,21 +212,13 @@ def _event_log(config: PeerConfig, on_event: Callable[[Event], None]) -> Iterato
 
 
 @contextlib.contextmanager
-def recorded(
-    metrics: str, outputs: Loggers, config: PeerConfig, show: Callable[[Event], None]
-) -> Iterator[Callable[[Event], None]]:
-    """Yield the handler of events that also counts them for Prometheus, and logs their curves."""
+def recorded(metrics: str, config: PeerConfig, show: Callable[[Event], None]) -> Iterator[Callable[[Event], None]]:
+    """Yield the handler of events that also counts them for Prometheus."""
     figures = EventFigures()
 
     def take(event: Event) -> None:
         show(event)
         figures.take(event)
-        tell_of(outputs.take(event))
-
-    def tell_of(failure: str) -> None:
-        if failure:
-            with _event_log(config, take) as telemetry:
-                telemetry.emit("log.failed", step="log", reason=failure)
 
     def notice(reason: str) -> None:
         with _event_log(config, take) as telemetry:
@@ -242,7 +229,6 @@ def recorded(
             port = stack.enter_context(shown_metrics(metrics, figures.figures, notice))
             with _event_log(config, take) as telemetry:
                 telemetry.emit("metrics.ready", port=port)
-        stack.callback(lambda: tell_of(outputs.close()))
         yield take
 
 
@@ -421,7 +407,6 @@ LINES = {
     "round.abstained": "round {round}: {reason}",
     "state.rebased": "round {round}: {reason}",
     "metrics.ready": "shows its metrics on port {port}",
-    "log.failed": "logs no more: {reason}",
     "peer.paused": "paused: {reason}",
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,10 +122,9 @@ def test_limits_that_make_no_sense_are_one_line(options: list[str], tmp_path: Pa
     assert " — " in wrong.stderr
 
 
-def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str], tmp_path: Path) -> None:
-    home, curves = tmp_path / "owner", tmp_path / "curves"
-    link = publish(TINY_RUN, "owner")
-    with joined(link, home, "--metrics", "127.0.0.1:0", "--log", f"tensorboard:{curves}", "--max-up", "20") as peer:
+def test_a_peer_shows_its_metrics(publish: Callable[..., str], tmp_path: Path) -> None:
+    home, link = tmp_path / "owner", publish(TINY_RUN, "owner")
+    with joined(link, home, "--metrics", "127.0.0.1:0", "--max-up", "20") as peer:
         port = peer.until("metrics.ready")["port"]
         done = peer.until("round.done")
         peer.until("step")
@@ -138,7 +135,6 @@ def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str
     assert float(figures['flockstep_rounds_total{outcome="done"}']) >= 1
     assert float(figures["flockstep_training"]) == 1
     assert float(figures["flockstep_loss"]) > 0
-    assert [path for path in curves.iterdir() if path.stat().st_size > 100]
     assert taken.returncode == 1
     assert taken.stderr.count("\n") == 1
     assert f"cannot listen at {port} for --metrics" in taken.stderr
@@ -151,19 +147,3 @@ def test_a_keeper_shows_its_metrics(publish: Callable[..., str], tmp_path: Path)
             text = page.read().decode()
     assert 'flockstep_bytes_total{direction="sent"}' in text
     assert 'flockstep_events_total{event="metrics.ready"}' in text
-
-
-def test_wandb_offline_gets_the_points(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    link = "flockstep://" + "a" * 52 + "?via=/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-    script = (
-        "import sys; from pathlib import Path; from flockstep.scripts.peers.loggers import open_loggers; "
-        "loggers = open_loggers(['wandb:tests'], Path(sys.argv[1]), sys.argv[2]); "
-        "failure = loggers.take({'event': 'step', 'step': 1, 'loss': 2.0}); "
-        "print(repr(failure + loggers.close()))"
-    )
-    environment = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", script, str(tmp_path), link]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
-    assert ended.stdout.splitlines()[-1:] == ["''"], ended.stderr
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

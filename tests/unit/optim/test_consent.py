@@ -34,7 +34,7 @@ def test_no_secret_is_in_the_environment_of_a_process_that_opens_a_strangers_fil
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "db_password", "NPM_AUTH", "AWS_SESSION_TOKENS")
-    kept = ("PATH", "HF_HOME", "WANDB_API_KEY", "KEYBOARD", "AUTHOR", "TOKENIZERS_PARALLELISM")
+    kept = ("PATH", "HF_HOME", "KEYBOARD", "AUTHOR", "TOKENIZERS_PARALLELISM")
     for name in (*hidden, *kept):
         monkeypatch.setenv(name, "1")
     hide_secrets()
