@@ -17,6 +17,9 @@ MAX_SPEED_OF_MEDIAN = 4.0
 """So many times the median one contributor's stated speed counts at most. With one liar among ten contributors the others
 are left with 9/13 of the speeds."""
 
+MAX_CONTRIBUTORS = 20_000
+"""Contributors whose credit is held: keys are free, and a run may go on for years."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerCredit:
@@ -61,19 +64,19 @@ def _shares(value: wire.Value, counts: Mapping[PeerId, float], *, earned: bool, 
 
 
 class Credits:
-    """The credit of all contributors of a chain up to its last certificate that was taken."""
+    """The credit of the contributors to a chain's rounds, in any order; of more than `MAX_CONTRIBUTORS` those with most."""
 
     def __init__(self) -> None:
-        self.round = 0
-        """The last round that was taken."""
         self._tokens: Counter[PeerId] = Counter()
         self._rounds: Counter[PeerId] = Counter()
 
     def take(self, value: wire.Value) -> None:
-        """Add the value of the next certificate of the chain, validated before."""
-        self.round = value.round
+        """Add the value of a validated certificate."""
         self._rounds.update(value.members[index] for index in value.contributors)
         self._tokens.update(credits_in(value))
+        if len(self._rounds) > MAX_CONTRIBUTORS:
+            for one in self.all()[MAX_CONTRIBUTORS * 3 // 4 :]:  # More than needed, so that not every round sorts all.
+                del self._rounds[one.peer], self._tokens[one.peer]
 
     def all(self) -> tuple[PeerCredit, ...]:
         """Return the credit of each contributor, the most tokens first."""

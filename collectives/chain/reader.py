@@ -1,8 +1,9 @@
-"""Reads the chain of a run from any peer: forwards by the quorum that each certificate determines.
+"""Reads the chain of a run from any peer: forwards by the quorum that each certificate determines, backwards by hashes.
 
 Theory of operation. Whoever holds one certificate of a chain can tell the next one: the electorate that the held one
 determines has signed it. So a reader asks a peer, its giver, for what follows its head, page by page, and checks each page
-before it asks for the next. The giver may be anybody: it can be late or silent, and cannot lead the reader elsewhere.
+before it asks for the next. The giver may be anybody: it can be late or silent, and cannot lead the reader elsewhere. What
+is before the oldest certificate held is named by its hash, and so are all those before.
 
 A certified round is final. If the giver's chain parts from the reader's, the reader looks for the first round in which they
 differ, by halves, and checks the giver's certificate of it by the one before, which both have. Two certificates of one round
@@ -80,6 +81,26 @@ class ChainReader:
         if not parts:
             _, parts = await self._read(before, giver, until, take)
         return await self._part(chain, mine.round, giver) if parts else Relation.EXTENDS
+
+    async def fill(self, oldest: wire.Certificate, first: int, giver: PeerId, take: Take) -> wire.Certificate:
+        """Take what leads to a certificate, backwards down to round `first`, as far as a peer gives it.
+
+        Returns the oldest certificate then. Raises as `follow`.
+        """
+        size = wire.MAX_PAGE
+        while size and first < (at := oldest.slot.round):
+            begin = max(first, at - size)
+            page, losses = await ask_page(self._asker, giver, wire.LedgerAsk(self._run, begin, at - begin))
+            if len(page) < at - begin:  # Whoever joined late has the last ones only.
+                size //= 4
+                continue
+            self._spend(page)
+            check = partial(checked, [*page, oldest], self._run, verify_signed, self._charter)
+            await self._asker.compute(check)
+            if not await take(page, losses):
+                break
+            oldest = page[0]
+        return oldest
 
     async def reach(self, chain: HeldChain, head: Head, giver: PeerId) -> Relation:
         """Return how a head relates to a chain, by the certificates that a peer gives. Raises as `follow`.

@@ -45,10 +45,10 @@ class OwnLedger:
         losses = Losses(self._path.with_name(LOSSES_FILE), self._telemetry)
         return wire.LedgerPage(page, losses.since(round_, len(page)))
 
-    def newest(self) -> wire.Certificate | None:
-        """Return the last certificate; None before the first. Raises as `page`."""
+    def head(self) -> Head:
+        """Return the head of the chain; `NOTHING` before the first certificate. Raises as `page`."""
         self._read_again()
-        return self._ledger.certificate(self._ledger.head.round)
+        return self._ledger.head
 
     def holds(self, head: Head) -> bool:
         """Return True if this head is on my peer's chain, as far as that is here. Raises as `page`."""

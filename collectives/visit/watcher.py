@@ -5,11 +5,11 @@ turn for newer member records and for the certificates after the newest one that
 (`picture.fold`). So what it shows of the chain is signed by the run's voters, whoever has sent it; what members say of
 themselves is shown as theirs.
 
-It begins with the head that most members state, on the chain of the certificate that the link or its bootstraps name
-(`light.anchor`), and fills in the rounds before it backwards, page by page. A member whose head is on no chain of mine is
-asked for its certificates once: two of one round are an alarm, and the picture shows that, and no further round. Members may
-leave, lie or be slow: each answer has its limit in time and size, a failed one is an event and the next member's turn. Where
-no member is on my chain any more I begin anew.
+It begins with the certificate that the link or its bootstraps name (`light.anchor`), or else with the head that most members
+state. It reads on from there, and fills in the rounds before it backwards, page by page. A member whose head is on another
+chain is asked for its certificates once: two of one round are an alarm, and the picture shows that, and no further round.
+Members may leave, lie or be slow: each answer has its limit in time and size, a failed one is an event and the next member's
+turn. Where no member is on this chain any more, the watcher begins anew.
 
 A closed run gives its certificates to members only; of it a watcher shows what its members have published, and on a
 member's computer the certificates that its peer holds.
@@ -19,7 +19,8 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -41,13 +42,14 @@ from ...peer.wire.signed import verify_signed
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
 from ..chain.fork_choice import Relation, head_of, training
+from ..chain.packed import checked
 from ..chain.reader import ChainReader
-from ..chain.replay import MAX_TRAIL, ask_page
+from ..chain.replay import ask_page
 from ..evaluation.draw import evaluation_after
 from ..light.anchor import ask_named, find_anchor
 from ..light.marks import Marks
 from ..light.own_ledger import OwnLedger
-from ..picture.fold import MAX_RECENT, UNSEEN, ChainFold, ChainView, Sight, params_of
+from ..picture.fold import MAX_RECENT, MAX_ROWS, ChainFold, ChainView, params_of
 from ..picture.picture import Picture, RunTrouble, TroubleKind
 from ..picture.progress import progress_of
 from ..picture.shown import (
@@ -75,11 +77,9 @@ SLOW_PERIOD = 60.0
 """Seconds between two looks at what changes rarely: the owner's statements, history that nobody had, a chain left alone."""
 ASKED_TO_FOLLOW = 2
 ASKED_FOR_PAGES = 8
-"""Members that are asked for one page: liars and slow ones delay it by their timeouts at most so many times."""
+"""Members that are asked for the past: liars and slow ones delay it by their timeouts at most so many times."""
 ASKED_TO_BEGIN = 3
 """Members that are asked for a head that they state: a crowd of free keys that states one and is silent costs 30 s."""
-PAGE_SIZES = (wire.MAX_PAGE, 4, 1)
-"""Certificates of one question about the past: a member that joined late has the last ones only."""
 MAX_POLLED = 64
 COMPARE_SECONDS = 10.0
 """Seconds between two chains that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
@@ -113,7 +113,7 @@ class RunWatcher:
         self._decides = decides
         self._charter = charter_of(signed)
         self._visit = MembersVisited(node, directory, self._charter, self._charge)
-        self._fold = ChainFold(self._charter, verify_signed, lambda certificate: evaluation_after(certificate, signed))
+        self._fold = ChainFold(self._charter, lambda certificate: evaluation_after(certificate, signed))
         self._folding = trio.Lock()
         self._reader = ChainReader(self, signed.run_id, self._charter)
         self.chain = self._fold.view()
@@ -258,10 +258,6 @@ class RunWatcher:
         while len(self._failed) > MAX_FAILED_PEERS:
             del self._failed[next(iter(self._failed))]
 
-    def _miss(self, peer: PeerId, round_: int, error: NetworkError) -> None:
-        self._fail(peer)
-        self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
-
     def _charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         self._fail(peer)
         self._node.charge(peer, step, error)
@@ -276,12 +272,12 @@ class RunWatcher:
     # The chain
 
     async def _begin(self) -> None:
-        """Begin with the head of most members that is on the chain of the anchor."""
+        """Begin with the anchor, or with the head that most members state, and read on from there."""
         self._began = trio.current_time()
         if self._own is not None:
             self._anchored, self._anchor = True, "what this computer's own peer holds"
-            if (newest := await self._node.compute(self._own.newest)) is not None:
-                await self._folded(self._begin_with, newest, None)
+            if (newest := await self._node.compute(self._own.head)) != NOTHING:
+                await self._begin_at(self._node.peer_id, newest, is_trusted=True)
             return
         anchor = await self._find_anchor()
         here = training(self.members())
@@ -291,7 +287,9 @@ class RunWatcher:
                 return
             holders = [member.peer for member in here if head_of(member) == head]
             for peer in self._random.sample(holders, min(ASKED_TO_BEGIN, len(holders))):
-                if await self._begin_at(peer, head, anchor):
+                if await self._begin_at(peer, anchor or head, is_trusted=anchor is not None):
+                    while await self._read_on():
+                        pass
                     return
 
     async def _find_anchor(self) -> Head | None:
@@ -305,41 +303,45 @@ class RunWatcher:
             self._anchor = f"that of round {anchor.round}, which the bootstraps of the link name"
         return anchor
 
-    async def _begin_at(self, peer: PeerId, head: Head, anchor: Head | None) -> bool:
-        """Begin with the head that a member states; returns False if it does not prove it, or is on another chain."""
-        round_ = max(1, head.round, anchor.round if anchor is not None else 0)
-        page, losses = await self._ask(peer, round_, 1)
-        if not page or (round_ == head.round and certificate_hash(page[0]) != head.hash):
+    async def _begin_at(self, peer: PeerId, start: Head, *, is_trusted: bool) -> bool:
+        """Begin with a certificate of which only the hash is known; returns False if a member does not show it."""
+        page, losses = await self._ask(peer, start.round, 1)
+        if not page or certificate_hash(page[0]) != start.hash:
+            if page and is_trusted:
+                self._note(TroubleKind.FORK, start.round, peer, f"it is not on the chain with {self._anchor}")
             return False
+
+        def begin() -> None:
+            checked(page, self._charter.run, verify_signed, self._charter)
+            if not is_trusted:
+                check_right_to_vote(page[0], self._charter)
+            self._fold.begin(page[0], losses)
+
         try:
-            await self._folded(self._begin_with, page[0], anchor, Sight(loss=losses.get(round_)))
+            await self._folded(begin)
         except RemoteError as error:
             self._charge(peer, "show its head", error)
             return False
-        if anchor is None:
-            return True
-        while self.chain.first > anchor.round and not self.chain.is_full and await self._fill_page([peer]):
-            pass
-        if self.chain.is_anchored:
-            return True
-        self._note(TroubleKind.FORK, round_, peer, f"it is not on the chain with {self._anchor}")
-        await self._folded(self._fold.drop)
-        return False
-
-    def _begin_with(self, certificate: wire.Certificate, anchor: Head | None, sight: Sight = UNSEEN) -> None:
-        check_right_to_vote(certificate, self._charter)
-        self._fold.begin(certificate, sight, anchor)
+        return True
 
     async def _follow(self) -> None:
-        """Ask two members for the certificates after my head; begin where I have none."""
+        """Read on from the newest certificate; begin where there is none."""
         here = training(self.members())
-        if self.chain.head == NOTHING and (self._anchored or any(head_of(member) != NOTHING for member in here)):
-            if trio.current_time() >= self._began + COMPARE_SECONDS:
-                await self._begin()
-            return
+        if self.chain.head != NOTHING:
+            await self._read_on(time.time())
+        elif trio.current_time() >= self._began + COMPARE_SECONDS and (
+            self._anchored or any(head_of(member) != NOTHING for member in here)
+        ):
+            await self._begin()
+
+    async def _read_on(self, seen_at: float | None = None) -> bool:
+        """Ask two members for the certificates after the newest one, which are seen now; returns whether one has some."""
         for peer in self._holders()[:ASKED_TO_FOLLOW]:
-            if self._reader.alarm is not None or await self._extend(peer):
+            if self._reader.alarm is not None or await self._extend(peer, seen_at):
                 break
+        else:
+            return False
+        return self._reader.alarm is None
 
     def _holders(self) -> list[PeerId]:
         """Return whom to ask for certificates, in this order; myself where this computer's own peer has them."""
@@ -359,37 +361,29 @@ class RunWatcher:
 
         return sorted(members, key=order)
 
-    async def _extend(self, peer: PeerId, head: Head | None = None) -> bool:
-        """Take what follows my head, as far as a member gives it; compare an earlier `head` of another chain with mine.
+    async def _extend(self, peer: PeerId, seen_at: float | None) -> bool:
+        """Take a page after the newest certificate from a member. Returns whether it has some."""
+        before = self.chain.head
 
-        Returns whether my head has moved.
-        """
-        chain, before = self._fold.held(), self.chain.head
-        until = before.round + (wire.MAX_PAGE if head is None else MAX_TRAIL)
-        try:
-            if head is None or head.round > before.round:
-                how = await self._reader.follow(chain, peer, until, self._take)
-            else:
-                how = await self._reader.reach(chain, head, peer)
-        except NetworkError as error:
-            self._miss(peer, before.round, error)
-        except RemoteError as error:
-            self._charge(peer, "show its chain", error)
-        else:
-            if how is not Relation.EXTENDS:
-                self._fail(peer)
-                self._node.telemetry.emit("watch.parted", peer=peer, round=before.round, reason=how.value)
-                self._note(TroubleKind.FORK, before.round, peer, how.value)
+        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
+            if seen_at is not None:
+                roster = self.chain.recent[0].roster if self.chain.recent else ()
+                loss = median_loss(self.members(), roster)
+                losses = {} if loss is None else dict.fromkeys((it.slot.round for it in page), loss)
+            await self._folded(self._fold.extend, page, losses, seen_at)
+            return True
+
+        with self._troubles(peer, "show its chain"):
+            until = before.round + wire.MAX_PAGE
+            self._judge(peer, await self._reader.follow(self._fold.held(), peer, until, take))
         return self.chain.head != before
 
-    async def _take(self, page: list[wire.Certificate], _losses: Mapping[int, float]) -> bool:
-        await self._folded(self._fold.extend, page, self._sight())
-        return True
-
-    def _sight(self) -> Sight:
-        """Return when a certificate is seen now, and the loss that the last roster states."""
-        roster = self.chain.recent[0].roster if self.chain.recent else ()
-        return Sight(time.time(), median_loss(self.members(), roster))
+    def _judge(self, peer: PeerId, how: Relation) -> None:
+        """Note a member whose chain parts from the one that is followed."""
+        if how is not Relation.EXTENDS:
+            self._fail(peer)
+            self._node.telemetry.emit("watch.parted", peer=peer, round=self.chain.head.round, reason=how.value)
+            self._note(TroubleKind.FORK, self.chain.head.round, peer, how.value)
 
     async def _compare(self) -> None:
         """Ask one member whose head is on no chain of mine for its certificates; begin anew where nobody is on mine."""
@@ -404,7 +398,8 @@ class RunWatcher:
                 self._tried[member.body.head] = None
                 while len(self._tried) > MAX_TRIED_HEADS:
                     del self._tried[next(iter(self._tried))]
-                await self._extend(member.peer, head_of(member))
+                with self._troubles(member.peer, "show its chain"):
+                    self._judge(member.peer, await self._reader.reach(self._fold.held(), head_of(member), member.peer))
                 return
         if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
             await self._begin()
@@ -413,42 +408,42 @@ class RunWatcher:
         head = head_of(member)
         return head != NOTHING and not self.chain.is_on_chain(head)
 
-    async def _fill(self, history: int | None = None) -> None:
-        """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
-        while not self.chain.is_full and self.chain.rows and (history is None or len(self.chain.rows) < history):
-            if not await self._fill_page(self._holders()):
-                reason = f"nobody that was asked has the certificates before round {self.chain.first}"
-                self._node.telemetry.emit("watch.partial", round=self.chain.first, reason=reason)
-                return
-            self.revision += 1
+    async def _fill(self, history: int = MAX_ROWS) -> None:
+        """Fetch the rounds before those that are held, so many of them in all."""
+        first = max(1, self.chain.head.round + 1 - history)
 
-    async def _fill_page(self, holders: Sequence[PeerId]) -> bool:
-        """Fetch the rounds right before those that are held; fewer of them from who does not have a whole page."""
-        for size in PAGE_SIZES:
-            for peer in holders[:ASKED_FOR_PAGES]:
-                first = self.chain.first
-                begin = max(1, first - size)
-                page, losses = await self._ask(peer, begin, first - begin)
-                if self.chain.first != first:  # I have begun anew meanwhile.
-                    return True
-                if len(page) < first - begin:
-                    continue
-                try:
-                    await self._folded(self._fold.prepend, page, losses)
-                    return True
-                except RemoteError as error:
-                    self._charge(peer, "show the chain's past", error)
-        return False
+        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
+            return await self._folded(self._fold.prepend, page, losses)
+
+        while self._fold.oldest is not None and (before := self.chain.first) > first:
+            for peer in self._holders()[:ASKED_FOR_PAGES]:
+                with self._troubles(peer, "show the chain's past"):
+                    await self._reader.fill(self._fold.oldest, max(first, before - wire.MAX_PAGE), peer, take)
+                if self.chain.first != before:
+                    break
+            else:
+                reason = f"nobody that was asked has the certificates before round {before}"
+                self._node.telemetry.emit("watch.partial", round=before, reason=reason)
+                return
 
     async def _ask(self, peer: PeerId, round_: int, limit: int) -> tuple[list[wire.Certificate], dict[int, float]]:
         """Ask a member for certificates and losses; empty if it has none, or does not answer as it should."""
-        try:
+        with self._troubles(peer, "show certificates"):
             return await ask_page(self, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
-        except NetworkError as error:
-            self._miss(peer, round_, error)
-        except RemoteError as error:
-            self._charge(peer, "show certificates", error)
         return [], {}
+
+    @contextmanager
+    def _troubles(self, peer: PeerId, step: str) -> Iterator[None]:
+        """Note why a member does not show certificates, and go on."""
+        try:
+            yield
+        except NetworkError as error:
+            self._fail(peer)
+            self._node.telemetry.emit(
+                "head.unproven", peer=peer, step="watch a run", reason=str(error), round=self.chain.head.round
+            )
+        except RemoteError as error:
+            self._charge(peer, step, error)
 
     async def _folded(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Change the fold beside the event loop, and see it afterwards. Raises `RemoteError`."""

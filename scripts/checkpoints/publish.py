@@ -214,13 +214,15 @@ def _credit_of(
         bodies = Remembered(folder, signed.run_id, telemetry).bodies()
         ledger = OwnLedger.of(folder, charter_of(signed), telemetry)
     counted, first = Credits(), 1 if ledger is None else ledger.first
+    round_ = first
     while (
         ledger is not None
-        and (start := max(first, counted.round + 1)) <= last
-        and (page := ledger.page(start, min(wire.MAX_PAGE, last + 1 - start)).certificates)
+        and round_ <= last
+        and (page := ledger.page(round_, min(wire.MAX_PAGE, last + 1 - round_)).certificates)
     ):
         for data in page:
             counted.take(value_of(unpack_certificate(data)))
+        round_ += len(page)
     return counted.all(), first, {peer: body.name for peer, body in bodies.items() if body.name}
 
 

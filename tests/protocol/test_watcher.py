@@ -88,6 +88,7 @@ class FakeMember:
                     await trio.sleep_forever()
                 rounds = range(question.from_round, question.from_round + question.limit)
                 held = [it for it in self.chain if it.slot.round in rounds]
+                held = held if held and held[0].slot.round == question.from_round else []  # As a ledger answers.
                 losses = tuple(self.seen.get(it.slot.round, 0.0) for it in held)
                 return wire.LedgerPage(tuple(map(pack_certificate, held)), losses)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
-from flockstep.collectives.picture.fold import ChainFold, Sight, params_of
+from flockstep.collectives.picture.fold import ChainFold, params_of
 from flockstep.collectives.picture.picture import (
     Credit,
     MemberShown,
@@ -67,14 +67,14 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
     """Return the picture of a run that has seen everything: absences, flagged work, a falling loss, samples, credit."""
     chance = random.Random(seed)
     roster = crowd(peers)
-    fold = ChainFold(charter_of(SIGNED), lambda _: True)
+    fold = ChainFold(charter_of(SIGNED))
     before: wire.Certificate | None = None
     for number in range(1, rounds + 1):
         contributors = [place for place in range(peers) if chance.random() < 0.93] or [0]
         flagged = [contributors[0]] if chance.random() < 0.02 else []
         before = round_of(before, roster, contributors=contributors, flagged=flagged)
         loss = 2.0 + 8.0 * number**-0.3 + chance.gauss(0, 0.02)
-        fold.extend([before], Sight(BEGAN + ROUND_SECONDS * number, loss))
+        fold.extend([before], {number: loss}, BEGAN + ROUND_SECONDS * number)
     view = fold.view()
     electorate, head, rows = view.electorate, view.head, view.rows
     members = tuple(_member(it, place, head.round, electorate.votes.get(it.peer_id, 0)) for place, it in enumerate(roster))

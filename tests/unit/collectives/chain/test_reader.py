@@ -36,7 +36,8 @@ class Givers:
         self.asked.append(message.from_round)
         wanted = range(message.from_round, message.from_round + message.limit)
         found = [certificate for certificate in self.chains[peer] if certificate.slot.round in wanted]
-        return wire.LedgerPage(tuple(map(pack_certificate, found)))
+        is_held = bool(found) and found[0].slot.round == message.from_round  # A ledger shows no later ones instead.
+        return wire.LedgerPage(tuple(map(pack_certificate, found if is_held else ())))
 
     async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -111,6 +112,26 @@ async def test_a_page_is_paid_for_before_it_is_verified_and_reading_stops_when_t
     with pytest.raises(RemoteError):
         await reader.follow(held([]), "giver", 40, take)
     assert paid == [wire.MAX_PAGE] * 2
+
+
+@pytest.mark.parametrize("first", [1, 20])
+async def test_the_past_is_taken_by_its_hashes_down_to_the_first_round_that_is_asked_for(first: int) -> None:
+    past: list[wire.Certificate] = []
+
+    async def take(page: list[wire.Certificate], _: Mapping[int, float]) -> bool:
+        past[:0] = page
+        return True
+
+    assert await Givers(giver=CHAIN).reader().fill(CHAIN[38], first, "giver", take) == CHAIN[first - 1]
+    assert past == CHAIN[first - 1 : 38]
+    past.clear()
+    late = Givers(giver=CHAIN[33:])
+    assert await late.reader().fill(CHAIN[38], first, "giver", take) == CHAIN[33]
+    assert past == CHAIN[33:38]
+    for false in (chain_of(10, mark=b"another"), [*CHAIN[:5], replace(CHAIN[5], signatures=CHAIN[6].signatures), *CHAIN[6:]]):
+        with pytest.raises(RemoteError):
+            await Givers(giver=false).reader().fill(CHAIN[10], 1, "giver", take)
+    assert past == CHAIN[33:38]
 
 
 @pytest.mark.parametrize("first", [0, 20, 24])

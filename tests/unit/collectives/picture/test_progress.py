@@ -31,7 +31,7 @@ MODEL = bytes(31) + b"1"
 
 
 def view_of(times: Sequence[float | None]) -> ChainView:
-    fold = ChainFold(charter_of(SIGNED), lambda _: True)
+    fold = ChainFold(charter_of(SIGNED))
     fold.extend(CHAIN[: len(times)])
     view = fold.view()
     return replace(view, rows=tuple(replace(row, time=time) for row, time in zip(view.rows, times, strict=True)))
@@ -115,7 +115,7 @@ def test_a_flood_of_free_keys_hides_no_voter() -> None:
 
 
 def test_certificates_tell_of_flags_and_an_attempt_far_ahead_is_no_count() -> None:
-    fold = ChainFold(charter_of(SIGNED), lambda _: True)
+    fold = ChainFold(charter_of(SIGNED))
     roster = crowd(6)
     fold.extend([round_of(None, roster, contributors=[0, 5], flagged=[5])])
     (row,) = fold.view().recent

@@ -30,7 +30,6 @@ def test_credit_is_summed_over_the_certificates_that_list_it() -> None:
     for certificate in (first, second):
         found.take(value_of(certificate))
     assert found.all() == (PeerCredit(A, 180, 2), PeerCredit(C, 150, 1), PeerCredit(B, 40, 2))
-    assert found.round == 2
 
 
 TABLE = CreditTable(1, 2, (PeerCredit(A, 3000, 2), PeerCredit(B, 20, 1)), {A: NASTY, B: NASTY})
