@@ -132,7 +132,7 @@ BUDGETS: dict[str, int] = {
     "collectives/accountability": 1000,
     "collectives/agreement": 410,
     "collectives/allreduce": 2230,
-    "collectives/chain": 980,
+    "collectives/chain": 995,
     "collectives/driver": 910,
     "collectives/evaluation": 70,
     "collectives/light": 530,
