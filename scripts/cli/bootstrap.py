@@ -32,8 +32,6 @@ def bootstrap(
     tls_certificate: Annotated[Path | None, typer.Option(help="The certificate chain for --wss, a PEM file.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, a PEM file.")] = None,
     metrics: Metrics = "",
-    page: Annotated[str, typer.Option(help="HOST:PORT of a web page of its runs.  [default: none]")] = "",
-    keep: Annotated[str, typer.Option(help="A run's join link: keep that run, too.")] = "",
     follow: Annotated[
         list[str] | None, typer.Option(help="A link with &at=: follow that run from this certificate on; repeatable.")
     ] = None,
@@ -49,8 +47,6 @@ def bootstrap(
     Examples:
       flockstep bootstrap                           # on port 4001 of every interface
       flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
-      flockstep bootstrap --keep 'flockstep://…'    # and vote in that run, with a key of its own
-      flockstep bootstrap --page 127.0.0.1:9402     # and show its runs in a browser
       flockstep bootstrap --wss 0.0.0.0:443 --tls-certificate fullchain.pem --tls-key privkey.pem   # through HTTPS, too
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
@@ -59,14 +55,12 @@ def bootstrap(
     given = limits if exempt is None else {**limits, "exempt": tuple(exempt)}
     options = BootstrapOptions(
         via=tuple(via or ()),
-        keep=JoinLink.parse(keep) if keep else None,
         follow=tuple(map(JoinLink.parse, follow or ())),
         ws=ws,
         wss=wss,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         metrics=metrics,
-        page=page,
         limits=BootstrapLimits(**given),
     )
     echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")

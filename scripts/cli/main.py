@@ -52,6 +52,8 @@ GONE = {
     "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
     "agree": "the data of a run are those of its manifest; `[model] from` begins a run of others from its state",
     "bench adversary": "`flockstep bench robust` trains under attack, also a function of your own",
+    "bootstrap --keep": "start `flockstep keep LINK` beside it, with a home folder of its own",
+    "bootstrap --page": "`flockstep page LINK` serves the page of a run, on the bootstrap's host as anywhere",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
 """Verbs and options that are gone, and what to use instead."""
@@ -105,6 +107,7 @@ def main() -> None:
 def _refuse_gone(arguments: Sequence[str]) -> None:
     """Raise `UsageError` for a verb or an option that is gone."""
     given = [" ".join(arguments[:1]), " ".join(arguments[:2]), *(each.partition("=")[0] for each in arguments[1:])]
+    given += [f"{given[0]} {each}" for each in given[2:]]
     if gone := next((each for each in given if each in GONE), ""):
         raise UsageError(f"`{gone if gone.startswith('-') else f'flockstep {gone}'}` is gone", remedy=GONE[gone])
 

@@ -44,8 +44,7 @@ class Asset:
 class Assets:
     """The files of the page. What its HTML loads lies in a folder named by a hash of all of it."""
 
-    pages: Mapping[str, Asset]
-    """The HTML."""
+    html: Asset
     folder: str
     files: Mapping[str, Asset]
 
@@ -60,8 +59,8 @@ def load_assets() -> Assets:
     paths = sorted(path for path in (Path(__file__).parent / "static").iterdir() if path.suffix in TYPES)
     files = {path.name: asset_of(TYPES[path.suffix], path.read_bytes()) for path in paths if path.suffix != ".html"}
     folder = "static-" + hashlib.sha256("".join(each.digest for each in files.values()).encode()).hexdigest()[:16]
-    pages = {path.name: asset_of(TYPES[".html"], _filled(path, folder)) for path in paths if path.suffix == ".html"}
-    return Assets(pages, folder, files)
+    (html,) = (asset_of(TYPES[".html"], _filled(path, folder)) for path in paths if path.suffix == ".html")
+    return Assets(html, folder, files)
 
 
 def _filled(path: Path, folder: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The web server of the page: the newest pictures and the files, found by their names in memory.
+"""The web server of the page: the newest picture and the files, found by their names in memory.
 
 Theory of operation. Whoever has a picture publishes it; a browser asks for `picture.json` every two seconds with the entity
 tag of the one that it has, and gets a 304 where that is the newest. JSON is encoded and compressed once for each picture,
@@ -15,15 +15,12 @@ from typing import Self
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from ...peer.log.telemetry import Telemetry
-from ...peer.log.web import MAX_READERS, WebServer
+from ...peer.log.web import WebServer
 from .assets import Asset, load_assets
 from .shown import JsonValue, Page, packed
 
-PAGE_FILES = 2 * MAX_READERS
-"""The open files that the page takes at most: its connections, and those that wait to be accepted."""
-
 MOMENT = "max-age=1"
-"""How long a proxy may show a picture, a list or a page: so many viewers cost what one does."""
+"""How long a proxy may show a picture or a page: so many viewers cost what one does."""
 FOR_EVER = "max-age=31536000, immutable"
 """How long what is named by a hash may be kept."""
 
@@ -54,18 +51,14 @@ PLAIN = [*HEADERS, ("content-type", "text/plain")]
 
 
 class PageServer:
-    """A context: serves what is published at `HOST:PORT` until it is left. Raises `UsageError`, or `LocalError` for no port.
+    """A context: serves the page at `HOST:PORT` until it is left. Raises `UsageError`, or `LocalError` for no port."""
 
-    What is published under the empty name is at the root: one run, or, with `listing`, the list of those that have names.
-    """
-
-    def __init__(self, place: str, telemetry: Telemetry, *, root: JsonValue, listing: bool = False) -> None:
+    def __init__(self, place: str, telemetry: Telemetry, *, root: JsonValue) -> None:
         self._telemetry = telemetry
-        self._listing = listing
         self._assets = load_assets()
-        self._pages = {"": Page(root)}
-        self._pictures: dict[str, Asset] = {}
-        """The pages' pictures, as far as somebody has asked for them."""
+        self._page = Page(root)
+        self._picture: Asset | None = None
+        """The page's picture, once somebody has asked for it."""
         self._lock = threading.Lock()
         self._web = WebServer(place, self._answer, self._refused, option="--page")
         self.port = self._web.port
@@ -84,18 +77,11 @@ class PageServer:
     def __exit__(self, *_: object) -> None:
         self._web.__exit__()
 
-    def publish(self, page: Page, run: str = "") -> None:
-        """Show the newest picture of a run, or the newest list of runs; from any thread."""
+    def publish(self, page: Page) -> None:
+        """Show the newest picture of the run; from any thread."""
         with self._lock:
-            if run not in self._pages or not _says_the_same(self._pages[run], page):
-                self._pages[run] = page
-                self._pictures.pop(run, None)
-
-    def forget(self, run: str) -> None:
-        """Serve a run no more; from any thread."""
-        with self._lock:
-            self._pages.pop(run, None)
-            self._pictures.pop(run, None)
+            if not _says_the_same(self._page, page):
+                self._page, self._picture = page, None
 
     def _refused(self, reason: str) -> None:
         self._telemetry.emit("page.refused", step="request", reason=reason)
@@ -125,29 +111,19 @@ class PageServer:
 
     def _found(self, path: str) -> tuple[Asset, str] | None:
         """Return what a path names, and how long it may be kept."""
-        run, *rest = path.removeprefix("/").split("/")
-        if not rest or run == self._assets.folder:
-            run, rest = "", [run, *rest]
         with self._lock:
-            page = self._pages.get(run)
-            if page is None:
-                return None
-            match rest:
+            match path.removeprefix("/").split("/"):
                 case [""]:
-                    name = "runs.html" if self._listing and not run else "run.html"
-                    return self._assets.pages[name], MOMENT
+                    return self._assets.html, MOMENT
                 case ["picture.json"]:
-                    return self._picture(run, page), MOMENT
-                case [name] if page.older is not None and name == page.older_name:
-                    return page.older, FOR_EVER
+                    if self._picture is None:
+                        self._picture = packed({**self._page.picture, "older": self._page.older_name})
+                    return self._picture, MOMENT
+                case [name] if self._page.older is not None and name == self._page.older_name:
+                    return self._page.older, FOR_EVER
                 case [self._assets.folder, name] if name in self._assets.files:
                     return self._assets.files[name], FOR_EVER
         return None
-
-    def _picture(self, run: str, page: Page) -> Asset:
-        if run not in self._pictures:
-            self._pictures[run] = packed({**page.picture, "older": page.older_name})
-        return self._pictures[run]
 
 
 def _says_the_same(before: Page, page: Page) -> bool:

@@ -10,7 +10,7 @@ ask.
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from ...collectives.spec import charter_of
 from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.directory.server import DirectoryHost
 from ...dht.directory.store import Store
-from ...dht.keys import RUNS_KEY, run_key
+from ...dht.keys import run_key
 from ...dht.rendezvous import open_bootstrap_host
 from ...dht.run.admission import Charter
-from ...dht.run.link import MAX_VIA, JoinLink
-from ...dht.run.listing import MAX_RUN_LIST_BYTES, RunList
+from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...peer.address import split_p2p
 from ...peer.base.background import background
@@ -45,7 +44,6 @@ from ...peer.log.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figu
 from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.log.web import split_host_port
 from ...peer.quota.limits import BootstrapLimits
-from ...peer.wire.schema import decode
 from .terminal import ending_signals
 
 COMPANY_PERIOD = 30.0
@@ -62,17 +60,11 @@ class BootstrapOptions:
     via: tuple[Address, ...] = ()
     """Other bootstraps, with `/p2p/<their id>` behind."""
 
-    keep: JoinLink | None = None
-    """The run that it keeps, too, as a peer of its own below `<home>/keeper`; None for none."""
-
     follow: tuple[JoinLink, ...] = ()
     """Links with `&at=`: certificates from which it follows runs whose first ones no member has any more."""
 
     metrics: str = ""
     """HOST:PORT of the page for Prometheus; empty for none."""
-
-    page: str = ""
-    """HOST:PORT of the web page of its runs; empty for none."""
 
     ws: str = ""
     """HOST:PORT of WebSockets from a reverse proxy, which has the certificate; empty for none."""
@@ -102,7 +94,7 @@ class BootstrapOptions:
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
     """Serve until Ctrl-C, SIGTERM or SIGHUP; `say` my full addresses, one a line, once it accepts connections."""
-    _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
+    _allow_files(options.limits.connections + SPARE_FILES)
     telemetry = Telemetry(log_path(config.home))
 
     def ready(addresses: Sequence[str]) -> None:
@@ -157,12 +149,8 @@ async def _keep_locked(
             figures = partial(bootstrap_figures, host, directory, follower, telemetry)
             await nursery.start(show_in_loop, options.metrics, figures, telemetry)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
-        if options.page:
-            await nursery.start(partial(_show_pages, options, config, telemetry, directory, lists, addresses))
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
-        if options.keep is not None:
-            nursery.start_soon(_keep_too, options.keep, config, addresses)
         try:
             await trio.sleep_forever()
         finally:
@@ -174,57 +162,13 @@ def _known_charter(store: Store, run: str) -> Charter | None:
     return charter_of(SignedManifest.decode(entry.value, run)) if entry is not None else None
 
 
-async def _show_pages(
-    options: BootstrapOptions,
-    config: PeerConfig,
-    telemetry: Telemetry,
-    directory: KademliaDirectory,
-    lists: RunLists,
-    addresses: Sequence[Address],
-    *,
-    task_status: Any,
-) -> None:
-    """Serve the pages of the runs that the operator has named, and of those that their owners list; again after a bug."""
-    from ..page.page import RETRY_PERIOD
-    from ..page.runs import OfferedRuns, run_ids, serve_runs
-    from ..page.server import PageServer
-
-    assert directory.server is not None
-    store = directory.server.store
-    named = [link.run_id for link in (*options.follow, *([options.keep] if options.keep else []))]
-
-    def offer() -> OfferedRuns:
-        held = frozenset(run_ids(entry.key for entry in store if not entry.peer))
-        listed = decode(RunList, lists.answer(RUNS_KEY) or b"", max_bytes=MAX_RUN_LIST_BYTES).runs
-        return OfferedRuns(tuple(filter(held.__contains__, named)), tuple(one.run for one in listed if one.run in held))
-
-    visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
-    with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
-        task_status.started()
-        while True:
-            try:
-                await serve_runs(server, offer, addresses, visitor, telemetry)
-            except Exception as error:  # noqa: BLE001  The boundary of the page: without it the bootstrap serves all the same.
-                telemetry.emit("page.failed", step="show the runs", reason=repr(sole_error(error)))
-            await trio.sleep(RETRY_PERIOD)
-
-
 def _starts(options: BootstrapOptions) -> dict[str, Mark]:
     """Return where runs are followed from, as the operator's links say. Raises `UsageError`."""
     for link in options.follow:
         if link.at is None:
             remedy = "take the link with &at= that `flockstep run info` prints"
             raise UsageError(f"--follow {link.run_id}: the link names no certificate", remedy=remedy)
-    links = (*options.follow, *(() if options.keep is None else (options.keep,)))
-    return {link.run_id: Mark(*link.at) for link in links if link.at is not None}
-
-
-async def _keep_too(link: JoinLink, config: PeerConfig, addresses: Sequence[Address]) -> None:
-    """Keep a run beside the bootstrap, which is one of its own bootstraps."""
-    from .keep import keep_beside, with_bootstraps
-
-    keeper = replace(config, home=config.home / "keeper", announce=())
-    await keep_beside(with_bootstraps(link, addresses[: max(0, MAX_VIA - len(link.via))]), keeper)
+    return {link.run_id: Mark(*link.at) for link in options.follow if link.at is not None}
 
 
 async def _keep_company(
@@ -276,15 +220,6 @@ def _server_figures(server: BootstrapServer) -> Iterator[Figure]:
     for (step, reason), count in sorted(server.refusals.counts.items()):
         labels = {"step": step, "reason": reason}
         yield Figure("flockstep_refusals_total", "What was refused, and why.", count, labels)
-
-
-def _page_files(options: BootstrapOptions) -> int:
-    """Return how many open files the page takes at most."""
-    if not options.page:
-        return 0
-    from ..page.server import PAGE_FILES
-
-    return PAGE_FILES
 
 
 def _allow_files(needed: int) -> None:

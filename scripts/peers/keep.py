@@ -41,8 +41,6 @@ KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
 KEEPER_STAY_SECONDS = 120.0
 """Seconds that a keeper whose vote may be needed stays after Ctrl-C for one more round; a second one ends it at once."""
-KEEPER_RETRY_PERIOD = 30.0
-"""Seconds between two attempts of a keeper that goes on after errors to reach its run."""
 
 
 def keep(
@@ -92,20 +90,6 @@ def keep(
 def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
     """Return a link with further bootstraps. Raises `UsageError` for what is no address of one."""
     return JoinLink.parse(str(replace(link, via=tuple(dict.fromkeys((*link.via, *via))))))
-
-
-async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
-    """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
-    with closing(Telemetry(log_path(config.home))) as telemetry:
-        while True:
-            try:
-                await keep_run(link, config, telemetry, trio.Event())
-            except (FlockstepError, BaseExceptionGroup) as raised:
-                error = sole_error(raised)
-                if not isinstance(error, FlockstepError):
-                    raise
-                telemetry.emit("keeper.retry", step="keep", reason=str(error))
-                await trio.sleep(KEEPER_RETRY_PERIOD)
 
 
 async def keep_run(
@@ -222,7 +206,7 @@ def describe_keeping(event: Event) -> str:
             return f"{event.get('reason')}: waiting for one; of a new run the first peer that trains makes it"
         case "checkpoint.published":
             return f"round {event.get('round')} is published at {event.get('to')}"
-        case "keeper.retry" | "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+        case "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
         case "checkpoint.unpublished":
             return f"nothing is published: {event.get('reason')}"

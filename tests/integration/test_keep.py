@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.models.kept import save_tensors
 from flockstep.optim.models.registry import build_model
@@ -16,7 +15,7 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run
-from support.bootstraps import TINY_RUN, Bootstrap
+from support.bootstraps import TINY_RUN
 from support.commands import Command, flockstep
 
 KEEPERS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
@@ -109,28 +108,6 @@ def test_volunteers_take_the_state_that_the_owner_starts_the_run_from(bootstrap_
         started.append(peer)
         assert event_of(peer, "state.synced")["root"].startswith(root)
         event_of(peer, "round.done", 1)
-
-
-def test_a_bootstrap_keeps_a_run_too(tmp_path: Path, bootstrap_address: str) -> None:
-    toml = tmp_path / "run.toml"
-    toml.write_text(TINY_RUN + '[admission]\nvoters = "members"\n')
-    said: list[str] = []
-    config = PeerConfig(home=tmp_path / "anna", host="127.0.0.1", port=0)
-    link = create_run(toml, [bootstrap_address], config, said.append)
-    bootstrap = Bootstrap(tmp_path / "second", "--keep", link)
-    try:
-        assert bootstrap.address() != bootstrap_address
-        with processes() as started:
-            peer = join(link, tmp_path / "anna")
-            started.append(peer)
-            done = event_of(peer, "round.done", 2)
-            while len(done["roster"]) < 2:
-                done = event_of(peer, "round.done")
-            assert len(done["cut"]) == 1
-    finally:
-        bootstrap.kill()
-    folder = tmp_path / "second" / "keeper" / "runs" / JoinLink.parse(link).run_id
-    assert (folder / "ledger").exists()
 
 
 @pytest.mark.parametrize("rules", ["", f'keepers = "{KEEPERS[0]}"', 'authority = "owner"'])

@@ -401,16 +401,3 @@ def test_a_page_finds_its_server_again(opened: Open, run: FakeRun) -> None:
     with PageServer(place, Telemetry(), root=run.picture):
         expect(page.locator("#progress-text")).to_have_text(re.compile("^round 21 "))
         page.wait_for_selector("#live[data-state=live]")
-
-
-def test_the_list_of_runs_leads_to_each(opened: Open, run: FakeRun) -> None:
-    progress = {"round": 20, "rounds": 40, "state": "training"}
-    runs = [{"run": "bafyone", "name": "one <b>", "model": "gpt", "params": 1e6, **progress}]
-    with PageServer("127.0.0.1:0", Telemetry(), root={"runs": runs}, listing=True) as server:
-        server.publish(Page(run.picture), "bafyone")
-        page = opened(server.url)
-        lines = [line for line in page.inner_text("#runs").splitlines() if line]
-        assert lines == ["one <b>", "gpt, 1M parameters", "training", "round 20 of 40, 50 %"]
-        page.click("#runs a")
-        page.wait_for_selector("#people tbody tr")
-        assert page.url == f"{server.url}bafyone/"

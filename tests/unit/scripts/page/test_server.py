@@ -22,11 +22,12 @@ SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def serving(log: Path, *, listing: bool = False) -> Iterator[PageServer]:
-    with contextlib.closing(Telemetry(log)) as telemetry:
-        root = {"runs": []} if listing else FakeRun().picture
-        with PageServer("127.0.0.1:0", telemetry, root=root, listing=listing) as server:
-            yield server
+def serving(log: Path) -> Iterator[PageServer]:
+    with (
+        contextlib.closing(Telemetry(log)) as telemetry,
+        PageServer("127.0.0.1:0", telemetry, root=FakeRun().picture) as server,
+    ):
+        yield server
 
 
 @pytest.fixture
@@ -132,17 +133,6 @@ def test_what_is_named_by_a_hash_may_be_kept_and_a_picture_for_a_moment(page: Pa
         answer, body = asked(page, f"/{path}")
         assert (answer.status, answer.headers["cache-control"]) == (200, "max-age=31536000, immutable")
         assert body
-
-
-def test_a_bootstrap_shows_the_list_of_its_runs_and_each_run(tmp_path: Path) -> None:
-    with serving(tmp_path / "events.jsonl", listing=True) as page:
-        page.publish(Page(FakeRun().picture), "bafyone")
-        assert b"runs.js" in asked(page, "/")[1]
-        (script,) = re.findall(rb'src="(static-[0-9a-f]{16}/run.js)"', asked(page, "/bafyone/")[1])
-        assert asked(page, f"/bafyone/{script.decode()}")[0].status == 200
-        assert json.loads(asked(page, "/bafyone/picture.json")[1])["name"] == FakeRun().picture["name"]
-        page.forget("bafyone")
-        assert asked(page, "/bafyone/picture.json")[0].status == 404
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 40_000, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 70_000, b"\r\n" * 9])
