@@ -33,11 +33,6 @@ class OwnLedger:
         path = folder / LEDGER_FILE
         return cls(path, charter, telemetry) if path.exists() else None
 
-    @property
-    def first(self) -> int:
-        """The first round whose certificate is here."""
-        return self._ledger.first
-
     def page(self, round_: int, limit: int) -> wire.LedgerPage:
         """Return up to `limit` certificates from a round on, and losses that my peer has seen. Raises `LocalError`."""
         self._read_again()

@@ -20,7 +20,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ...collectives.chain.chain import ChainPosition
 from ...collectives.state.checkpoint_file import Checkpoint
 from ...collectives.vector.arrays import Floats
 from ...dht.run.manifest import SignedManifest
@@ -73,10 +72,8 @@ def export(
     tokenizer: str = "",
     to: str = "",
     model: str = "",
-) -> ChainPosition:
+) -> None:
     """Write the model of the checkpoint that `source` names (see `newest.find_checkpoint`) to the new folder `out`.
-
-    Returns its place in the run.
 
     `dtype` is that of the parameters, "" for each one's own. `base` is the model to merge an adapter into, a folder or a
     hub id. `tokenizer` is the file, folder or hub id of the tokenizer to save beside a transformers model, "" for that
@@ -128,7 +125,6 @@ def export(
     if to:
         open_target(to).put(out)
         write_line(f"uploaded to {to}")
-    return checkpoint.place
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Where a model may be put: a repository of the Hugging Face hub, or a prefix in a bucket of S3 or of a compatible service.
 
-Theory of operation. What is put is there whole, or not at all. A repository gets one commit, whose large files the hub holds
-before it. In a bucket a named folder gets its files first and `latest.json`, which names it and them, last; so a reader of
-`latest.json` finds a whole model. An upload that was cut goes on: neither target is sent a file again that it has.
+A repository gets one commit, whole or not at all, whose large files the hub holds before it. An upload that was cut goes on:
+neither target is sent a file again that it has.
 
 The one user of `boto3`, and of `huggingface_hub` but for reading. Both find the credentials by themselves, in the
 environment or where their own login has put them; this program never reads them.
@@ -10,7 +9,6 @@ environment or where their own login has put them; this program never reads them
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -23,7 +21,6 @@ from ...peer.base.install import how_to_install
 
 PACKAGES = {"s3": ("boto3", how_to_install("s3")), "hf": ("huggingface_hub", how_to_install("hf"))}
 """By the scheme of the target: the required package, and how to install it."""
-POINTER = "latest.json"
 DATASETS = "datasets/"
 """What the names of datasets of the hub begin with."""
 CONNECT_SECONDS = 20.0
@@ -37,11 +34,8 @@ class Target(Protocol):
     def check(self) -> None:
         """Find out whether it is there and may be written, before anything large is made."""
 
-    def put(self, folder: Path, name: str = "") -> str:
-        """Put the files of a folder there. `name` is that of a version, which replaces the newest one once it is whole.
-
-        Return their name at this commit, `hf://…`; empty where there are no commits.
-        """
+    def put(self, folder: Path) -> str:
+        """Put the files of a folder there. Return their name at this commit, `hf://…`; empty where there are no commits."""
 
 
 def check_target(to: str) -> None:
@@ -92,7 +86,7 @@ class _Repository:
             self._hub.create_repo(self._name, repo_type=self._kind, exist_ok=True)
             self._hub.auth_check(self._name, repo_type=self._kind, write=True)
 
-    def put(self, folder: Path, name: str = "") -> str:
+    def put(self, folder: Path) -> str:
         self.check()
         with _in_one_line(self._to):
             done = self._hub.upload_folder(
@@ -100,7 +94,6 @@ class _Repository:
                 repo_type=self._kind,
                 folder_path=str(folder),
                 path_in_repo=self._inside or None,
-                commit_message=name or None,
             )
         kind, inside = DATASETS if self._kind == "dataset" else "", f"/{self._inside}" if self._inside else ""
         return f"hf://{kind}{self._name}@{done.oid}{inside}"
@@ -122,22 +115,13 @@ class _Bucket:
         with _in_one_line(self._to):
             self._client.head_bucket(Bucket=self._bucket)
 
-    def put(self, folder: Path, name: str = "") -> str:
-        files = {}
+    def put(self, folder: Path) -> str:
         for path in sorted(folder.iterdir()):
-            place, digest = self._key(name, path.name), _sha256(path)
+            place, digest = "/".join(filter(None, (self._prefix, path.name))), _sha256(path)
             with _in_one_line(self._to):
                 if self._digest_at(place) != digest:
                     self._client.upload_file(str(path), self._bucket, place, ExtraArgs={"Metadata": {"sha256": digest}})
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
-        if name:
-            pointer = json.dumps({"folder": name, "files": files}, indent=1).encode()
-            with _in_one_line(self._to):
-                self._client.put_object(Bucket=self._bucket, Key=self._key("", POINTER), Body=pointer)
         return ""
-
-    def _key(self, *parts: str) -> str:
-        return "/".join(filter(None, (self._prefix, *parts)))
 
     def _digest_at(self, key: str) -> str:
         """Return the digest that an earlier upload has written beside an object; empty if there is none."""

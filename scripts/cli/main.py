@@ -49,6 +49,8 @@ GONE = {
     "--log": "`--metrics` has the curves for Prometheus, `--json` and events.jsonl in the home folder every event",
     "--phase-s": "the steps of `bench utilization` take given times",
     "--picture": "`bench outer --json` has the curves",
+    "--publish": "`flockstep export HOME FOLDER --to hf://org/name` uploads the newest state of a keeper",
+    "--publish-every": "run `flockstep export HOME FOLDER --to …` as often as you like, as from cron",
     "--stop-after": "`flockstep simulate --at round=2,after=Have,stall=owner` lets a peer fall silent",
     "agree": "the data of a run are those of its manifest; `[model] from` begins a run of others from its state",
     "bench adversary": "`flockstep bench robust` trains under attack, also a function of your own",
@@ -328,23 +330,18 @@ def keep(
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     metrics: Metrics = "",
-    publish: Annotated[
-        str, typer.Option(help="Publish checkpoints as models: hf://org/name or s3://bucket/prefix; needs torch.")
-    ] = "",
-    publish_every: Annotated[int, typer.Option(min=1, help="Of how many checkpoints one is published.")] = 1,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Hold a run's state, vote and serve newcomers, without training.
 
-    It needs no GPU, and no torch but to publish. Its vote counts where the run's manifest says so.
+    It needs no GPU, and no torch. Its vote counts where the run's manifest says so.
 
     \b
     Examples:
       flockstep keep 'flockstep://…?via=…'
       flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
-      HF_TOKEN=… flockstep keep 'flockstep://…?via=…' --publish hf://me/my-run
     """
     from ..peers.keep import keep as keep_run
     from ..volunteer.preferences import load_preferences
@@ -355,17 +352,7 @@ def keep(
     config = replace(config, invite=invite, resume=resume, max_up=limits.max_up, max_down=limits.max_down)
     config = replace(config, name=preferred.name if name is None else name)
     link = _link_of(link, via or preferred.bootstraps, config)
-    keep_run(
-        link,
-        config,
-        echo,
-        via=via or (),
-        as_json=as_json,
-        yes=yes,
-        metrics=metrics,
-        publish=publish,
-        publish_every=publish_every,
-    )
+    keep_run(link, config, echo, via=via or (), as_json=as_json, yes=yes, metrics=metrics)
 
 
 @app.command()

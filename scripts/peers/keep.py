@@ -30,8 +30,6 @@ from ...peer.identity import Identity, identity_path
 from ...peer.log.metrics import EventFigures, Figure, Figures, show_in_loop, traffic_figures
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ...peer.log.web import split_host_port
-from ..checkpoints.publish import Publisher, check_publishing
-from ..checkpoints.upload import check_target
 from ..watch.story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
 from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
@@ -52,18 +50,14 @@ def keep(
     as_json: bool = False,
     yes: bool = False,
     metrics: str = "",
-    publish: str = "",
-    publish_every: int = 1,
 ) -> None:
     """Keep a run until Ctrl-C, SIGTERM or SIGHUP. Raises `FlockstepError`, or `KeyboardInterrupt` at the end.
 
     Before the first time its user is asked, if there is a terminal and `yes` is not the answer already. `via` are
-    addresses of further bootstraps, `metrics` is the place of a page for Prometheus. Of `publish_every` checkpoints one
-    is published at the target `publish` (`scripts.checkpoints.publish`).
+    addresses of further bootstraps, `metrics` is the place of a page for Prometheus.
     """
     if metrics:
         split_host_port(metrics)
-    check_target(publish)
     link = with_bootstraps(JoinLink.parse(link_text), via)
     reader = None if as_json else terminal_reader()
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
@@ -73,15 +67,11 @@ def keep(
             me = Identity.load_or_create(identity_path(config.home)).peer_id
             if signed.manifest.owner != me:
                 telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
-        publisher = None
-        if publish:
-            check_publishing(signed, publish)
-            publisher = Publisher(link, config.home, publish, publish_every, telemetry)
         if not as_json and (missing := voteless(signed, link, me, config, telemetry)):
             say(missing)
         telemetry.subscribe(KeepingLines(say, as_json=as_json).show)
         try:
-            trio.run(_keep_until_signal, link, config, telemetry, metrics, publisher)
+            trio.run(_keep_until_signal, link, config, telemetry, metrics)
         except (FlockstepError, BaseExceptionGroup) as error:
             raise sole_error(error) from None
     raise KeyboardInterrupt
@@ -129,9 +119,7 @@ def keeper_figures(host: Host, telemetry: Telemetry) -> Figures:
     return read
 
 
-async def _keep_until_signal(
-    link: JoinLink, config: PeerConfig, telemetry: Telemetry, metrics: str, publisher: Publisher | None
-) -> None:
+async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Telemetry, metrics: str) -> None:
     stop, patience = trio.Event(), KEEPER_STAY_SECONDS
     with trio.CancelScope() as scope:
         async with background() as nursery:
@@ -148,8 +136,6 @@ async def _keep_until_signal(
                         scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
 
             await nursery.start(leave_on_signal)
-            if publisher is not None:
-                nursery.start_soon(publisher.run)
             await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
 
 
@@ -204,12 +190,8 @@ def describe_keeping(event: Event) -> str:
             return f"continues from round {event.get('round')}, restored from this computer's disk"
         case "state.awaited":
             return f"{event.get('reason')}: waiting for one; of a new run the first peer that trains makes it"
-        case "checkpoint.published":
-            return f"round {event.get('round')} is published at {event.get('to')}"
         case "layout.unpinned" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
-        case "checkpoint.unpublished":
-            return f"nothing is published: {event.get('reason')}"
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]
             cut = event.get("cut")

@@ -27,12 +27,13 @@ def test_a_linter_finds_nothing_in_a_container_file(path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(("name", "extras"), [("peer.lock", ["hf", "gpu"]), ("cpu.lock", ["hf"]), ("bootstrap.lock", [])])
+@pytest.mark.parametrize(
+    ("name", "extras"), [("peer.lock", ["hf", "s3", "gpu"]), ("cpu.lock", ["hf", "s3"]), ("bootstrap.lock", [])]
+)
 def test_a_lock_names_every_dependency_in_its_tested_version_with_hashes(name: str, extras: list[str]) -> None:
     locked, tested = versions(CONTAINERS / name), versions(ROOT / "constraints.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], "boto3", "huggingface_hub"]  # What `keep --publish` uploads with.
-    asked += [each for extra in extras for each in project["optional-dependencies"][extra]]
+    asked = project["dependencies"] + [each for extra in extras for each in project["optional-dependencies"][extra]]
     needed = {re.split(r"[=><]", each)[0].replace("_", "-") for each in asked}
     assert needed - locked.keys() == ({"torch"} if name != "peer.lock" else set()), "start scripts/containers/lock"
     assert {package: locked[package] for package in locked.keys() & tested.keys()} == {
