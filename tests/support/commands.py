@@ -27,9 +27,10 @@ from flockstep.peer.process import bridge
 PRELOADED = (
     __name__,
     "typer._adapters",  # The first parameter of a command imports it, for a fifth of a second.
-    *(f"flockstep.optim.{name}" for name in ("trainer", "member.participant", "data.streams")),
-    *(f"flockstep.scripts.{name}" for name in ("bootstrap", "cli.main", "evaluate", "join", "keep", "page.runs", "runs.run")),
-    *(f"flockstep.scripts.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),
+    *(f"flockstep.optim.{name}" for name in ("train.trainer", "member.participant", "packing.pack")),
+    *(f"flockstep.scripts.{name}" for name in ("cli.main", "page.runs", "runs.run", "checkpoints.evaluate")),
+    *(f"flockstep.scripts.peers.{name}" for name in ("bootstrap", "join", "keep")),
+    *(f"flockstep.scripts.lab.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),
 )
 
 STEP_SECONDS = 0.2
@@ -103,6 +104,9 @@ def _run(
     forks: bool,
 ) -> None:
     """What the forked process does."""
+    # The fork server ignores an ImportError, and each command would import those modules again: 4 CPU seconds for `join`.
+    missing = set(PRELOADED) - set(sys.modules)
+    assert not missing, f"the fork server could not import {missing}"
     if new_session:
         os.setsid()
     vars(owner_log)["OWNER_PERIOD"] = OWNER_PERIOD
