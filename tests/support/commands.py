@@ -28,7 +28,7 @@ PRELOADED = (
     __name__,
     "typer._adapters",  # The first parameter of a command imports it, for a fifth of a second.
     *(f"flockstep.optim.{name}" for name in ("train.trainer", "member.participant", "packing.pack")),
-    *(f"flockstep.scripts.{name}" for name in ("cli.main", "page.runs", "runs.run", "checkpoints.evaluate")),
+    *(f"flockstep.scripts.{name}" for name in ("cli.main", "page.page", "runs.run", "checkpoints.evaluate")),
     *(f"flockstep.scripts.peers.{name}" for name in ("bootstrap", "join", "keep")),
     *(f"flockstep.scripts.lab.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import PRELOADED
 from support.sources import FILES, FLOORS, NAMES, ROOT, calls, nodes, parsed
 
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -519,6 +520,11 @@ def test_texts_reach_a_terminal_through_few_doors() -> None:
 def test_one_file_writes_atomically_and_the_others_use_it() -> None:
     called = {name: {function for function, _ in calls(name)} for name in NAMES}
     assert {call: {name for name in NAMES if call in called[name]} for call in WRITERS} == WRITERS
+
+
+def test_what_commands_of_the_tests_are_forked_with_exists() -> None:
+    ours = [name.removeprefix("flockstep.").replace(".", "/") for name in PRELOADED if name.startswith("flockstep.")]
+    assert {f"{name}.py" for name in ours} <= set(NAMES)
 
 
 def test_python_m_flockstep_is_the_command() -> None:
