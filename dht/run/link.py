@@ -73,11 +73,6 @@ class JoinLink:
         return cls(run_id, via, next(iter(ats), None))
 
 
-def is_link(text: str) -> bool:
-    """Return True for a text that is meant as a link, well formed or not, and not as the name of a run."""
-    return "://" in unquote(text)
-
-
 def _parse_at(item: str) -> tuple[int, bytes]:
     found = _AT.fullmatch(item.removeprefix("at=").lower())
     if found is None:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from ...peer.base.config import DEFAULT_PORT, PeerConfig, default_home
+from ...peer.base.config import DEFAULT_PORT, default_home
 from ...peer.base.errors import FlockstepError, UsageError
 from ..peers.terminal import outlive_terminal
 from ..volunteer.policy import MAX_CELSIUS, MAX_WATTS
@@ -35,7 +35,6 @@ from .options import (
     PlanPeers,
     PlanRate,
     Port,
-    RunArgument,
     Upnp,
     Via,
     config_of,
@@ -56,6 +55,7 @@ GONE = {
     "bench adversary": "`flockstep bench robust` trains under attack, also a function of your own",
     "bootstrap --keep": "start `flockstep keep LINK` beside it, with a home folder of its own",
     "bootstrap --page": "`flockstep page LINK` serves the page of a run, on the bootstrap's host as anywhere",
+    "join --via": "the link names the bootstraps; `flockstep runs --via ADDRESS` prints the links of listed runs",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
 }
 """Verbs and options that are gone, and what to use instead."""
@@ -143,8 +143,7 @@ app.command()(bootstrap)
 
 @app.command()
 def join(
-    link: RunArgument,
-    via: Via = None,
+    link: LinkArgument,
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
@@ -197,7 +196,6 @@ def join(
     \b
     Examples:
       flockstep join 'flockstep://…?via=…'
-      flockstep join some-run --via /ip4/…          # a listed run, by its name
       flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
       flockstep join 'flockstep://…?via=…' --max-up 10 --hours 22-7 --when-idle
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
@@ -230,17 +228,7 @@ def join(
         max_watts=limits.max_watts,
         metrics=metrics,
     )
-    join_run(_link_of(link, via or preferred.bootstraps, config), config, echo, options)
-
-
-def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
-    from ...dht.run.link import is_link
-
-    if is_link(text):  # Else a name, for which a bootstrap is asked.
-        return text
-    from ..runs.listed import link_of
-
-    return link_of(text, via, replace(config, port=0))
+    join_run(link, config, echo, options)
 
 
 @app.command()
@@ -318,7 +306,7 @@ def resume(home: Home = None) -> None:
 
 @app.command()
 def keep(
-    link: RunArgument,
+    link: LinkArgument,
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
@@ -351,7 +339,6 @@ def keep(
     limits = preferred.override(max_up=max_up, max_down=max_down)
     config = replace(config, invite=invite, resume=resume, max_up=limits.max_up, max_down=limits.max_down)
     config = replace(config, name=preferred.name if name is None else name)
-    link = _link_of(link, via or preferred.bootstraps, config)
     keep_run(link, config, echo, via=via or (), as_json=as_json, yes=yes, metrics=metrics)
 
 

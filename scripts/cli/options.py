@@ -17,7 +17,6 @@ MaxDown = Annotated[float | None, typer.Option(help="Receive at most so many Mbi
 Metrics = Annotated[str, typer.Option(help="[HOST:]PORT of a page for Prometheus.  [default: none]")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors; else as in config.toml.")]
-RunArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes, or the name of a listed run.")]
 Via = Annotated[list[str] | None, typer.Option(help="Address of a bootstrap to ask for listed runs; repeatable.")]
 PlanPeers = Annotated[int | None, typer.Option(help="Of the plan: how many peers train.")]
 PlanGpu = Annotated[str | None, typer.Option(help="Of the plan: their GPU, such as 4090, t4 or a100.")]

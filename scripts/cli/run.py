@@ -88,7 +88,7 @@ def list_(
 ) -> None:
     """List a run of yours at its bootstraps.
 
-    `flockstep runs` then shows it to everybody, and its name is enough to join.
+    `flockstep runs` then shows it to everybody.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ import typer
 
 from ...peer.base.config import PeerConfig
 from .echo import echo
-from .options import RunArgument, config_of
+from .options import LinkArgument, config_of
 
 app = typer.Typer(
     help="Let this computer start a peer by itself, as a service.",
@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Option(help="The name of the service, if there are s
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def install(
     context: typer.Context,
-    link: RunArgument,
+    link: LinkArgument,
     name: Name = "flockstep",
     as_root: Annotated[bool, typer.Option("--as-root", help="Install it for root, if you are.")] = False,
     only_print: Annotated[bool, typer.Option("--print", help="Write the file to stdout, and do nothing.")] = False,
@@ -30,8 +30,7 @@ def install(
 
     All options of `flockstep join` may follow the link.
 
-    The run is shown and asked about now, as `join` would: a service has no terminal. A name is looked up now, once: the
-    service joins that run, whatever has its name later.
+    The run is shown and asked about now, as `join` would: a service has no terminal.
 
     \b
     Examples:
@@ -42,8 +41,9 @@ def install(
     from ..volunteer.service import peer_command, service_of, text_of
 
     given = check_join(context, [link, *context.args])
-    arguments = [resolved(link, given, only_print=only_print), *context.args]
-    service = service_of(name, peer_command(arguments))
+    if not (only_print or given["yes"]):
+        agree(link, given)
+    service = service_of(name, peer_command([link, *context.args]))
     if only_print:
         for line in text_of(service).splitlines():
             echo(line)
@@ -78,39 +78,27 @@ def log(name: Name = "flockstep") -> None:
     show_log(service_of(name), echo)
 
 
-def resolved(text: str, given: dict[str, Any], *, only_print: bool) -> str:
-    """Return the join link of a run, after its user has agreed to it: the service starts where nobody can be asked.
-
-    A link that is only printed is not looked up: nothing starts from that.
-    """
-    from ...dht.run.link import JoinLink, is_link
+def agree(link: str, given: dict[str, Any]) -> None:
+    """Let the user agree to the run of a link: its service starts where nobody can be asked."""
+    from ...dht.run.link import JoinLink
     from ..peers.agree import Agreement, terminal_reader
-    from ..runs.listed import manifest_of, run_of
-    from ..volunteer.preferences import load_preferences
+    from ..runs.listed import manifest_of
 
     config = config_of(given["home"], host=given["host"], port=0, announce=given["announce"], upnp=given["upnp"])
     config = replace(config, data=given["data"])
-    if not is_link(text):
-        run = run_of(text, given["via"] or load_preferences(config.home).bootstraps, config)
-        text, signed = run.link, run.signed
-    elif only_print or given["yes"]:
-        return text
-    else:
-        signed = manifest_of(JoinLink.parse(text), config)
-    Agreement(config, partial(echo, err=True), terminal_reader(), given["yes"]).agree(signed)
-    return text
+    signed = manifest_of(JoinLink.parse(link), config)
+    Agreement(config, partial(echo, err=True), terminal_reader(), yes=False).agree(signed)
 
 
 def check_join(context: typer.Context, arguments: list[str]) -> dict[str, Any]:
     """Raise what `flockstep join` would raise for these arguments before it looks at the network; returns its options."""
-    from ...dht.run.link import JoinLink, is_link
+    from ...dht.run.link import JoinLink
     from ..volunteer.hours import Hours
 
     command = context.find_root().command
     join = command.get_command(context.find_root(), "join")  # type: ignore[attr-defined]  # The root is a group.
     given: dict[str, Any] = join.make_context("join", list(arguments), parent=context.find_root()).params
-    if is_link(given["link"]):
-        JoinLink.parse(given["link"])
+    JoinLink.parse(given["link"])
     PeerConfig(max_up=given["max_up"] or 0.0, max_down=given["max_down"] or 0.0, port=given["port"])
     if given["hours"]:
         Hours.parse(given["hours"])

@@ -5,7 +5,6 @@ bootstrap's word. It has checked the certificates up to that round where it foll
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +16,7 @@ import trio
 from ...dht.directory.interface import AsksOneServer, Directory
 from ...dht.keys import RUNS_KEY, listing_key, run_key
 from ...dht.rendezvous import find_manifest, visit
-from ...dht.run.link import MAX_VIA, JoinLink, is_link
+from ...dht.run.link import MAX_VIA, JoinLink
 from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...optim.member.reach import as_revised
@@ -36,7 +35,6 @@ from ..peers.agree import WHO_MAY_JOIN
 
 ANY_RUN = "a" * 52
 """In a link that only names bootstraps."""
-RUN_ID = re.compile(r"[a-z2-7]{52}")
 MANIFESTS_AT_ONCE = 8
 MANIFESTS_SECONDS = 30.0
 """The longest that all manifests together may take: a bootstrap can invent runs that nobody has."""
@@ -58,13 +56,7 @@ class FoundRuns:
 
     runs: tuple[FoundRun, ...]
     missing: int
-    """Listed runs of which no manifest came: each could have any name.
-
-    A run is none of them that its bootstrap does not hold though it lists it, nor one that less than half of the
-    bootstraps list: otherwise one of them could invent runs, and nobody would join any by its name.
-    """
-    silent: tuple[PeerId, ...] = ()
-    """The bootstraps that list these and do not answer."""
+    """Listed runs of which no manifest came."""
 
 
 def show_runs(via: Sequence[Address], config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
@@ -160,7 +152,7 @@ async def find_listed(directory: Directory, link: JoinLink, telemetry: Telemetry
         for one in runs:
             listed.setdefault(one.run, {})[server] = one
     found: list[FoundRun] = []
-    known: set[str] = set()
+    missing = set(listed)
     silent: set[PeerId] = set()
     slots = trio.Semaphore(MANIFESTS_AT_ONCE)
 
@@ -168,10 +160,8 @@ async def find_listed(directory: Directory, link: JoinLink, telemetry: Telemetry
         async with slots:
             signed = await _manifest_of(directory, run, entries, silent, telemetry)
         if signed is None:
-            if silent.isdisjoint(entries) or 2 * len(entries) < len(answered):
-                known.add(run)
             return
-        known.add(run)
+        missing.discard(run)
         one, reason = best_listed(entries.values(), signed.manifest.owner, time.time())
         if one is None:
             telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {reason}")
@@ -186,7 +176,7 @@ async def find_listed(directory: Directory, link: JoinLink, telemetry: Telemetry
         reason = f"not all of {len(listed)} manifests were found within {MANIFESTS_SECONDS:g} s"
         telemetry.emit("listing.ignored", step="list runs", reason=reason)
     found.sort(key=lambda run: (run.signed.manifest.name, run.signed.run_id))
-    return FoundRuns(tuple(found), len(listed) - len(known), tuple(sorted(silent)))
+    return FoundRuns(tuple(found), len(missing))
 
 
 def best_listed(entries: Iterable[ListedRun], owner: PeerId, now: float) -> tuple[ListedRun | None, str]:
@@ -259,41 +249,6 @@ def manifest_of(link: JoinLink, config: PeerConfig) -> SignedManifest:
 
     with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
         return visit(link, config, telemetry, fetch)
-
-
-def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:
-    """Return a join link: the given one, or that of the only listed run of this name or id. Raises `FlockstepError`."""
-    return text if is_link(text) else run_of(text, via, config).link
-
-
-def run_of(text: str, via: Sequence[Address], config: PeerConfig) -> FoundRun:
-    """Return the only listed run of this name or id. Raises `FlockstepError`."""
-    if not via:
-        raise UsageError(
-            plain_text(f"{text!r} is not a whole join link, and no bootstrap is known that could list a run of that name"),
-            remedy=f"copy the whole link again, and give it between single quotes, or {NO_BOOTSTRAP}",
-        )
-    return only_match(text, find_runs(via, config))
-
-
-def only_match(text: str, found: FoundRuns) -> FoundRun:
-    """Return the only run of this name, or of this id: what has the form of an id is no name. Raises `FlockstepError`."""
-    by_id = RUN_ID.fullmatch(text) is not None
-    matches = [run for run in found.runs if text == (run.signed.run_id if by_id else run.signed.manifest.name)]
-    if found.missing and not (by_id and matches):
-        reason = f"of {found.missing} runs that these bootstraps list the manifest was not found, and one may be {text!r}"
-        remedy = "join by its link flockstep://…, or try again later"
-        if found.silent:
-            remedy += f"; or leave {', '.join(found.silent)} out, which did not answer, by naming the others with --via"
-        raise NetworkError(plain_text(reason), remedy=plain_text(remedy))
-    if len(matches) > 1:
-        ids = ", ".join(f"{run.signed.run_id} of {run.signed.manifest.owner}" for run in matches)
-        remedy = "ask its owner for the id, and join by that; `flockstep runs` shows both"
-        raise UsageError(plain_text(f"{len(matches)} runs have the name {text!r}: {ids}"), remedy=remedy)
-    if not matches:
-        remedy = "`flockstep runs` shows those that are; a run that is not listed needs its link flockstep://…"
-        raise UsageError(f"no run {text!r} is listed by these bootstraps", remedy=remedy)
-    return matches[0]
 
 
 def list_run(text: str, config: PeerConfig, say: Callable[[str], None], *, listed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Finding runs: an owner lists one, a bootstrap shows it, and a volunteer joins it by its name."""
+"""Finding runs: an owner lists one, and a bootstrap shows it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.scripts.cli.main import app
-from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
+from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, list_run, show_runs
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN, kept
 from support.commands import Command
@@ -83,14 +83,12 @@ def test_the_program_of_the_readme_trains_and_prints_its_rounds(
     assert [line.split(":")[0] for line in lines] == ["round 1", "round 2"]
 
 
-def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
+def test_a_listed_run_is_found_with_the_line_that_joins_it(
     publish: Callable[..., str], bootstrap_address: str, tmp_path: Path
 ) -> None:
     me, via, said = config(tmp_path / "volunteer"), (bootstrap_address,), list[str]()
     links = [publish(TINY_RUN, owner) for owner in ("anna", "bert")]
     assert find_runs(via, me) == FoundRuns((), 0)
-    with pytest.raises(UsageError, match="no run 'tiny' is listed"):
-        link_of("tiny", via, me)
     with pytest.raises(UsageError, match="only its owner"):
         list_run(links[0], config(tmp_path / "bert"), said.append, listed=True)
 
@@ -98,8 +96,6 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
     assert "listed for a week" in said[-1]
     (run,) = awaited(via, me, 1)
     assert run.signed.run_id == JoinLink.parse(links[0]).run_id
-    assert link_of("tiny", via, me) == links[0]
-    assert link_of(links[1], (), me) == links[1]
     show_runs(via, me, said.append, as_json=True)
     (figures,) = json.loads(said[-1])
     assert (figures["name"], figures["round"], figures["followed"]) == ("tiny", 0, False)
@@ -107,24 +103,13 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
     show_runs(via, me, said.append, as_json=False)
     assert f"    flockstep join '{links[0]}'" in said
 
-    shared = ["--via", bootstrap_address, "--home", str(me.home), "--host", "127.0.0.1", "--no-upnp"]
-    printed = CliRunner().invoke(app, ["service", "install", "tiny", *shared, "--yes", "--print"])
-    assert printed.exit_code == 0, printed.output
-    assert "".join(word.replace("%", "%%") for word in links[0]) in printed.stdout
-    assert 'The run "tiny", which you join for the first time' in printed.stderr
-
-    # A whole link is asked about as well: the service starts where nobody can be asked.
+    # The service starts where nobody can be asked.
     alone = ["--home", str(tmp_path / "another"), "--host", "127.0.0.1", "--no-upnp"]
     installed = CliRunner().invoke(app, ["service", "install", links[0], *alone], env={"PATH": ""})
     assert "there is no terminal to ask on" in str(installed.exception)
 
     list_run(links[1], config(tmp_path / "bert"), said.append, listed=True)
     awaited(via, me, 2)
-    with pytest.raises(UsageError, match="2 runs have the name 'tiny'") as raised:
-        link_of("tiny", via, me)
-    for link in links:
-        assert JoinLink.parse(link).run_id in str(raised.value)
-        assert link_of(JoinLink.parse(link).run_id, via, me) == link
 
     list_run(links[0], config(tmp_path / "anna"), said.append, listed=False)
     assert awaited(via, me, 1)[0].signed.run_id == JoinLink.parse(links[1]).run_id
