@@ -68,5 +68,6 @@ set_up_environment() {
     # Modules are compiled when they are first imported: compiling all of them takes longer than the installation.
     { "$python" -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".$extras" || printf failed; } |
         show_progress || fail 'The installation failed; pip says why above. With the network back, start the same command again.'
+    "$python" -c 'import flockstep.optim.train.trainer' # Processes that start together would each compile the same modules.
     printf '%s' "$wanted" >"$stamp"
 }
