@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round_into
-from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.optim.member import client
 from flockstep.optim.member.border import (
     AttachVectors,
@@ -137,7 +136,8 @@ class Peer(Participant):
             LIARS[name](self, **options)
         else:
             self._attack = attackers.fresh()
-            self.averager._choice = CodecChoice(careless(self.averager._spec.contribution))
+            spec = self.averager._spec
+            self.averager._spec = replace(spec, contribution=careless(spec.contribution), settings=None)
 
     @property
     def averager(self) -> Averager:

@@ -19,7 +19,6 @@ from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
-from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import OuterState, decode_outputs
 from flockstep.optim.step.outer import OuterSettings
@@ -61,8 +60,6 @@ class SimPeer:
     """The norm of the common direction, relative to that of a peer's own."""
     lost: set[str] = field(default_factory=set)
     """The peers that it has lost, which it does not wait for."""
-    phase_seconds: float = math.inf
-    """The duration that its inner phases state."""
     patience: float = 0.0
     """The seconds to its next round, where it trains on while this one runs."""
     trains: bool = True
@@ -91,7 +88,7 @@ class SimPeer:
             steps=10,
             loss=1.0,
             grace=1.0,
-            seconds=self.phase_seconds,
+            seconds=math.inf,
             patience=self.patience,
         )
         codec = codec_named(self.codec)
@@ -217,8 +214,8 @@ async def _run_rounds(
         spec = Spec(
             run=RUN,
             num_cells=cells,
-            contribution=codecs_named(codec.split()),
-            output=codec_named(codec.split()[0]),
+            contribution=codec_named(codec.split("/")[0], contributed=True),
+            output=codec_named(codec.split("/")[-1]),
             min_peers=min_peers,
             floor=2.0,
             ceiling=60.0,
@@ -235,7 +232,7 @@ async def _run_rounds(
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split()[0], archive, events, lost=lost)
+        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split("/")[-1], archive, events, lost=lost)
         sim.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
             telemetry.subscribe(lambda event: hook(swarm, sim, event))

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 from flockstep.collectives.chain import ledger as ledger_module
-from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.chain.chain import NOTHING, ChainLink
 from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack_certificate, unpack_certificate
 from flockstep.peer import wire
@@ -15,7 +14,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log.file import read_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.certificates import LONE, RUN, certify, decided, grow
+from support.certificates import LONE, certify, grow
 from support.ledgers import named, open_ledger, rounds_in, write
 
 CHAIN = grow(None, 5)
@@ -62,20 +61,6 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
             ledger.append(bad)
     assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == [first]
     ledger.append(second)
-
-
-def test_where_the_owner_has_the_authority_nothing_counts_without_it(tmp_path: Path) -> None:
-    owner, *others = (Identity.from_seed(bytes([number]) * 32) for number in range(1, 5))
-    roster = (owner, *others)
-    value = open_value(certify(None, 1, roster=roster).value)
-    slot = wire.Slot(RUN, 1, value.previous)
-    by_owner, by_others = decided(value, slot, [owner]), decided(value, slot, roster)
-    ledger, _ = open_ledger(tmp_path / "owned", owner=owner.peer_id)
-    with pytest.raises(RemoteError, match=f"signed by {min(it.peer_id for it in others)}, which has no vote"):
-        ledger.append(by_others)
-    ledger.append(by_owner)
-    free, _ = open_ledger(tmp_path / "free", founders=roster)
-    free.append(by_others)
 
 
 def test_another_chain_replaces_mine_from_where_they_part(tmp_path: Path) -> None:
