@@ -60,6 +60,8 @@ class SimPeer:
     """The norm of the common direction, relative to that of a peer's own."""
     lost: set[str] = field(default_factory=set)
     """The peers that it has lost, which it does not wait for."""
+    phase_seconds: float = math.inf
+    """The duration that its inner phases state."""
     patience: float = 0.0
     """The seconds to its next round, where it trains on while this one runs."""
     trains: bool = True
@@ -88,7 +90,7 @@ class SimPeer:
             steps=10,
             loss=1.0,
             grace=1.0,
-            seconds=math.inf,
+            seconds=self.phase_seconds,
             patience=self.patience,
         )
         codec = codec_named(self.codec)
