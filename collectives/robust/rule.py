@@ -132,13 +132,6 @@ def deviations(gram: Floats64, weights: Floats64) -> Floats64:
     return gram - products[..., :, None] - products[..., None, :] + square[..., None, None]
 
 
-def distances_to(gram: Floats64, weights: Floats64) -> Floats64:
-    """Return [..., n] ‖xᵢ - Σ wⱼxⱼ‖."""
-    products = total(gram * weights[..., None, :])
-    square = np.diagonal(gram, axis1=-2, axis2=-1) - 2 * products + total(products * weights)[..., None]
-    return np.sqrt(np.maximum(square, 0.0))
-
-
 def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
     """Return [..., n] weights of the geometric median by Weiszfeld's iteration from the mean; no mass, no weight."""
     weights = normalized(masses)

@@ -179,7 +179,7 @@ def robust(
     Examples:
       flockstep bench robust                        # a few minutes
       flockstep bench robust --attacks all --seeds 0,1,2 --json
-      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
+      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard
       flockstep bench robust --size 1m --device cuda
     """
     from .bench.robust import DEFAULT_ATTACKS, robust_trainings, run_robust

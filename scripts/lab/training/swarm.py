@@ -28,6 +28,7 @@ import torch
 
 from ....collectives.robust import sketch
 from ....collectives.robust.rule import Floats64, Weighting
+from ....collectives.robust.rules import rule_named
 from ....collectives.vector.arrays import Floats
 from ....collectives.vector.codec import CELL, Encoded, codec_named, feedback
 from ....collectives.vector.partition import split
@@ -36,7 +37,6 @@ from ....optim.step.ramp import batches_a_step, is_step
 from ....peer.base.digest import keyed
 from ....peer.base.errors import LocalError, UsageError
 from ..attacks.gradients import Attackers
-from ..baselines.rules import rule_named
 from .batches import Batches, TrainingSize, domains_of, drawn, heldout_loss
 from .stack import Stack
 

@@ -187,7 +187,7 @@ def test_a_training_under_attack_is_the_same_twice_and_its_liars_are_found() -> 
     assert abs(train(oracle_of(case)).loss / loss - 1) < 0.02
 
 
-@pytest.mark.parametrize("rule", ["gramguard", "median", "mean"])
+@pytest.mark.parametrize("rule", ["gramguard", "mean"])
 def test_an_attacker_that_cannot_be_encoded_counts_nothing_and_breaks_nothing(rule: str) -> None:
     assert math.isfinite(train(attacked("nan", rule)).loss)
 
