@@ -159,7 +159,7 @@ def _jobs(jobs: int | None, device: str) -> int | None:
 def robust(
     attacks: Annotated[
         list[str] | None,
-        typer.Option(help="NAME:COUNT[:SCALE], pkg.module:function:COUNT, none or all; repeatable.  [default: a few]"),
+        typer.Option(help="NAME:COUNT[:SCALE], none or all; repeatable.  [default: a few]"),
     ] = None,
     rules: Annotated[
         list[str] | None, typer.Option(help="Of the defence; repeatable.  [default: gramguard,mean]")
@@ -179,7 +179,7 @@ def robust(
     Examples:
       flockstep bench robust                        # a few minutes
       flockstep bench robust --attacks all --seeds 0,1,2 --json
-      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard
+      flockstep bench robust --attacks ipm:4:1.5 --rules gramguard
       flockstep bench robust --size 1m --device cuda
     """
     from .bench.robust import DEFAULT_ATTACKS, robust_trainings, run_robust
@@ -257,7 +257,7 @@ def simulate(
         list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=); repeatable.")
     ] = None,
     attack: Annotated[
-        list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as withholding:1; repeatable.")
+        list[str] | None, typer.Option(help="NAME:COUNT, such as withholding:1; repeatable.")
     ] = None,
     rule: Annotated[str, typer.Option(help="Of the defence.  [default: gramguard; without tensors mean]")] = "",
     tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,

@@ -24,7 +24,6 @@ import trio
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.driver.averager import Averager
-from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.optim.member import client
@@ -44,7 +43,7 @@ from flockstep.peer.base.transport import PeerId
 from flockstep.peer.log.telemetry import Event
 from flockstep.peer.process.bridge import Channel, Command, Handler
 from flockstep.peer.process.shared import SharedVectors
-from flockstep.scripts.lab.attacks.gradients import Attack, Attackers
+from flockstep.scripts.lab.attacks.gradients import ATTACKS, Attack, Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, made
 from support.careless import careless
 
@@ -129,11 +128,9 @@ class Peer(Participant):
         name, _, scale = corruption.attack.partition(":")
         if name == HONEST:
             return
-        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", LIARS if name in LIARS else ())
+        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", {**LIARS, **ATTACKS})
         if name in LIARS:
-            options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
-            options |= {"fellows": corruption.fellows} if name in TOGETHER else {}
-            LIARS[name](self, **options)
+            LIARS[name](self, **({"fellows": corruption.fellows} if name in TOGETHER else {}))
         else:
             self._attack = attackers.fresh()
             spec = self.averager._spec
@@ -143,11 +140,6 @@ class Peer(Participant):
     def averager(self) -> Averager:
         """Its rounds."""
         return self.member.averager
-
-    @property
-    def archive(self) -> Archive:
-        """What it keeps."""
-        return self.member.archive
 
     @property
     def peer(self) -> str:

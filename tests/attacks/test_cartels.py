@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from flockstep.collectives.vector.codec import FlatSum
 from flockstep.scripts.lab.attacks.gradients import Attackers
-from flockstep.scripts.lab.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
+from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, changes, lies
 from flockstep.scripts.lab.simulate.peer import SimulatedPeer
 from flockstep.scripts.lab.simulate.report import Report
 from flockstep.scripts.lab.simulate.world import LOG, simulate
@@ -19,37 +20,37 @@ from support.simulations import CALM
 ROUNDS = 5
 
 
-def cartel(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.0) -> None:
-    """From round `scale` on, make rounds with the fellows alone, of a vector of their own, and never leave that chain."""
+def cartel(liar: SimulatedPeer, since: int, fellows: Collection[str] = ()) -> None:
+    """From round `since` on, make rounds with the fellows alone, of a vector of their own, and never leave that chain."""
     everybody, follows = liar.averager._active, liar.member.catch_up.follows_another_chain
     provider = liar.member.catch_up.provider
 
     def apart() -> bool:
-        return liar.averager.round >= scale
+        return liar.averager.round >= since
 
     liar.averager._active = lambda: frozenset(fellows) if apart() else everybody()
     liar.member.catch_up.follows_another_chain = lambda members: not apart() and follows(members)  # type: ignore[method-assign]
     liar.member.catch_up.provider = lambda members: None if apart() else provider(members)  # type: ignore[method-assign]
-    if scale <= 1:  # They are in no roster before: in their run they are the founders.
+    if since <= 1:  # They are in no roster before: in their run they are the founders.
         charter = replace(liar.averager._spec.charter, founders=frozenset(fellows))
         liar.averager._spec = replace(liar.averager._spec, charter=charter)
-        liar.archive.ledger._charter = charter
-    if scale > 1:
+        liar.member.archive.ledger._charter = charter
+    if since > 1:
         lies(liar, lambda peer, message: message if peer in fellows or not apart() else None)
     own = FlatSum([np.full(liar.state.theta.size, 0.5, np.float32)])
-    changes(liar, lambda mine: replace(mine, vector=own) if mine.round >= scale else mine)
+    changes(liar, lambda mine: replace(mine, vector=own) if mine.round >= since else mine)
 
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIARS, cartel.__name__, cartel)
-    monkeypatch.setitem(SCALED, cartel.__name__, (1.0, float(ROUNDS)))
-    together = (*TOGETHER, "cartel")
-    monkeypatch.setattr("flockstep.scripts.lab.simulate.harm.TOGETHER", together)
+    cartels = {f"cartel_{since}": partial(cartel, since=since) for since in (1, 3)}
+    for name, lie in cartels.items():
+        monkeypatch.setitem(LIARS, name, lie)
+    monkeypatch.setattr("flockstep.scripts.lab.simulate.harm.TOGETHER", (*TOGETHER, *cartels))
 
 
 def attacked(folder: Path, honest: int, liars: int, *, since: int, voters: str) -> tuple[Report, list[dict[str, Any]]]:
-    attack = Attackers("cartel", liars, float(since))
+    attack = Attackers(f"cartel_{since}", liars)
     options = replace(CALM, peers=honest + liars, rounds=ROUNDS, rule="mean", attacks=(attack,), voters=voters)
     report = simulate(replace(options, out=folder, seed=1))
     log = (folder / LOG).read_text(encoding="utf-8").splitlines()

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.peer import wire
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.attacks.gradients import Attackers
 from flockstep.scripts.lab.attacks.protocol import LIARS
@@ -70,13 +68,8 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
         ("lying_deputy:1", "peer.banned"),
         ("mute:1", "round.left_out"),
         ("withholding:1", "round.left_out"),
-        ("flood:1", "peer.charged"),
-        ("late:1", ""),
-        ("late:1:30", "round.left_out"),
         ("selective:1", ""),
-        ("greedy:1", ""),
         ("lazy:1", ""),
-        ("replay:1", ""),
     ],
 )
 def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str, notice: str) -> None:
@@ -103,38 +96,8 @@ def test_who_has_lied_as_an_owner_gets_no_part_again() -> None:
     assert report.harm.made[liar] == 1  # Nor does it give itself one: it checks as all do.
 
 
-def test_old_words_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    old: list[str] = []
-    receive = Averager._receive
-
-    def spy(averager: Averager, carrier: str, signed: wire.Signed) -> None:
-        if carrier != signed.sender and wire.opened(signed).slot.round < averager.round:
-            old.append(carrier)
-        receive(averager, carrier, signed)
-
-    monkeypatch.setattr(Averager, "_receive", spy)
-    (liar,) = simulate(attacked("replay:1", rule="mean")).harm.made
-    assert old.count(liar) > 100
-    assert set(old) == {liar}
-
-
-def test_a_chain_that_one_peer_makes_alone_is_not_the_runs() -> None:
-    report = simulate(attacked("usurper:1", rounds=3))
-    assert not report.violations
-    rounds = [result for row in report.rows for result in row.results.values()]
-    assert [len(set(result.cut) - set(report.harm.made)) for result in rounds] == [4, 4, 4]  # All the honest.
-    assert report.seconds < 90  # Nor can it keep the others from training.
-
-
-def test_where_the_run_asks_for_four_peers_a_chain_that_one_makes_alone_is_nothing() -> None:
-    report = simulate(attacked("usurper:1", rounds=1, min_peers=4, rule="mean"))
-    assert not report.violations
-    rounds = [result for row in report.rows for result in row.results.values()]
-    assert [len(set(result.cut) - set(report.harm.made)) for result in rounds] == [4]
-
-
 def test_the_same_seed_gives_the_same_attack() -> None:
-    traces = {simulate(attacked("late:1", rounds=1, rule="mean", seed=seed)).trace for seed in (1, 1, 2)}
+    traces = {simulate(attacked("withholding:1", rounds=1, rule="mean", seed=seed)).trace for seed in (1, 1, 2)}
     assert len(traces) == 2
 
 
@@ -151,12 +114,9 @@ def test_a_ban_or_a_charge_of_an_honest_peer_is_a_violation_and_of_an_attacker_i
     ("attacks", "words"),
     [
         (("lazy:5",), "none of 5 peers is honest"),
-        (("lazy:3", "late:2"), "lazy:3, late:2: none"),
+        (("lazy:3", "mute:2"), "lazy:3, mute:2: none"),
         (("sign_flip:1",), "no attack 'sign_flip'"),
-        (("my.module:attack:1",), "no attack 'my.module:attack'"),
-        (("flood:1:2",), "flood has no scale"),
-        (("lying_owner:1:0",), "of lying_owner is 0.001 to 1"),
-        (("late:1:-1",), "of late is 0 to 3600"),
+        (("lazy:1:2",), "has no scale"),
         (("lying_sender_with_owner:1",), "no fellow to collude with"),
         (("witholding:1",), "did you mean 'withholding'"),
     ],
@@ -172,4 +132,4 @@ def test_without_tensors_there_is_nothing_to_judge_or_to_attack() -> None:
     with pytest.raises(UsageError, match="there is no defence 'gram'"):
         replace(CALM, rule="gram")
     with pytest.raises(UsageError, match="without tensors"):
-        attacked("late:1", tensors=False, rule="mean")
+        attacked("lazy:1", tensors=False, rule="mean")

@@ -2,57 +2,40 @@
 
     equivocating_proposer   sends every second peer another cut (equivocation)
     censoring_owner         denies that it holds the contribution of one peer
-    lying_owner             flips the sign of a share of its output's elements: of 2 %, or of its scale
+    lying_owner             flips the sign of 2 % of its output's elements
     lying_sender            signs sketches that are not those of its contribution
     lying_sender_with_owner as it, but only for parts whose owners collude and accept the sketch
     lying_deputy            signs false sketches of what other owners contribute to their own parts
     mute                    signs no sketches
     withholding             commits, and delivers nothing
-    late                    delivers its scale in seconds late: 1.9, a moment before the shortest deadline
     selective               sends no round messages to every third peer
-    greedy                  claims that it has trained on 10¹² tokens
     lazy                    contributes zeros
-    flood                   sends three times the burst of the message budget at once, in its first round
-    replay                  sends messages of earlier rounds again
-    usurper                 certifies rounds alone, of 10¹² tokens each, and announces its heavier chain
 
 Their messages are correctly signed and well-formed: tests send garbage (`tests/attacks`). Each deviation from the protocol
 emits an `attack.made` event in the attacker's own telemetry.
 """
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import trio
 
 from ....collectives.allreduce.words import claims_in
 from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
 from ....collectives.robust.checks import seed_of
-from ....collectives.state.archive import Archive
 from ....collectives.vector.codec import CELL, FlatSum
 from ....peer import wire
 from ....peer.base.digest import digest
-from ....peer.base.transport import Stream
 from ....peer.identity import Identity
 from ....peer.node.bulk import Blob
 from ....peer.node.file_blob import FileBlob
-from ....peer.node.guard import BURST
 from ....peer.node.node import Node
 from ....peer.wire.signed import sign
 
-LATE_SECONDS = 1.9
-"""Seconds; the default floor of a round's deadlines is 2."""
-GREED = 10**12
-TAMPERED = 0.02
-FLOOD = 3 * BURST
-POURED, POUR_SECONDS = 1024, 0.25
-"""Messages at a time, and seconds between: half of a session's queue for a peer that does not read."""
-REPLAYED = 512
-"""Messages that are kept to be replayed: below the message budget, so that it is no flood."""
+TAMPERED_EVERY = 50
+"""Of the elements of an output, one."""
 
 
 class Corruptible(Protocol):
@@ -64,10 +47,6 @@ class Corruptible(Protocol):
     @property
     def averager(self) -> Averager:
         """Its rounds."""
-
-    @property
-    def archive(self) -> Archive | None:
-        """Its archive, if it has one."""
 
     @property
     def peer(self) -> str:
@@ -149,14 +128,14 @@ def computes(liar: Corruptible, name: str, change: Callable[..., Any]) -> None:
     liar.node.compute = changed  # type: ignore[method-assign]
 
 
-def lying_owner(liar: Corruptible, scale: float = TAMPERED) -> None:
+def lying_owner(liar: Corruptible) -> None:
     """Serve an output that is not the sum; its hash, and the signature under it, match."""
     codec = liar.averager._spec.output
 
     def tamper(made: tuple[Blob, bytes]) -> tuple[Blob, bytes]:
         values = np.empty(len(made[0]) // codec.cell_bytes * CELL, np.float32)
         codec.decode(bytes(made[0]), values)
-        values[:: max(1, round(1 / scale))] *= -1
+        values[::TAMPERED_EVERY] *= -1
         data = codec.encode(values)
         return data, digest(data)
 
@@ -238,19 +217,6 @@ def withholding(liar: Corruptible) -> None:
     liar.node.blobs.find = hide  # type: ignore[method-assign]
 
 
-def late(liar: Corruptible, scale: float = LATE_SECONDS) -> None:
-    """Delay every part of the contribution by `scale` seconds."""
-    send = liar.node._bulk._send
-
-    async def linger(stream: Stream, request: wire.Fetch) -> None:
-        if _is_mine(liar, liar.node.blobs.find(request.hash, stream.remote)):
-            made(liar, "delay a part")
-            await trio.sleep(scale)
-        await send(stream, request)
-
-    liar.node._bulk._send = linger  # type: ignore[method-assign]
-
-
 def _is_mine(liar: Corruptible, data: Blob | FileBlob | None) -> bool:
     attempt = liar.averager._attempt
     return attempt is not None and any(data is part for part in attempt.work.mine)
@@ -260,11 +226,6 @@ def selective(liar: Corruptible) -> None:
     """Omit round messages to every third peer; heartbeats go to all."""
     shunned = one_of(3)
     lies(liar, lambda peer, message: None if shunned(peer) else message)
-
-
-def greedy(liar: Corruptible) -> None:
-    """Claim more tokens, for more weight."""
-    changes(liar, lambda contribution: replace(contribution, tokens=GREED))
 
 
 def lazy(liar: Corruptible) -> None:
@@ -278,60 +239,6 @@ def lazy(liar: Corruptible) -> None:
     changes(liar, idle)
 
 
-def flood(liar: Corruptible) -> None:
-    """Send useless messages as fast as the streams accept them. Once it is cut off it founds no chain of its own."""
-    send_unchanged = liar.node.send
-    liar.averager._spec = replace(liar.averager._spec, min_peers=2)
-
-    async def pour(peers: tuple[str, ...], slot: wire.Slot) -> None:
-        junk = sign(liar.identity, wire.Void(replace(slot, attempt=slot.attempt + 1), "flood"))
-        for _ in range(FLOOD // POURED):
-            made(liar, "flood")
-            for _ in range(POURED):
-                send_unchanged(peers, junk)
-            await trio.sleep(POUR_SECONDS)
-
-    def send(peers: str | Iterable[str], message: object) -> None:
-        send_unchanged(peers, message)
-        if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
-            liar.node.send = send_unchanged  # type: ignore[method-assign]
-            liar.node.nursery.start_soon(pour, (peers,) if isinstance(peers, str) else tuple(peers), ready.slot)
-
-    liar.node.send = send  # type: ignore[method-assign]
-
-
-def usurper(liar: Corruptible) -> None:
-    """Ignore all other members, and so certify rounds alone."""
-    liar.averager._active = frozenset
-    alone = replace(liar.averager._spec.charter, min_peers=1)
-    liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=alone)
-    if liar.archive is not None:
-        liar.archive.ledger._charter = alone
-    greedy(liar)
-
-
-def replay(liar: Corruptible) -> None:
-    """Send old messages, of others and its own, again whenever a round begins."""
-    received: deque[wire.Signed] = deque(maxlen=REPLAYED)
-    receive, send_unchanged = liar.averager._receive, liar.node.send
-
-    def keep(carrier: str, signed: wire.Signed) -> None:
-        received.append(signed)
-        receive(carrier, signed)
-
-    def send(peers: str | Iterable[str], message: object) -> None:
-        send_unchanged(peers, message)
-        if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
-            old = [signed for signed in received if wire.opened(signed).slot.round < ready.slot.round]
-            if old:
-                made(liar, "replay")
-            for signed in old:
-                send_unchanged(peers, signed)
-
-    liar.node.on_message(wire.Signed, keep)
-    liar.node.send = send  # type: ignore[method-assign]
-
-
 LIARS: Mapping[str, Callable[..., None]] = {
     lie.__name__: lie
     for lie in (
@@ -343,17 +250,10 @@ LIARS: Mapping[str, Callable[..., None]] = {
         lying_deputy,
         mute,
         withholding,
-        late,
         selective,
-        greedy,
         lazy,
-        flood,
-        replay,
-        usurper,
     )
 }
 """By name: the function that corrupts a peer after its assembly, before its first message."""
-SCALED = {"late": (0.0, 3600.0), "lying_owner": (1e-3, 1.0)}
-"""The attacks that take a scale, and its range."""
 TOGETHER = ("lying_sender_with_owner",)
 """The attacks that take the ids of their `fellows`."""

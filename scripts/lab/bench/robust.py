@@ -12,16 +12,15 @@ from itertools import product
 
 from ....optim.step.outer import OuterSettings
 from ....peer.base.errors import UsageError
-from ..attacks.gradients import NAMED, Attackers
+from ..attacks.gradients import ATTACKS, Attackers
 from ..table import table_lines
 from ..training.batches import SIZES
 from ..training.pool import each_trained
-from ..training.swarm import Training, TrainingResult, train
+from ..training.swarm import NOBODY, Training, TrainingResult, train
 from ..words import listed, numbers
 
-DEFAULT_ATTACKS = (
-    *("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4", "groups2_against:4:1"),
-)
+DEFAULT_ATTACKS = ("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4", "pairs:4")
+ALL_ATTACKS = ("none", *(f"{name}:{count}" for count in (4, 2) for name in ATTACKS))
 OUTER = OuterSettings(lr=0.8, momentum=0.5)
 """Of short trainings without a warm-up, as all figures of the log."""
 
@@ -32,8 +31,8 @@ def robust_trainings(
     """Return all cases without duplicates, oracles first. Raises `UsageError`."""
     if size not in SIZES:
         raise UsageError(f"there is no size {size!r}", remedy=f"choose one of {', '.join(SIZES)}")
-    names = [name for text in listed(attacks) for name in (NAMED if text == "all" else (text,))]
-    attackers = [Attackers("zero", 0) if name == "none" else Attackers.parse(name) for name in names]
+    names = [name for text in listed(attacks) for name in (ALL_ATTACKS if text == "all" else (text,))]
+    attackers = [NOBODY if name == "none" else Attackers.parse(name, ATTACKS) for name in names]
     cases = [
         Training(
             size=SIZES[size],
@@ -53,7 +52,7 @@ def robust_trainings(
 
 def oracle_of(training: Training) -> Training:
     """Return the same training without the attackers and without a defence."""
-    return replace(training, rule="mean", attackers=Attackers("zero", training.attackers.count), oracle=True)
+    return replace(training, rule="mean", attackers=replace(NOBODY, count=training.attackers.count), oracle=True)
 
 
 def run_robust(
@@ -73,13 +72,17 @@ def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, 
     """Return one object of `--json`; a loss that is not finite is null."""
     return {
         "rule": training.rule,
-        "attack": training.attackers.attack,
+        "attack": _named(training.attackers),
         "attackers": training.attackers.count,
         "peers": training.peers,
         "seed": training.seed,
         "loss": loss if math.isfinite(loss) else None,
         "oracle_loss": oracle_loss if math.isfinite(oracle_loss) else None,
     }
+
+
+def _named(attackers: Attackers) -> str:
+    return str(attackers) if attackers.count else "none"
 
 
 def robust_table(results: Mapping[Training, TrainingResult]) -> Iterator[str]:
@@ -90,7 +93,7 @@ def robust_table(results: Mapping[Training, TrainingResult]) -> Iterator[str]:
     for attackers in dict.fromkeys(case.attackers for case in cases):
         those = [case for case in cases if case.attackers == attackers]
         oracle = [results[oracle_of(case)].loss for case in those]
-        row = [str(attackers) if attackers.count else "none", f"{sum(oracle) / len(oracle):.3f}"]
+        row = [_named(attackers), f"{sum(oracle) / len(oracle):.3f}"]
         for rule in rules:
             above = [100 * (results[case].loss / results[oracle_of(case)].loss - 1) for case in those if case.rule == rule]
             mean, worst = sum(above) / len(above), f" ({max(above):+.1f})" if len(above) > 1 else ""

@@ -6,7 +6,6 @@ An attacker is corrupted after its assembly, before its first message. From then
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ....collectives.allreduce.actions import Outcome
 from ....collectives.chain.certificate import value_of
@@ -42,10 +41,8 @@ class Cast:
         attackers = self.roles.get(peer.peer)
         if attackers is None:
             return
-        options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
-        if attackers.name in TOGETHER:
-            options["fellows"] = [fellow for fellow, role in self.roles.items() if role == attackers]
-        LIARS[attackers.name](peer, **options)
+        fellows = [fellow for fellow, role in self.roles.items() if role == attackers]
+        LIARS[attackers.name](peer, **({"fellows": fellows} if attackers.name in TOGETHER else {}))
 
 
 class Harm:

@@ -16,7 +16,7 @@ from ....dht.run.manifest import MOST_FRAGMENTS
 from ....peer.base.errors import UsageError
 from ....peer.wire import MAX_PARTS
 from ..attacks.gradients import Attackers
-from ..attacks.protocol import LIARS, SCALED, TOGETHER
+from ..attacks.protocol import TOGETHER
 
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
@@ -270,14 +270,9 @@ class SimulateOptions:
         if self.attacks and not self.tensors:
             raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
         for attackers in self.attacks:
-            low, high = SCALED.get(attackers.name, (-math.inf, math.inf))
-            if attackers.scale is not None and attackers.name in LIARS.keys() - SCALED.keys():
-                liars = " and ".join(SCALED)
-                raise UsageError(
-                    f"{attackers}: {attackers.name} has no scale", remedy=f"of these attacks {liars} have one"
-                )
-            if attackers.scale is not None and not low <= attackers.scale <= high:
-                raise UsageError(f"{attackers}: the scale of {attackers.name} is {low:g} to {high:g}")
+            if attackers.scale is not None:
+                remedy = f"write {attackers.name}:COUNT"
+                raise UsageError(f"{attackers}: an attack on the protocol has no scale", remedy=remedy)
             if attackers.name in TOGETHER and attackers.count == 1:
                 remedy = f"use two: {attackers.name}:2"
                 raise UsageError(f"{attackers}: one attacker has no fellow to collude with", remedy=remedy)

@@ -157,11 +157,6 @@ class SimulatedPeer:
         """Its rounds."""
         return self.member.averager
 
-    @property
-    def archive(self) -> Archive:
-        """What it keeps on disk."""
-        return self.member.archive
-
     async def live(
         self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
     ) -> None:
@@ -246,7 +241,7 @@ class SimulatedPeer:
                 ready_at.setdefault(peer, now)
             steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
             drawn = self._next_members()
-            pacing = slowest(self.archive.conduct.pacing(drawn), {*ready_at, self.peer})
+            pacing = slowest(self.member.archive.conduct.pacing(drawn), {*ready_at, self.peer})
             times = [at for peer, at in ready_at.items() if peer in pacing]
             num_active = len(pacing | {self.peer})
             ended, _ = self._pace.ended(now=now, started=started, step=steps, ready_at=times, num_active=num_active)

@@ -46,7 +46,7 @@ EVALUATIONS = 8
 """Of a training: enough to see how the gap to data parallel closes, for a few per cent of its time."""
 
 
-NOBODY = Attackers("zero", 0)
+NOBODY = Attackers("nan", 0)
 """No attackers."""
 
 

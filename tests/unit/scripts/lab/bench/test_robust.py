@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from flockstep.peer.base.errors import UsageError
-from flockstep.scripts.lab.attacks.gradients import NAMED
 from flockstep.scripts.lab.bench import robust
-from flockstep.scripts.lab.bench.robust import robust_trainings, run_robust
+from flockstep.scripts.lab.bench.robust import ALL_ATTACKS, robust_trainings, run_robust
 from flockstep.scripts.lab.training.swarm import Training, TrainingResult
 
 
@@ -42,7 +41,7 @@ def test_all_stands_for_every_named_attack_and_each_oracle_is_trained_once() -> 
     oracles = [training for training in chosen if training.oracle]
     assert {(one.attackers.count, one.seed) for one in oracles} == {(n, s) for n in (0, 2, 4) for s in (0, 1)}
     assert len(oracles) == 6
-    assert len(chosen) == 6 + 2 * 2 * len(NAMED)
+    assert len(chosen) == 6 + 2 * 2 * len(ALL_ATTACKS)
 
 
 def pretended(training: Training) -> TrainingResult:
@@ -56,7 +55,7 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
     run_robust(cases(seeds=["3"]), 1, written.append, as_json=True)
     assert json.loads(written[2]) == {
         "rule": "gramguard",
-        "attack": "sign_flip:10",
+        "attack": "sign_flip:2:10",
         "attackers": 2,
         "peers": 5,
         "seed": 3,
@@ -64,7 +63,7 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
         "oracle_loss": 2.0,
     }
     assert json.loads(written[3])["loss"] is None
-    assert [json.loads(line)["attack"] for line in written] == ["none", "none", "sign_flip:10", "sign_flip:10"]
+    assert [json.loads(line)["attack"] for line in written] == ["none", "none", "sign_flip:2:10", "sign_flip:2:10"]
 
 
 def test_the_table_says_what_each_rule_costs(monkeypatch: pytest.MonkeyPatch) -> None:
