@@ -24,7 +24,6 @@ def allreduce(
         list[str] | None, typer.Option(help="Also measure hivemind, or one codec of it: hivemind/fp16.")
     ] = None,
     baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
-    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
     as_json: Json = False,
 ) -> None:
     """Average a vector among real peers here: time, CPU, bytes.
@@ -36,7 +35,7 @@ def allreduce(
       flockstep bench allreduce
       flockstep bench allreduce --baseline hivemind --repeat 5
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
-      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
+      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --json
     """
     from .bench.allreduce import allreduce_cases, run_allreduce
 
@@ -48,7 +47,7 @@ def allreduce(
         baseline=baseline or [],
         baseline_python=baseline_python,
     )
-    run_allreduce(cases, repeat, kill_after, typer.echo, as_json=as_json)
+    run_allreduce(cases, repeat, typer.echo, as_json=as_json)
 
 
 @app.command()
@@ -203,24 +202,21 @@ def utilization(
     params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",
     rate: Annotated[list[str] | None, typer.Option(help="Mbit/s up and down; repeatable.  [default: 100]")] = None,
     delay: Annotated[float, typer.Option(min=0, max=10_000, help="Round trip between two peers, ms.")] = 60.0,
-    loss: Annotated[float, typer.Option(min=0, max=50, help="Packets lost between two peers, %.")] = 0.0,
-    step_s: Annotated[str, typer.Option(help="Seconds of an inner step, for all or 1,1,1,75.")] = "1.0",
+    step_s: Annotated[float, typer.Option(min=1e-3, max=86_400, help="Seconds of an inner step.")] = 1.0,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Inner steps between two rounds, H.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds that are measured, after a first one.")] = 3,
     modes: Annotated[list[str] | None, typer.Option(help="Of [outer]; repeatable.  [default: both]")] = None,
     codecs: Annotated[list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: int4]")] = None,
-    fragments: Annotated[int | None, typer.Option(min=1, help="Of [outer], for streaming.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train on shaped lines: the share of time spent training.
 
-    It shows the peak rate, too, and takes Linux and root.
+    It takes Linux and root.
 
     \b
     Examples:
       flockstep bench utilization --rate 16.7 --step-s 0.3
       flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
-      flockstep bench utilization --step-s 1,1,1,75 --loss 0.1
     """
     from .utilization.cases import utilization_cases
     from .utilization.utilization import run_utilization
@@ -230,13 +226,11 @@ def utilization(
         params=params,
         rate=rate or ["100"],
         round_trip_ms=delay,
-        loss_percent=loss,
         step_s=step_s,
         steps=steps,
         rounds=rounds,
         modes=modes or ["blocking,streaming"],
         codecs=codecs or ["int4"],
-        fragments=fragments,
     )
     if not run_utilization(cases, typer.echo, partial(typer.echo, err=True), as_json=as_json):
         raise typer.Exit(1)

@@ -59,10 +59,7 @@ def test_two_peers_are_measured(tmp_path: Path) -> None:
     (row,) = map(json.loads, out.splitlines())
     assert (row["reason"], row["rounds_certified"], row["mode"]) == ("", 2, "blocking")
     assert 0 < row["utilization"] < 1
-    assert row["peak_rate_share"] > 0
     assert len(row["utilization_of_peers"]) == 2
-    # A peer sends its contribution to one part and the output of its own: 4.25 bits each, for half of the parameters.
-    assert all(sent > 2 * 2 * 4.25 / 8 * 100_000 for sent in row["sent_bytes_of_peers"])
     assert left_of(process, tmp_path) == []
 
 

@@ -61,7 +61,7 @@ def allreduce_cases(
 
 
 def run_allreduce(
-    cases: Sequence[Case], repeat: int, kill_after: float | None, write_line: Callable[[str], None], *, as_json: bool
+    cases: Sequence[Case], repeat: int, write_line: Callable[[str], None], *, as_json: bool
 ) -> None:
     """Measure all cases and write their rows: each at once as JSON, or all as a table at the end."""
     for python in {case.python for case in cases if case.system == BASELINE}:
@@ -73,7 +73,7 @@ def run_allreduce(
     with tempfile.TemporaryDirectory(prefix="flockstep-bench-") as folder, Console(stderr=True).status("") as status:
         for number, case in enumerate(cases):
             status.update(f"{case.system} {case.codec}, {case.peers} peers × {case.params / 1e6:g}M")
-            rows.append(measure_case(case, repeat, kill_after, Path(folder) / str(number)))
+            rows.append(measure_case(case, repeat, Path(folder) / str(number)))
             if as_json:
                 write_line(json.dumps(rows[-1]))
     for line in () if as_json else tables(rows):
@@ -96,10 +96,8 @@ def tables(rows: Sequence[Figures]) -> Iterator[str]:
     """Yield a table of medians over the rounds for each size of the task, then how ours compare with the baseline's best."""
     for size in dict.fromkeys((row["peers"], row["params"]) for row in rows):
         those = [row for row in rows if (row["peers"], row["params"]) == size]
-        source = "on the interface" if those[0]["bytes_from"] == "interface" else "by our own transport"
-        killed = f"; {those[0]['disturbance']}" if those[0]["disturbance"] else ""
-        title = f"{size[0]} peers × {size[1] / 1e6:g}M parameters; bytes counted {source}{killed}"
-        headings = ("system and codec", *FIGURES.values(), "error", "same", "exact", "outcome")
+        title = f"{size[0]} peers × {size[1] / 1e6:g}M parameters"
+        headings = ("system and codec", *FIGURES.values(), "error", "same", "exact", "reason")
         yield from table_lines(title, headings, [[*_cells(row)] for row in those])
         for ours in (row for row in those if row["system"] != BASELINE and row["rounds"]):
             ratios = []
@@ -109,7 +107,7 @@ def tables(rows: Sequence[Figures]) -> Iterator[str]:
                     ratios.append(f"{heading} {ours[figure] / min(theirs):.2f}×")
             if ratios:
                 yield f"flockstep {ours['codec']} against {BASELINE}'s best codec in each: {', '.join(ratios)}"
-    yield "Medians. same: all survivors hold the same bits; exact: these are the bits of the encoded mean."
+    yield "Medians. same: all hold the same bits; exact: these are the bits of the encoded mean."
 
 
 def _cells(row: Figures) -> Iterator[str]:
@@ -120,6 +118,4 @@ def _cells(row: Figures) -> Iterator[str]:
     yield written(row["rel_l2"], ".0e")
     yield "yes" if row["bit_identical"] else "no"
     yield {True: "yes", False: "no", None: ""}[row["exact"]]
-    partly = row["disturbance"] and row["contributors"]
-    detail = f": {row['reason']}" if row["reason"] else f", {row['contributors']} of {row['peers']}" if partly else ""
-    yield row["outcome"] + detail
+    yield row["reason"]

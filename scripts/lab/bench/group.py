@@ -1,4 +1,4 @@
-"""The bench's workers as processes: start, command, measure from outside, signal, and always end.
+"""The bench's workers as processes: start, command, measure from outside, and always end.
 
 What is measured, and where:
 
@@ -9,7 +9,7 @@ What is measured, and where:
              psutil knows no peak); less the bytes that processes share after it (Rss - Pss), so that a shared page
              counts once; added over a peer's processes
 
-Without /proc the memory is not measured, and the bytes are those that our own transport counts.
+Without /proc the memory is not measured, and without a namespace no bytes are.
 """
 
 import contextlib
@@ -47,6 +47,8 @@ importlib.import_module("flockstep.scripts.lab." + sys.argv[2]).main()
 ALONE = "FLOCKSTEP_BENCH_ALONE"
 """Set in the environment of a bench that has a network namespace of its own."""
 INTERFACE = "lo"
+ASK_POLL = 0.2
+"""Seconds to wait for the answer of one peer before it is the next one's turn: the first that fails ends all."""
 OURS = "bench.peer"
 """The program that is one of our peers."""
 
@@ -78,7 +80,7 @@ class Worker:
                 },
             )
         self.pid = self._popen.pid
-        self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, command: WorkerAnswer) -> None:
@@ -90,29 +92,25 @@ class Worker:
         except BrokenPipeError:
             raise self._ended() from None
 
-    def receive(self, deadline: float) -> tuple[float, WorkerAnswer]:
-        """Receive the answer to the next command, and when it came (`time.monotonic`).
+    def receive(self, seconds: float) -> WorkerAnswer:
+        """Return the answer to the next command.
 
         Raises `TimeoutError`, after which the answer may still come, or `LocalError` if the worker has ended.
         """
         try:
-            at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            line = self._answers.get(timeout=seconds)
         except queue.Empty:
-            raise TimeoutError(f"no answer of {self.log.stem}") from None
+            raise TimeoutError from None
         if not line:
             raise self._ended()
         answer: WorkerAnswer = json.loads(line)
-        return at, answer
-
-    def signal(self, number: int) -> None:
-        """Send a signal to all processes of this peer."""
-        for pid in (self.pid, *descendants(self.pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        return answer
 
     def end(self) -> None:
         """Kill it and all processes that it started."""
-        self.signal(signal.SIGKILL)
+        for pid in (self.pid, *descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):
             with contextlib.suppress(BrokenPipeError):
@@ -123,8 +121,8 @@ class Worker:
         assert self._popen.stdout is not None
         with contextlib.suppress(ValueError):  # The bench has closed the pipe.
             for line in self._popen.stdout:
-                self._answers.put((time.monotonic(), line))
-        self._answers.put((time.monotonic(), b""))
+                self._answers.put(line)
+        self._answers.put(b"")
 
     def _ended(self) -> LocalError:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -151,22 +149,25 @@ class Group:
         for worker in self.workers:
             worker.end()
 
-    def call(self, command: WorkerAnswer, seconds: float) -> list[WorkerAnswer]:
-        """Return the answers of all workers to one command. Raises `LocalError` if one fails or times out."""
-        for worker in self.workers:
-            worker.send(command)
-        return [settled_machine(worker, command["op"], seconds) for worker in self.workers]
 
-
-def settled_machine(worker: Worker, step: str, seconds: float) -> WorkerAnswer:
-    """Return a worker's answer. Raises `LocalError` if it failed or timed out."""
-    try:
-        _, answer = worker.receive(time.monotonic() + seconds)
-    except TimeoutError:
-        raise LocalError(f"{worker.log.stem}: no answer to {step} within {seconds:g} s") from None
-    if answer.get("outcome") == "failed":
-        raise LocalError(f"{worker.log.stem}, {step}: {answer['reason']}")
-    return answer
+def ask(workers: Sequence[Worker], commands: Sequence[WorkerAnswer], seconds: float) -> list[WorkerAnswer]:
+    """Return the answers of workers to a command for each. Raises `LocalError` as soon as one fails, or after the timeout."""
+    for worker, command in zip(workers, commands, strict=True):
+        worker.send(command)
+    answers: dict[Worker, WorkerAnswer] = {}
+    deadline = time.monotonic() + seconds
+    while missing := [worker for worker in workers if worker not in answers]:
+        for worker in missing:
+            try:
+                answer = answers[worker] = worker.receive(ASK_POLL)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    step = commands[0]["op"]
+                    raise LocalError(f"{worker.log.stem}: no answer to {step} within {seconds:.0f} s") from None
+                continue
+            if answer.get("outcome") == "failed":
+                raise LocalError(f"{worker.log.stem}: {answer['reason']}")
+    return [answers[worker] for worker in workers]
 
 
 def cpu_seconds(workers: Sequence[Worker]) -> float:

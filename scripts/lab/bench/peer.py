@@ -1,12 +1,11 @@
 """The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
 
 Theory of operation. The same node, averager and codecs as in `flockstep join`, without a trainer: no torch, no outer
-step. The time runs from the first Ready to the decoded average in the vector; connections are open before. After a
-void attempt the peer makes the next one with the remaining peers, as a trainer would.
+step. The time runs from the first Ready to the decoded average in the vector; connections are open before.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,15 @@ from ....dht.run.admission import Charter
 from ....optim.member.apply import decode_outputs, spans
 from ....peer import wire
 from ....peer.base.config import PeerConfig
+from ....peer.base.errors import LocalError
 from ....peer.identity import Identity
-from ....peer.log.telemetry import Event, Telemetry
+from ....peer.log.telemetry import Telemetry
 from ....peer.node.node import Node
 from . import worker
 from .worker import WorkerAnswer, WorkerLine
 
-MAX_ATTEMPTS = 5
-"""The limit of attempts at one round: each lost peer costs at most one, and the bench loses one."""
 _FLOOR, _CEILING = 2.0, 120.0
 """A manifest's default deadlines."""
-TROUBLES = ("connection.dead", "peer.lost", "round.given_up", "round.left_out", "round.output_missing", "round.part_missing")
-"""Events that explain why a round was incomplete, or took a second attempt."""
 BENCH_RUN = "bench"
 ROOT = bytes(32)
 """The state root of all peers: there is no state here."""
@@ -53,13 +49,9 @@ class BenchPeer:
         self._host, self._node = host, node
         num_cells = -(-command["params"] // CELL)
         self._vector = np.empty(num_cells * CELL, np.float32)
-        self._lost: set[str] = set()
         self._members = [identity_of(index).peer_id for index in range(self._peers)]
         self._others = [*self._members[self._index + 1 :], *self._members[: self._index]]  # All dial another one first.
         node.prefer(frozenset(self._members).__contains__)
-        node.on_lost(lambda peer, reason: self._lost.add(peer))
-        node.telemetry.subscribe(self._note)
-        self._troubles: list[str] = []
         spec = Spec(
             run=BENCH_RUN,
             num_cells=num_cells,
@@ -73,7 +65,7 @@ class BenchPeer:
         )
         # A run's peer has those of earlier rounds on its disk.
         outputs = Outputs(node, rounds=1)
-        self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost, outputs)
+        self._averager = Averager(node, spec, lambda: frozenset(self._members), outputs)
         self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {
             "meet": self._meet,
             "fill": self._fill,
@@ -87,7 +79,6 @@ class BenchPeer:
             self._node.learn(peer, addresses[peer])
         for peer in self._others:
             await self._host.connect(peer, addresses[peer])
-        self._lost.clear()  # Of two connections that both ends have dialled, one ends.
         self._node.watch(set(self._members))
         self._node.send(self._others, wire.Beat())
         return {}
@@ -97,8 +88,6 @@ class BenchPeer:
         return {}
 
     async def _go(self, command: WorkerAnswer) -> WorkerAnswer:
-        before = self._host.traffic().sent
-        self._troubles.clear()
         contribution = Contribution(
             vector=FlatSum([self._vector]),
             round=self._averager.round,
@@ -108,43 +97,28 @@ class BenchPeer:
             loss=0.0,
             grace=_FLOOR,
         )
-        attempts, over = 0, False
-        while not over:
-            averaged = await self._averager.average(contribution, lambda bounds, outputs: ROOT)
-            outcome = averaged.outcome
-            attempts += 1
-            over = outcome.kind in (OutcomeKind.DONE, OutcomeKind.BEHIND) or attempts == MAX_ATTEMPTS
-            if outcome.kind is not OutcomeKind.DONE:
-                self._troubles.append(outcome.reason)
-        answer: WorkerAnswer = {"outcome": outcome.kind.value, "reason": "; ".join(self._troubles), "attempts": attempts}
-        if outcome.kind is OutcomeKind.DONE:
-            await self._node.compute(self._decode, averaged)
-            answer["contributors"] = [self._members.index(peer) for peer in outcome.cut]
-        return {**answer, "sent": self._host.traffic().sent - before}
+        averaged = await self._averager.average(contribution, lambda bounds, outputs: ROOT)
+        if averaged.outcome.kind is not OutcomeKind.DONE:
+            raise LocalError(averaged.outcome.reason)
+        await self._node.compute(self._decode, averaged)
+        return {}
 
     def _decode(self, averaged: Averaged) -> None:
         for span in spans(averaged.outcome.value.bounds):
             decode_outputs(self._codecs[1], averaged.outcome.value.bounds, averaged.outputs, span, self._vector[span])
 
     async def _check(self, command: WorkerAnswer) -> WorkerAnswer:
-        return await self._node.compute(self._compare, command["groups"])
+        return await self._node.compute(self._compare)
 
-    def _compare(self, groups: Sequence[Sequence[int]]) -> WorkerAnswer:
-        exact = any(map(self._is_exact, groups)) if self._rule.blind else None
-        return {**worker.compare(self._vector, groups), "exact": exact}
+    def _compare(self) -> WorkerAnswer:
+        return {**worker.compare(self._vector, self._peers), "exact": self._is_exact() if self._rule.blind else None}
 
-    def _note(self, event: Event) -> None:
-        """Keep the events that explain an incomplete round."""
-        if event["event"] in TROUBLES:
-            peer = self._members.index(str(event["peer"])) if event.get("peer") in self._members else ""
-            self._troubles.append(f"{event['event']} {peer}: {event.get('reason', '')}")
-
-    def _is_exact(self, members: Sequence[int]) -> bool:
-        """Return True if each bit is that of the codecs' weighted mean of these contributions, in this order."""
+    def _is_exact(self) -> bool:
+        """Return True if each bit is that of the codecs' weighted mean, in this order."""
         contribution, output = self._codecs
         num_cells = worker.FILL_BLOCK // CELL
-        parts = [contribution.encode(worker.block(index)) for index in members]
-        weights = token_weights([worker.weight(index) for index in members])
+        parts = [contribution.encode(worker.block(index)) for index in range(self._peers)]
+        weights = token_weights([worker.weight(index) for index in range(self._peers)])
         encoded = output.encode(weighted_mean(contribution, parts, weights, num_cells))
         due = np.empty(worker.FILL_BLOCK, np.float32)
         output.decode(encoded, due)
