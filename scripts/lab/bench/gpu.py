@@ -3,14 +3,12 @@
 Theory of operation. Each run of `RUNS` is published on loopback, and its peers are `flockstep join` with the options under
 test, real processes on one GPU. All figures are from their event logs: the speed before the first round (`device.bench`) and
 in the run, the peak memory beside what `flockstep plan` computes, the loss of the later half of the phases, and the state
-root after each round, which must be the same on all peers whatever their precision. What `Swarm.step` adds to an inner step
-is measured on a model of its own, and `bench outer` trains eight peers in one process.
+root after each round, which must be the same on all peers whatever their precision.
 
 `rehearsed` runs have the same commands in a tiny size, for a processor.
 """
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,21 +19,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ....collectives.vector.arrays import Floats
-from ....collectives.vector.codec import codec_named, feedback
 from ....dht.run.manifest import Manifest
 from ....optim.models.needs import needs_of
-from ....optim.models.registry import build_model, size_of_model
-from ....optim.step.flat import FlatLayout
+from ....optim.models.registry import size_of_model
 from ....peer.base.disk import write_whole
 from ....peer.base.errors import LocalError, UsageError
 from ....peer.log.telemetry import Event, log_path, read_events
 from ...demo.local_run import HERE, open_run
 from ...demo.processes import Processes
 from ..table import table_lines, written
-from ..training.batches import SIZES
-from ..training.swarm import train
-from .outer import baseline_of, outer_trainings
 
 GpuRow: TypeAlias = dict[str, Any]
 
@@ -123,8 +115,6 @@ RUNS = (
     ),
     GpuRun(peers={"150M": ()}, options={"size": "124m", "layers": 12}, length=1024, batch=16, steps=10),
 )
-STEP_MODEL = RUNS[-1]
-"""The run for whose model the cost of `Swarm.step` is measured."""
 
 
 def run_gpu(write_line: Callable[[str], None], report: Callable[[str], None], *, cpu: bool, as_json: bool) -> bool:
@@ -141,15 +131,10 @@ def run_gpu(write_line: Callable[[str], None], report: Callable[[str], None], *,
     for run in RUNS:
         report(f"{time.monotonic() - began:5.0f} s  join: {', '.join(run.peers)}")
         rows += joined_rows(run.rehearsed() if cpu else run, device)
-    report(f"{time.monotonic() - began:5.0f} s  Swarm.step, and bench outer")
-    steps = step_costs(STEP_MODEL.rehearsed() if cpu else STEP_MODEL, device)
-    outer = outer_losses("tiny" if cpu else "10m", device)
     result = {
         "device": "cpu" if cpu else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "joins": rows,
-        "step": steps,
-        "outer": outer,
         "seconds": round(time.monotonic() - began),
     }
     for line in [json.dumps(result)] if as_json else gpu_lines(result):
@@ -240,90 +225,6 @@ def _number(event: Event, name: str) -> float:
     return float(str(event[name]))
 
 
-def step_costs(run: GpuRun, device: str) -> dict[str, Any]:
-    """Return the milliseconds that a fragment costs beside an inner step, and whether each part makes the GPU wait.
-
-    `capture` copies its parameters, `delta` brings Δ to the processor, `rebase` takes a result; all three are in
-    `Swarm.step`. `feedback` is Δ's encoding and what it leaves out, in the network process, beside further steps. The GPU
-    waits if a call returns only after the kernels that were queued before it.
-    """
-    manifest = run.manifest()
-    model = build_model(run.model, manifest.model.options, seed=0).to(device)
-    layout, codec = FlatLayout.of(model), codec_named(manifest.codec.contribution)
-    theta: Floats = np.zeros(layout.size, np.float32)
-    layout.gather(model, theta)
-    span = slice(0, layout.num_cells // manifest.outer.fragments * (layout.size // layout.num_cells))
-    x, residual = np.zeros((2, span.stop), np.float32)
-    captured = layout.capture(model, span)
-
-    def fed_back() -> None:
-        feedback(x, codec, codec.encode(x), residual)
-
-    found: dict[str, Any] = {"params": sum(parameter.numel() for parameter in model.parameters()), "cells": span.stop}
-    for name, part in (
-        ("capture", lambda: layout.capture(model, span)),
-        ("delta", lambda: layout.pseudo_gradient(theta, model, x, span)),
-        ("rebase", lambda: layout.rebase(theta, model, span, captured)),
-        ("feedback", fed_back),
-    ):
-        part()  # The first call allocates.
-        times = [_milliseconds(part, device) for _ in range(5)]
-        found[f"{name}_ms"] = round(statistics.median(times), 2)
-        found[f"{name}_waits"] = device != "cpu" and name != "feedback" and _waits(part)
-    return found
-
-
-def _milliseconds(part: Callable[[], object], device: str) -> float:
-    began = time.perf_counter()
-    part()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began)
-
-
-def _waits(part: Callable[[], object]) -> bool:
-    """Return True if a call returns only once what was queued on the GPU before it is done."""
-    matrix, queued = torch.randn(4096, 4096, device="cuda"), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    for _ in range(50):  # 7 · 10¹² operations: a tenth of a second and more.
-        matrix = torch.nn.functional.normalize(matrix @ matrix)
-    queued.record()
-    part()
-    is_done: bool = queued.query()  # type: ignore[no-untyped-call]  # of torch, as above
-    torch.cuda.synchronize()
-    return is_done
-
-
-def outer_losses(size: str, device: str) -> dict[str, Any]:
-    """Return what a short `flockstep bench outer --peers 8` finds, beside data parallel."""
-    given = SIZES[size]
-    trainings = outer_trainings(
-        modes=["blocking"],
-        codecs=["int4"],
-        delays=["0"],
-        fragments=1,
-        outer=["0.9/0.8"],
-        ramps=["1"],
-        peers=["8"],
-        seeds=["0"],
-        rates=["1"],
-        size=size,
-        optimizer="",
-        steps=min(given.steps, 20),
-        rounds=4,
-        baseline=True,
-        device=device,
-    )
-    began, results = time.monotonic(), {training: train(training) for training in trainings}
-    case = trainings[-1]
-    return {
-        "size": size,
-        "loss": round(results[case].loss, 4),
-        "parallel_loss": round(results[baseline_of(case)].loss, 4),
-        "tokens_per_s": round(2 * case.tokens / (time.monotonic() - began)),
-    }
-
-
 def gpu_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of all rows, and what follows."""
     rows = [
@@ -338,15 +239,6 @@ def gpu_lines(result: Mapping[str, Any]) -> Iterator[str]:
     headings = ("join", "rounds", "loss", "apart", "tokens/s", "in the run", "peak GB", "planned", "result")
     yield from table_lines(f"{result['device']}, torch {result['torch']}, {result['seconds']} s", headings, rows)
     yield "tokens/s: before the first round. planned: weights, gradients and moments, as `flockstep plan` has them."
-    step = result["step"]
-    parts = [
-        f"{name} {step[f'{name}_ms']:.2f} ms" + (" (the GPU waits)" if step[f"{name}_waits"] else "")
-        for name in ("capture", "delta", "rebase", "feedback")
-    ]
-    yield f"A fragment of {step['cells'] / 1e6:.1f}M of {step['params'] / 1e6:.0f}M parameters: {', '.join(parts)}"
-    outer = result["outer"]
-    losses = f"loss {outer['loss']:.3f}, data parallel {outer['parallel_loss']:.3f}"
-    yield f"bench outer --size {outer['size']} --peers 8: {losses}, {outer['tokens_per_s']:,} tokens/s"
 
 
 def _of(value: float | None, unit: float) -> float | None:
