@@ -244,27 +244,20 @@ def simulate(
     latency: Annotated[str, typer.Option(help="One way between two peers.")] = "20ms..100ms",
     loss: Annotated[float, typer.Option(help="Chance of a packet to be sent again.")] = 0.0,
     churn: Annotated[float, typer.Option(help="Joins, and as many leaves, to expect in a round.")] = 0.0,
-    partition: Annotated[list[str] | None, typer.Option(help="5+3@round=2..7; repeatable.")] = None,
+    partition: Annotated[list[str] | None, typer.Option(help="5+3@round=2,for=60s; repeatable.")] = None,
     stall: Annotated[float, typer.Option(help="Peers that fall silent, to expect in a round.")] = 0.0,
     stall_time: Annotated[str, typer.Option(help="For how long.")] = "5s..20s",
     at: Annotated[
-        list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=); repeatable.")
+        list[str] | None, typer.Option(help="round=3,after=Cut,kill=proposer (or stall=, cut=, leave=; for=10s); repeatable.")
     ] = None,
     attack: Annotated[
         list[str] | None, typer.Option(help="NAME:COUNT, such as withholding:1; repeatable.")
     ] = None,
-    rule: Annotated[str, typer.Option(help="Of the defence.  [default: gramguard; without tensors mean]")] = "",
-    tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
+    rule: Annotated[str, typer.Option(help="Of the defence: gramguard or mean.")] = "gramguard",
     steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
-    min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
     voters: Annotated[
         str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (the founders).")
     ] = "founders",
-    session: Annotated[float, typer.Option(help="Rounds that a peer stays on average.  [default: all]")] = 0.0,
-    orderly: Annotated[float, typer.Option(help="Share of those that leave in order; the others are killed.")] = 0.5,
-    kill: Annotated[
-        list[str] | None, typer.Option(help="4@round=3: four at once; with ,for=60s they come back; repeatable.")
-    ] = None,
     fragments: Annotated[int, typer.Option(help="Of the vector; more than 1: streaming mode.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
     as_json: Json = False,
@@ -276,15 +269,14 @@ def simulate(
     \b
     Examples:
       flockstep simulate --peers 8 --loss 0.01 --churn 1
-      flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5..7
+      flockstep simulate --at round=3,after=Cut,kill=proposer --partition 5+3@round=5,for=60s
       flockstep simulate --attack withholding:2 --attack lying_owner:1
-      flockstep simulate --peers 64 --rounds 50 --no-tensors --json
-      flockstep simulate --session 12 --orderly 0.7 --no-tensors
+      flockstep simulate --peers 64 --rounds 50 --rule mean --json
       flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01
     """
     from .attacks.gradients import Attackers
     from .attacks.protocol import LIARS
-    from .simulate.options import RATES, SECONDS, Kill, Partition, SimulateOptions, Span, Strike
+    from .simulate.options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
     from .simulate.world import run_simulate
 
     options = SimulateOptions(
@@ -300,14 +292,9 @@ def simulate(
         partitions=tuple(Partition.parse(text, peers) for text in partition or ()),
         strikes=tuple(Strike.parse(text, peers) for text in at or ()),
         attacks=tuple(Attackers.parse(text, LIARS) for text in attack or ()),
-        rule=rule or ("gramguard" if tensors else "mean"),
-        tensors=tensors,
+        rule=rule,
         steps_time=Span.parse(steps_time, SECONDS),
-        min_peers=min_peers,
         voters=voters,
-        session=session,
-        orderly=orderly,
-        kills=tuple(Kill.parse(text, peers) for text in kill or ()),
         fragments=fragments,
         out=out,
     )

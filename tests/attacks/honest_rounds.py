@@ -4,7 +4,7 @@
     cd tests && python -m attacks.honest_rounds --seeds 0:40 --rounds 250 --peers 6 --rule mean --seconds 900
 
 It prints one line for each violation, and after ten seeds and at the end the numbers of certified rounds, void attempts and
-flags of honest peers, and why attempts were void. With `--rule mean` parts are empty: only the protocol runs. It begins no
+flags of honest peers, and why attempts were void. It begins no
 other seed after `--seconds` of CPU. The exit code is 1 if any invariant was violated; a ban or charge violates one.
 """
 
@@ -24,7 +24,7 @@ from support.simulations import CALM
 def restless(seed: int, peers: int, rounds: int, rule: str) -> SimulateOptions:
     """Everything that roads and people do, at once; nobody lies."""
     people = replace(CALM, loss=0.02, churn=0.5, stall=0.2, stall_time=Span(5.0, 20.0), steps_time=Span(10.0, 12.0))
-    return replace(people, peers=peers, rounds=rounds, seed=seed, rule=rule, tensors=rule != "mean")
+    return replace(people, peers=peers, rounds=rounds, seed=seed, rule=rule)
 
 
 def main() -> None:

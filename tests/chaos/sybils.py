@@ -110,9 +110,7 @@ def page_of(number: int) -> tuple[Identity, tuple[bytes, ...]]:
 
 def besieged(peers: int, keys: int, rounds: int) -> Cost:
     """Simulate these honest peers with a host of so many keys, for this many rounds."""
-    options = replace(
-        CALM, peers=peers, rounds=rounds, rule="mean", tensors=False, steps_time=Span(10.0, 12.0), voters="keepers"
-    )
+    options = replace(CALM, peers=peers, rounds=rounds, rule="mean", steps_time=Span(10.0, 12.0), voters="keepers")
     pages = [page_of(number) for number in range(keys // PAGE)]
     with tempfile.TemporaryDirectory() as folder:
         world = Besieged(options, Path(folder), pages)

@@ -34,7 +34,6 @@ def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
     assert [(row["round"], row["outcome"], row["roster"], row["cut"], row["states"]) for row in outcomes(report)] == [
         (number, "done", "5", "5", "equal on 5") for number in (1, 2, 3)
     ]
-    assert [row["served"] for row in outcomes(report)] == [4, 4, 4]  # Each owner's output goes to the four others.
 
 
 def test_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,13 +50,6 @@ def test_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "round 1 of 1 certified" in capsys.readouterr().err
     first, second = map(json.loads, lines)
     assert first["trace"] == second["trace"]
-
-
-def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:
-    report = simulate(replace(CALM, rule="mean", tensors=False, out=tmp_path))
-    assert not report.violations
-    assert [row["cut"] for row in outcomes(report)] == ["5"] * 3
-    assert not [event for event in events(tmp_path) if event["event"].startswith("fetch")]
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -150,7 +142,7 @@ def test_a_strike_whose_moment_never_comes_is_told() -> None:
 
 
 def test_who_was_cut_off_from_a_quorum_that_went_on_catches_up() -> None:
-    report = simulate(replace(CALM, peers=5, rounds=7, partitions=(Partition((4, 1), 2, 4),)))
+    report = simulate(replace(CALM, peers=5, rounds=7, partitions=(Partition((4, 1), 2, 18.0),)))
     assert not report.violations
     assert [row["cut"] for row in outcomes(report)[1:4]] == ["4"] * 3
     assert outcomes(report)[-1]["states"] == "equal on 5"
@@ -226,20 +218,16 @@ def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
         (lambda: Span.parse("100ms..20ms", SECONDS), "not a range"),
         (lambda: Span.parse("0Mbit", RATES, logarithmic=True), "not a range"),
         (lambda: Partition.parse("5@round=2", 8), "not a partition"),
-        (lambda: Partition.parse("5+4@round=2", 8), "does not fit 8 peers"),
-        (lambda: Partition.parse("5+3@round=4..2", 8), "does not fit"),
+        (lambda: Partition.parse("5+4@round=2,for=9s", 8), "does not fit 8 peers"),
         (lambda: Strike.parse("round=3,after=Cut", 8), "not a strike"),
         (lambda: Strike.parse("round=3,after=Lunch,kill=owner", 8), "not a strike"),
         (lambda: Strike.parse("round=3,after=Cut,kill=owner,stall=owner", 8), "not a strike"),
         (lambda: Strike.parse("round=3,after=Cut,kill=8", 8), "names no valid victim"),
         (lambda: Strike.parse("after=Cut,kill=owner", 8), "no valid victim or round"),
         (lambda: Strike.parse("round=3,after=Cut,kill=owner,kill=1", 8), "not a strike"),
-        (lambda: Strike.parse("round=3,after=Cut,kill=owner,for=5s", 8), "kill= has no duration"),
+        (lambda: Strike.parse("round=3,after=Cut,leave=owner,for=5s", 8), "leave= has no duration"),
         (lambda: replace(CALM, strikes=(Strike(4, "Cut", "kill", "owner", 1.0),)), "the rounds are 1 to 3"),
-        (lambda: replace(CALM, partitions=(Partition((2, 3), 0, 1),)), "round 0 to 1 of 3"),
-        (lambda: replace(CALM, partitions=(Partition((2, 3), 2, 3),)), "round 2 to 3 of 3"),
-        (lambda: replace(CALM, rounds=9, partitions=(Partition((2, 3), 4, 5), Partition((4, 1), 2, 4))), "4 to 5"),
-        (lambda: replace(CALM, min_peers=6), "fewer than --min-peers 6"),
+        (lambda: replace(CALM, partitions=(Partition((2, 3), 0, 9.0),)), "the rounds are 1 to 3"),
         (lambda: replace(CALM, steps_time=Span(0.5, 1.0)), "too short"),
         (lambda: replace(CALM, peers=0), "peers must be 1"),
         (lambda: replace(CALM, loss=1.0), "loss must be 0"),
@@ -253,6 +241,7 @@ def test_words_that_make_no_sense_are_refused_with_an_example(read: Any, words: 
 def test_units() -> None:
     assert Span.parse("10Mbit..100Mbit", RATES, logarithmic=True) == Span(1.25e6, 1.25e7, True)
     assert Span.parse("20ms", SECONDS) == Span(0.02, 0.02)
-    assert Partition.parse("5+3@round=2..7", 8) == Partition((5, 3), 2, 7)
-    assert Strike.parse("round=3, after=Cut, kill=owner", 8) == Strike(3, "Cut", "kill", "owner", 10.0)
+    assert Partition.parse("5+3@round=2,for=1min", 8) == Partition((5, 3), 2, 60.0)
+    assert Strike.parse("round=3, after=Cut, kill=owner", 8) == Strike(3, "Cut", "kill", "owner", 0.0)
+    assert Strike.parse("round=3, after=Cut, stall=owner", 8) == Strike(3, "Cut", "stall", "owner", 10.0)
     assert Strike.parse("round=3,after=Cut,cut=2,for=2min", 8) == Strike(3, "Cut", "cut", 2, 120.0)

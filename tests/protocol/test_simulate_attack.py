@@ -22,13 +22,12 @@ def attacked(*attacks: str, **changes: Any) -> SimulateOptions:
 
 
 def noticed(report: Report, attack: int = 0) -> dict[str, int]:
-    figures: Any = report.harm.figures()["attacks"]
-    found: dict[str, int] = figures[attack]["noticed"]
+    found: dict[str, int] = report.harm.figures()[attack]["noticed"]
     return found
 
 
 def test_honest_vectors_differ_as_pseudo_gradients_do() -> None:
-    peers = [State(0, tensors=True) for _ in range(8)]
+    peers = [State(0) for _ in range(8)]
     rounds = [np.stack([state.contribution(f"{n}", r) for n, state in enumerate(peers)]) for r in (1, 2)]
     cosines = np.asarray(np.corrcoef(rounds[0]))[~np.eye(8, dtype=bool)]
     assert 0.3 < cosines.min() < np.median(cosines) < 0.6
@@ -37,13 +36,13 @@ def test_honest_vectors_differ_as_pseudo_gradients_do() -> None:
     assert 0.2 < again.min() < again.max() < 0.7
     lengths = np.linalg.norm(rounds[0], axis=1)
     assert 0.1 < lengths.std() / lengths.mean() < 0.4
-    assert np.array_equal(rounds[0][3], State(0, tensors=True).contribution("3", 1))
+    assert np.array_equal(rounds[0][3], State(0).contribution("3", 1))
 
 
 def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_honest() -> None:
     report = simulate(attacked("lazy:1", "lying_sender:1", peers=7, rounds=1))
     assert not report.violations
-    attacks: Any = report.harm.figures()["attacks"]
+    attacks = report.harm.figures()
     assert [(one["attack"], one["peers"]) for one in attacks] == [
         ("lazy:1", ["p5"]),
         ("lying_sender:1", ["p6"]),
@@ -126,10 +125,6 @@ def test_attacks_that_make_no_sense_are_refused(attacks: tuple[str, ...], words:
         attacked(*attacks)
 
 
-def test_without_tensors_there_is_nothing_to_judge_or_to_attack() -> None:
-    with pytest.raises(UsageError, match="the rule gramguard has nothing to judge"):
-        replace(CALM, tensors=False)
+def test_a_rule_that_no_run_has_is_refused() -> None:
     with pytest.raises(UsageError, match="there is no defence 'gram'"):
         replace(CALM, rule="gram")
-    with pytest.raises(UsageError, match="without tensors"):
-        attacked("lazy:1", tensors=False, rule="mean")

@@ -13,7 +13,7 @@ from support.simulations import CALM
 SECONDS = 20.0
 """Of a fast peer's phase: its grace of a quarter is then above the floor."""
 ROUNDS = 4
-OPTIONS = replace(CALM, rounds=ROUNDS, rule="mean", tensors=False, steps_time=Span(SECONDS, SECONDS))
+OPTIONS = replace(CALM, rounds=ROUNDS, rule="mean", steps_time=Span(SECONDS, SECONDS))
 
 
 def test_a_peer_ten_times_slower_takes_part_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

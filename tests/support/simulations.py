@@ -16,8 +16,6 @@ CALM = SimulateOptions(
     strikes=(),
     attacks=(),
     rule="gramguard",
-    tensors=True,
     steps_time=Span(4.0, 5.0),
-    min_peers=1,
     out=None,
 )

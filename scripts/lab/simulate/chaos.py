@@ -1,9 +1,8 @@
 """Faults of a simulation: strikes at moments of the protocol, churn, stalls and partitions.
 
 Theory of operation. Chaos is called with every message of a round when it is sent. The first Ready of a round begins it:
-then the partitions of that round begin or end, and the moments of its joins, leaves and stalls are drawn over the
+then the partitions of that round begin, and the moments of its joins, leaves and stalls are drawn over the
 duration of the last round. A strike happens a moment after its message was sent, so that the message is delivered.
-Under sessions each peer leaves with the same chance in every round, and another one comes within a round.
 """
 
 import itertools
@@ -15,7 +14,7 @@ import trio
 
 from ....peer import wire
 from ....peer.memory.network import MemoryNetwork
-from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
+from .options import CONVENER_MESSAGES, SimulateOptions, Strike
 from .peer import SimulatedPeer
 
 LEAVING_SECONDS = 1e-3
@@ -102,6 +101,9 @@ class Chaos:
                 await victim.leave()
             if victim.peer in self._swarm.living:  # It may have been killed while it sent its Goodbye.
                 self._swarm.end(victim, "killed" if blow == "kill" else "left")
+            if blow == "kill" and seconds:
+                await trio.sleep(seconds)
+                self._swarm.restart(victim.name)
             return
         begin, end = (network.stall, network.resume) if blow == "stall" else (network.cut, network.mend)
         begin(victim.peer)
@@ -115,23 +117,12 @@ class Chaos:
         lasted = now - self._round_began if self._round else self._options.steps_time.high
         self._round, self._round_began = round_, now
         for split in self._options.partitions:
-            if split.first == round_:
+            if split.round == round_:
                 peers = iter(self._swarm.living)
                 groups = [list(itertools.islice(peers, size)) for size in split.groups]
                 self._swarm.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
                 self._swarm.network.partition(*groups)
-                if split.seconds:
-                    self._swarm.nursery.start_soon(self._heal, split.seconds)
-            elif split.last + 1 == round_ and not split.seconds:
-                self._swarm.note("chaos.heal", reason=f"round {split.last} is through")
-                self._swarm.network.heal()
-        for kill in self._options.kills:
-            if kill.round == round_:
-                self._swarm.nursery.start_soon(self._kill, kill)
-        for leaver in list(self._swarm.living.values()) if self._options.session else ():
-            moment = self._random.expovariate(1 / (self._options.session * lasted))
-            if moment < lasted:
-                self._swarm.nursery.start_soon(self._leave, moment, self._random.uniform(0.0, lasted), leaver)
+                self._swarm.nursery.start_soon(self._heal, split.seconds)
         for moment in self._moments(self._options.churn, lasted):
             self._swarm.nursery.start_soon(self._leave, moment, self._random.uniform(0.0, lasted))
         for moment in self._moments(self._options.churn, lasted):
@@ -150,36 +141,17 @@ class Chaos:
         self._swarm.note("chaos.heal", reason=f"after {seconds:g} s")
         self._swarm.network.heal()
 
-    async def _kill(self, kill: Kill) -> None:
-        await trio.sleep(LEAVING_SECONDS)
-        founders = [f"p{number}" for number in range(self._options.peers - kill.count, self._options.peers)]
-        victims = [peer for peer in self._swarm.living.values() if peer.name in founders]
-        for victim in victims:
-            self._swarm.note("chaos.kill", peer=victim.peer, reason=f"{kill.count} at once")
-            await self._blow("kill", victim, 0.0)
-        if kill.seconds:
-            await trio.sleep(kill.seconds)
-            for victim in victims:
-                self._swarm.restart(victim.name)
+    async def _leave(self, moment: float, pause: float) -> None:
+        """Let any peer leave in order, or be killed and come back a `pause` later.
 
-    async def _leave(self, moment: float, pause: float, leaver: SimulatedPeer | None = None) -> None:
-        """Let a peer leave, by chance any; another one comes a `pause` later for a given `leaver` that left in order.
-
-        Who was killed comes back itself after it: else the run would wait for its vote, and end sooner or later.
+        Who was killed comes back: else the run would wait for its vote, and end sooner or later.
         """
         await trio.sleep(moment)
         peers = [peer for peer in self._swarm.living.values() if not peer.is_leaving]
-        if len(peers) <= max(FEWEST, self._options.min_peers) or (leaver is not None and leaver not in peers):
-            return
-        is_replaced, leaver = leaver is not None, leaver or self._random.choice(peers)
-        blow = "leave" if self._random.random() < self._options.orderly else "kill"
-        self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
-        if is_replaced and blow == "leave":
-            self._swarm.nursery.start_soon(self._join, pause)
-        await self._blow(blow, leaver, 0.0)
-        if blow == "kill":
-            await trio.sleep(pause)
-            self._swarm.restart(leaver.name)
+        if len(peers) > FEWEST:
+            leaver, blow = self._random.choice(peers), self._random.choice(("leave", "kill"))
+            self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
+            await self._blow(blow, leaver, pause)
 
     async def _join(self, moment: float) -> None:
         await trio.sleep(moment)

@@ -50,8 +50,6 @@ class RoundRow:
     """By the hash of its certificate: more than one violate an invariant."""
     holders: dict[str, bytes] = field(default_factory=dict)
     """The certificate of the state that each peer had after the round."""
-    served: Counter[tuple[str, bytes]] = field(default_factory=Counter)
-    """How often a peer has sent the bytes of a hash to others, for this round or to catch up with it."""
     done: set[int] = field(default_factory=set)
     """The attempt of each certificate."""
     stalled: dict[str, str] = field(default_factory=dict)
@@ -119,10 +117,6 @@ class Checks:
             self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} without a reason")
         elif outcome.kind is OutcomeKind.VOID:
             row.void[outcome.slot.attempt, peer.name] = self._named(outcome.reason)
-
-    def served(self, provider: str, key: bytes, taker: SimulatedPeer, now: float) -> None:
-        """Count a fetch from a peer."""
-        self.row(taker.place.round + 1, now).served[provider, key] += 1
 
     def moved(self, peer: SimulatedPeer, now: float) -> None:
         """Check a state that a peer took from another."""

@@ -5,7 +5,8 @@ An attacker is corrupted after its assembly, before its first message. From then
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ....collectives.allreduce.actions import Outcome
 from ....collectives.chain.certificate import value_of
@@ -75,47 +76,36 @@ class Harm:
             self._round = outcome.slot.round
             self.flagged.update(outcome.members[index] for index in value_of(outcome.certificate).flagged)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the effect as lines of text."""
-        rows = []
-        for attack, peers in self._by_attack():
-            names = " ".join(self._names[peer] for peer in peers) if attack != HONEST else f"{len(peers)} peers"
-            made, flagged = (sum(times[peer] for peer in peers) for times in (self.made, self.flagged))
-            banned = f"{sum(peer in self.banned for peer in peers)} of {len(peers)}"
-            noticed = ", ".join(f"{event} {count}" for event, count in self._noticed(peers).items())
-            rows.append((attack, names, made, flagged, banned, noticed or "-"))
-        yield from table_lines("", ("attack", "peers", "made", "flagged", "banned", "noticed"), rows)
-        for peer, reasons in self.banned.items():
-            name = f"{self._names[peer]} ({self._roles.get(peer, HONEST)})"
-            yield f"{name} was banned by {len(reasons)} honest peers: {next(iter(reasons.values()))}"
-    def figures(self) -> dict[str, object]:
-        """Return the effect for `--json`."""
-        return {
-            "attacks": [
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the effect of each attack, then what became of the honest peers."""
+        roles = {**dict.fromkeys(self._names, HONEST), **{peer: str(role) for peer, role in self._roles.items()}}
+        found = []
+        for attack in (*dict.fromkeys(map(str, self._roles.values())), HONEST):
+            peers = {peer: self._names[peer] for peer, role in roles.items() if role == attack}
+            found.append(
                 {
                     "attack": attack,
-                    "peers": [self._names[peer] for peer in peers],
+                    "peers": list(peers.values()),
                     "made": sum(self.made[peer] for peer in peers),
-                    "flagged": {self._names[peer]: self.flagged[peer] for peer in peers if self.flagged[peer]},
+                    "flagged": {name: self.flagged[peer] for peer, name in peers.items() if self.flagged[peer]},
                     "banned": {
-                        self._names[peer]: {
-                            "by": len(self.banned[peer]),
-                            "reason": next(iter(self.banned[peer].values())),
-                        }
-                        for peer in peers
-                        if peer in self.banned
+                        name: {"by": len(reasons), "reason": next(iter(reasons.values()))}
+                        for peer, name in peers.items()
+                        if (reasons := self.banned.get(peer))
                     },
-                    "noticed": dict(self._noticed(peers)),
+                    "noticed": dict(sum((self.noticed[peer] for peer in peers), Counter[str]())),
                 }
-                for attack, peers in self._by_attack()
-            ],
-        }
+            )
+        return found
 
-    def _by_attack(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the ids of the peers of each attack, then those of the honest ones."""
-        for attackers in dict.fromkeys(self._roles.values()):
-            yield str(attackers), [peer for peer, role in self._roles.items() if role == attackers]
-        yield HONEST, [peer for peer in self._names if peer not in self._roles]
-
-    def _noticed(self, peers: Sequence[str]) -> Counter[str]:
-        return sum((self.noticed[peer] for peer in peers), Counter[str]())
+    def lines(self) -> Iterator[str]:
+        """Yield the effect as lines of text."""
+        figures, rows = self.figures(), []
+        for one in figures:
+            noticed = ", ".join(f"{event} {count}" for event, count in one["noticed"].items())
+            banned = f"{len(one['banned'])} of {len(one['peers'])}"
+            rows.append((one["attack"], len(one["peers"]), one["made"], sum(one["flagged"].values()), banned, noticed or "-"))
+        yield from table_lines("", ("attack", "peers", "made", "flagged", "banned", "noticed"), rows)
+        for one in figures:
+            for name, ban in one["banned"].items():
+                yield f"{name} ({one['attack']}) was banned by {ban['by']} honest peers: {ban['reason']}"

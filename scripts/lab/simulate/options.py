@@ -14,7 +14,6 @@ from typing import Self
 from ....collectives.robust.rules import rule_named
 from ....dht.run.manifest import MOST_FRAGMENTS
 from ....peer.base.errors import UsageError
-from ....peer.wire import MAX_PARTS
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import TOGETHER
 
@@ -32,7 +31,6 @@ MESSAGES = (
     "Void",
 )
 BLOWS = ("kill", "stall", "cut", "leave")
-LASTING = ("stall", "cut")
 ROLES = ("proposer", "owner", "sender")
 
 
@@ -61,35 +59,30 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A network partition into groups of founders, from round `first` until round `last` has ended, or for some `seconds`."""
+    """A network partition into groups of founders, from the beginning of a round for some seconds."""
 
     groups: tuple[int, ...]
-    first: int
-    last: int
-    seconds: float = 0.0
-    """Its duration, where no round may end in it; 0: it ends with round `last`."""
+    round: int
+    seconds: float
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
-        """Parse `5+3@round=2..7` or `5+3@round=2,for=60s`: the first five peers, and the next three. Raises `UsageError`."""
-        found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+)|,for=(\w+))?", text)
+        """Parse `5+3@round=2,for=60s`: the first five peers, and the next three. Raises `UsageError`."""
+        found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+),for=(\w+)", text)
         if found is None:
-            raise UsageError(
-                f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7 or 5+3@round=2,for=60s"
-            )
+            raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2,for=60s")
         groups = tuple(int(size) for size in found[1].split("+"))
-        first = int(found[2])
-        last = int(found[3] or first)
-        if sum(groups) > peers or not all(groups) or last < first:
-            raise UsageError(
-                f"the partition {text!r} does not fit {peers} peers", remedy="write it as in 5+3@round=2..7"
-            )
-        return cls(groups, first, last, _quantity(found[4], text, SECONDS) if found[4] else 0.0)
+        if sum(groups) > peers or not all(groups):
+            raise UsageError(f"the partition {text!r} does not fit {peers} peers")
+        return cls(groups, int(found[2]), _quantity(found[3], text, SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault after the message `after` of `round`: the victim is killed, stalled, cut off, or leaves."""
+    """A fault after the message `after` of `round`: the victim is killed, stalled, cut off, or leaves.
+
+    Who leaves does so in order, and for good.
+    """
 
     round: int
     after: str
@@ -97,7 +90,7 @@ class Strike:
     victim: str | int
     """A role, or the number of a peer."""
     seconds: float
-    """Duration of a stall or a cut."""
+    """Until a stalled or cut peer goes on, and a killed one starts again; of one killed 0: never."""
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
@@ -114,13 +107,13 @@ class Strike:
             or fields.get("after") not in MESSAGES
         ):
             raise UsageError(f"{text!r} is not a strike", remedy=remedy)
-        if "for" in fields and blows[0] not in LASTING:
-            raise UsageError(f"{text!r}: {blows[0]}= has no duration", remedy=f"for= goes with {' and '.join(LASTING)}")
+        if "for" in fields and blows[0] == "leave":
+            raise UsageError(f"{text!r}: leave= has no duration", remedy="for= goes with kill, stall and cut")
         victim = fields[blows[0]]
         number = int(victim) if victim.isdecimal() else None
         if not fields.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
             raise UsageError(f"{text!r} names no valid victim or round", remedy=remedy)
-        seconds = _quantity(fields.get("for", "10s"), text, SECONDS)
+        seconds = _quantity(fields.get("for", "0s" if blows[0] == "kill" else "10s"), text, SECONDS)
         return cls(int(fields["round"]), fields["after"], blows[0], victim if number is None else number, seconds)
 
     def __str__(self) -> str:
@@ -128,29 +121,7 @@ class Strike:
         return f"{self.blow} {whom} after {self.after} of round {self.round}"
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """The last `count` founders are killed when `round` begins, and start again after some `seconds`; 0: never."""
-
-    count: int
-    round: int
-    seconds: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str, peers: int) -> Self:
-        """Parse `4@round=3` or `4@round=3,for=60s`. Raises `UsageError`."""
-        found = re.fullmatch(r"(\d+)@round=(\d+)(?:,for=(\w+))?", text)
-        if found is None:
-            raise UsageError(
-                f"{text!r} does not say who is killed", remedy="write it as in 4@round=3 or 4@round=3,for=60s"
-            )
-        if not 0 < int(found[1]) < peers:
-            raise UsageError(f"{text!r}: 1 to {peers - 1} of {peers} peers can be killed")
-        return cls(int(found[1]), int(found[2]), _quantity(found[3], text, SECONDS) if found[3] else 0.0)
-
-
 VOTERS = ("founders", "honest", "keepers")
-MORE_RANGES = (("session", 0.0, 1e6), ("orderly", 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +156,7 @@ class SimulateOptions:
     """Duration of a stall in seconds."""
 
     partitions: tuple[Partition, ...]
-    """Network partitions, one after the other."""
+    """Network partitions; one that ends heals all."""
 
     strikes: tuple[Strike, ...]
     """Faults at moments of the protocol."""
@@ -196,14 +167,8 @@ class SimulateOptions:
     rule: str
     """The aggregation rule."""
 
-    tensors: bool
-    """Average real vectors and check every bit; else parts are empty, and only the protocol runs."""
-
     steps_time: Span
     """Seconds of a peer's inner phase, drawn for each phase."""
-
-    min_peers: int
-    """The fewest members of a round."""
 
     out: Path | None
     """Folder for the event log."""
@@ -212,63 +177,35 @@ class SimulateOptions:
     """Who votes on the first round: the `founders`, at most 64, or the `honest` ones of them. With `keepers` the founders
     do, in all rounds."""
 
-    session: float = 0.0
-    """Average rounds that a peer stays, another one comes for each that leaves; 0: as long as the run."""
-
-    orderly: float = 0.5
-    """Share of those that leave in order; the others are killed."""
-
-    kills: tuple[Kill, ...] = ()
-    """Founders killed at once."""
-
     fragments: int = 1
     """Fragments of the vector; with more than one, peers train on while a round averages the next of them."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            *(("peers", 1, 4096), ("rounds", 1, 1_000_000)),
-            *(("min_peers", 1, MAX_PARTS), ("fragments", 1, MOST_FRAGMENTS)),
+            *(("peers", 1, 4096), ("rounds", 1, 1_000_000), ("fragments", 1, MOST_FRAGMENTS)),
         ):
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if self.voters not in VOTERS:
             raise UsageError(f"{self.voters!r} are no voters", remedy=f"name {', '.join(VOTERS[:-1])} or {VOTERS[-1]}")
-        for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0), *MORE_RANGES):
+        for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")
-        if self.min_peers > self.peers:
-            raise UsageError(f"{self.peers} peers are fewer than --min-peers {self.min_peers}")
         if self.steps_time.low < MEETING_TRIPS * self.latency.high:
             raise UsageError(
                 f"inner phases of {self.steps_time.low:g} s are too short for peers {self.latency.high:g} s apart to meet",
                 remedy=f"--steps-time must be at least {MEETING_TRIPS} times --latency",
             )
-        for kill in self.kills:
-            if not 1 <= kill.round <= self.rounds:
-                raise UsageError(f"{kill.count} peers killed in round {kill.round}: the rounds are 1 to {self.rounds}")
-        for strike in self.strikes:
-            if not 1 <= strike.round <= self.rounds:
-                raise UsageError(f"{strike}: the rounds are 1 to {self.rounds}")
-        self._check_attacks()
-        before = 0
-        for split in sorted(self.partitions, key=lambda split: split.first):
-            if not before < split.first <= split.last < self.rounds:
-                raise UsageError(
-                    f"a partition from round {split.first} to {split.last} of {self.rounds}",
-                    remedy="partitions follow one another, and the last one ends before the last round",
-                )
-            before = split.last
-
-    def _check_attacks(self) -> None:
-        if not rule_named(self.rule).blind and not self.tensors:
-            raise UsageError(f"without tensors the rule {self.rule} has nothing to judge", remedy="add --rule mean")
+        faults: tuple[Strike | Partition, ...] = (*self.strikes, *self.partitions)
+        for fault in faults:
+            if not 1 <= fault.round <= self.rounds:
+                raise UsageError(f"{fault}: the rounds are 1 to {self.rounds}")
+        rule_named(self.rule)
         if sum(attackers.count for attackers in self.attacks) >= self.peers:
             named = ", ".join(map(str, self.attacks))
             raise UsageError(
                 f"{named}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers"
             )
-        if self.attacks and not self.tensors:
-            raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
         for attackers in self.attacks:
             if attackers.scale is not None:
                 remedy = f"write {attackers.name}:COUNT"

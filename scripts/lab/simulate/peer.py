@@ -6,9 +6,9 @@ peer contributes fewer tokens. Above a full roster the members of a round are a 
 A peer outside of it waits for the others' next state and takes that (it follows).
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
 from ....collectives.robust.rules import rule_named
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive
-from ....collectives.vector.codec import EMPTY, FlatSum
+from ....collectives.vector.codec import FlatSum
 from ....dht.directory.interface import Directory
 from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
@@ -49,8 +49,8 @@ SIM_STEPS = 20
 """Inner steps of a full phase, the resolution in which a shortened phase is counted."""
 TOKENS_PER_STEP = 50
 GLANCE = 0.5
-"""Seconds between two polls of the members during an inner phase, scaled up beyond a full roster, since the cost of a
-poll grows with the members. The real trainer polls after every step."""
+"""Seconds, scaled up beyond a full roster, since the cost of a poll grows with the members. The real trainer polls after
+every step."""
 _FLOOR, _CEILING = 2.0, 120.0
 """The manifest's defaults for the deadlines of a round."""
 CHECKPOINT_EVERY = 10
@@ -64,23 +64,15 @@ _unpack = lru_cache(maxsize=4096)(unpack_message)
 
 
 class WatchedNode(Node):
-    """A node that reports its signed messages and its fetches to the world."""
+    """A node that reports its signed messages to the world."""
 
     on_send: Callable[[wire.Signed], None]
-    on_fetch: Callable[[str, bytes], None]
 
     def send(self, peers: str | Iterable[str], message: object) -> None:
         """Send, then report."""
         super().send(peers, message)
         if isinstance(message, wire.Signed):
             self.on_send(message)
-
-    async def fetch_into(
-        self, peer: str, key: bytes, into: bytearray | memoryview, *, patience: float = math.inf, name: bytes = b""
-    ) -> None:
-        """Fetch, then report."""
-        await super().fetch_into(peer, key, into, patience=patience, name=name)
-        self.on_fetch(peer, key)
 
 
 def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
@@ -97,6 +89,8 @@ def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
 class Watcher(Protocol):
     """What a simulated peer reports to, of itself first."""
 
+    charter: Charter
+
     def assembled(self, peer: "SimulatedPeer") -> None:
         """It is assembled, and has sent no message yet."""
 
@@ -109,22 +103,33 @@ class Watcher(Protocol):
     def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
         """An attempt has ended for it, and its state includes the round if it was certified."""
 
-    def served(self, provider: str, key: bytes, taker: "SimulatedPeer") -> None:
-        """It has fetched bytes from another peer."""
-
     def moved(self, peer: "SimulatedPeer") -> None:
         """It has taken its state from another peer."""
+
+
+def glance_of(peers: int) -> float:
+    """Return the seconds between two polls of the members during an inner phase."""
+    return GLANCE * max(1.0, peers / MAX_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The fork choice and the next members, as they follow from the members, my position and the number of proofs."""
+
+    members: tuple[Row, ...]
+    place: ChainPosition
+    news: int
+    follows_another_chain: bool
+    drawn: frozenset[str]
+    """The known members of the next round."""
 
 
 class SimulatedPeer:
     """One process of a peer; `state` is the initial state of the run."""
 
-    def __init__(
-        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: Watcher, state: State
-    ) -> None:
+    def __init__(self, name: str, identity: Identity, options: SimulateOptions, watcher: Watcher, state: State) -> None:
         self.name = name
         self.identity = identity
-        self.run = SIM_RUN
         self.state = state
         self.scope = trio.CancelScope()
         self._training = trio.CancelScope()
@@ -133,14 +138,10 @@ class SimulatedPeer:
         self.settled = False
         """True once it holds a state of the run and takes part."""
         self._options = options
-        self._charter = charter
         self._watcher = watcher
-        self._glance = GLANCE * max(1.0, options.peers / MAX_PARTS)
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
-        self._seen: tuple[tuple[Row, ...], ChainPosition, int] | None = None
-        self._follows_another_chain = False
-        self._drawn: frozenset[str] = frozenset()
+        self._view: _View | None = None
 
     @property
     def peer(self) -> str:
@@ -165,7 +166,6 @@ class SimulatedPeer:
         with self.scope:
             async with WatchedNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
                 node.on_send = self._report
-                node.on_fetch = lambda provider, key: self._watcher.served(provider, key, self)
                 await self._assemble(node, directory, folder)
                 self._watcher.assembled(self)
                 self.member.held.place = ChainPosition(0, self.state.root, 0, None)
@@ -183,8 +183,6 @@ class SimulatedPeer:
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self.node = node
-        if not self._options.tensors:
-            node.blobs.put(EMPTY, b"")  # A follower has the 64 outputs of a round already: they have no bytes.
         table, seed = MemberTable(SIM_RUN, self.peer), self._random.getrandbits(32)
         body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
         self._contact = Contact(node, table, Gossip(node, table, directory, SIM_RUN, seed=seed), body)
@@ -193,11 +191,11 @@ class SimulatedPeer:
             num_cells=NUM_CELLS,
             contribution=state.codec,
             output=state.codec,
-            min_peers=self._options.min_peers,
+            min_peers=1,
             floor=_FLOOR,
             ceiling=_CEILING,
             rule=rule_named(self._options.rule),
-            charter=self._charter,
+            charter=self._watcher.charter,
             num_fragments=self._options.fragments,
         )
         archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
@@ -223,24 +221,25 @@ class SimulatedPeer:
             began = captured if self._options.fragments > 1 else trio.current_time()
 
     async def _stay(self) -> None:
-        seen = None
+        seen, glance = None, glance_of(self._options.peers)
         while not self._training.cancel_called:
             is_behind = self._behind()
-            has_news, seen = self._seen is not seen, self._seen
+            has_news, seen = self._view is not seen, self._view
             if is_behind or (has_news and self.member.catch_up.provider(self._contact.presence.active()) is not None):
                 await self._sync()
-            await trio.sleep(self._glance)
+            await trio.sleep(glance)
         await trio.sleep_forever()
 
     async def _inner_phase(self, duration: float, started: float) -> int:
         """Train for `duration` since `started`, or until the deadline of the phase; return the steps done."""
         ready_at: dict[str, float] = {}
+        glance = glance_of(self._options.peers)
         while not self._behind():
             now = trio.current_time()
             for peer in self.averager.ready():
                 ready_at.setdefault(peer, now)
             steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
-            drawn = self._next_members()
+            drawn = self._look().drawn
             pacing = slowest(self.member.archive.conduct.pacing(drawn), {*ready_at, self.peer})
             times = [at for peer, at in ready_at.items() if peer in pacing]
             num_active = len(pacing | {self.peer})
@@ -248,14 +247,14 @@ class SimulatedPeer:
             if ended and self.peer in drawn:
                 return max(steps, 1)
             left = started + duration - now
-            await trio.sleep(min(self._glance, left) if left > 0 else self._glance)
+            await trio.sleep(min(glance, left) if left > 0 else glance)
         return 0
 
     async def _round(self, steps: int, duration: float) -> None:
         """Repeat attempts of the next round until one is certified."""
         number = self.place.round + 1
         x = self.state.contribution(self.peer, number)
-        while not self._behind() and self.peer in self._next_members():
+        while not self._behind() and self.peer in self._look().drawn:
             averaged = await self.member.average(
                 Contribution(
                     vector=FlatSum([x]),
@@ -283,24 +282,17 @@ class SimulatedPeer:
         self._watcher.moved(self)
 
     def _behind(self) -> bool:
-        self._look()
-        return self.averager.behind or self._follows_another_chain
+        follows_another_chain = self._look().follows_another_chain
+        return self.averager.behind or follows_another_chain
 
-    def _next_members(self) -> frozenset[str]:
-        """Return the known members of the next round."""
-        self._look()
-        return self._drawn
-
-    def _look(self) -> None:
-        """Update the cached members and fork choice if any member, my position or a proof has changed."""
+    def _look(self) -> _View:
+        """Return what I see; computed anew if any member, my position or a proof has changed."""
         catch_up, members, place = self.member.catch_up, self._contact.presence.active(), self.place
-        news = catch_up.proofs.news
-        seen = self._seen
-        if seen is not None and seen[0] is members and seen[1] is place and seen[2] == news:
-            return
-        self._seen = members, place, news
-        self._follows_another_chain = catch_up.follows_another_chain(members)
-        self._drawn = self.averager.drawn()
+        view, news = self._view, catch_up.proofs.news
+        if view is None or view.members is not members or view.place is not place or view.news != news:
+            follows = catch_up.follows_another_chain(members)
+            self._view = view = _View(members, place, news, follows, self.averager.drawn())
+        return view
 
     def _report(self, signed: wire.Signed) -> None:
         self._watcher.sent(self, wire.opened(signed))

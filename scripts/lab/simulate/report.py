@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 
 from ..table import table_lines
 from .check import RoundRow, Violation
@@ -39,15 +38,16 @@ class Report:
         if as_json:
             write_line(json.dumps(self._figures()))
             return
-        headings = ("round", "outcome", "roster", "cut", "seconds", "served", "states")
+        headings = ("round", "outcome", "roster", "cut", "seconds", "states")
         for line in table_lines("", headings, [[_figures(row)[name] for name in headings] for row in self.rows]):
             write_line(line)
         write_line("")
         reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
         for reason, count in reasons.most_common(MAX_SHOWN):
             write_line(f"void {count} times: {reason}")
-        for line in self._stall_lines():
-            write_line(line)
+        write_line(f"{len(self.stalled)} of {len(self.rows)} rounds stalled")
+        for row in self.stalled[:MAX_SHOWN]:
+            write_line(f"  round {row.number} stalled for {len(row.stalled)} peers: {next(iter(row.stalled.values()))}")
         for strike in self.unmet:
             write_line(f"its moment never came: {strike}")
         for line in self.harm.lines() if self.options.attacks else ():
@@ -62,42 +62,21 @@ class Report:
             f"{self.cpu_seconds:.1f} CPU-s, trace {self.trace}"
         )
 
-    def stalls(self) -> dict[str, float]:
-        """Return how many rounds stalled, their share, the seconds lost to them, and the share of these.
-
-        Lost is what such a round took beyond the median of the others, from certificate to certificate.
-        """
-        ends = [self.rows[0].began if self.rows else 0.0, *(row.certified for row in self.rows)]
-        lasted = {row.number: end - before for row, before, end in zip(self.rows, ends, ends[1:], strict=False) if end}
-        stalled = [row.number for row in self.rows if row.stalled]
-        usual = [seconds for number, seconds in lasted.items() if number not in stalled]
-        typical = median(usual) if usual else 0.0
-        lost = sum(max(0.0, lasted.get(number, self.seconds - max(ends)) - typical) for number in stalled)
-        return {
-            "rounds": len(stalled),
-            "share": round(len(stalled) / max(1, len(self.rows)), 6),
-            "seconds": round(lost, 3),
-            "seconds_share": round(lost / max(1.0, self.seconds), 6),
-        }
-
-    def _stall_lines(self) -> Iterator[str]:
-        found = self.stalls()
-        rounds, lost = f"{found['rounds']} of {len(self.rows)} rounds stalled", f"{found['seconds']:.1f} s lost to them"
-        yield f"{rounds} ({100 * found['share']:.2f} %), {lost} ({100 * found['seconds_share']:.2f} %)"
-        for row in [row for row in self.rows if row.stalled][:MAX_SHOWN]:
-            yield f"  round {row.number} stalled for {len(row.stalled)} peers: {next(iter(row.stalled.values()))}"
+    @property
+    def stalled(self) -> list[RoundRow]:
+        """The rounds that stalled."""
+        return [row for row in self.rows if row.stalled]
 
     def _num_done(self) -> int:
         return sum(bool(row.certified) for row in self.rows)
 
     def _figures(self) -> dict[str, object]:
-        return (self.harm.figures() if self.options.attacks else {}) | {
+        return ({"attacks": self.harm.figures()} if self.options.attacks else {}) | {
             "peers": self.options.peers,
             "rule": self.options.rule,
             "seed": self.options.seed,
             "rounds": [_figures(row) for row in self.rows],
             "certified": self._num_done(),
-            "stalls": self.stalls(),
             "living": self.living,
             "virtual_s": round(self.seconds, 3),
             "cpu_s": round(self.cpu_seconds, 3),
@@ -122,7 +101,6 @@ def _figures(row: RoundRow) -> dict[str, object]:
         "roster": "+".join(str(roster) for roster, _ in sizes),
         "cut": "+".join(str(cut) for _, cut in sizes),
         "seconds": round(row.certified - row.began, 3) if row.certified else 0.0,
-        "served": max(row.served.values(), default=0),
         "states": _states(row),
         "holders": len(row.holders),
     }

@@ -1,13 +1,12 @@
-"""The state and contributions of simulated peers: a small model, or vectors of no bytes.
+"""The state and contributions of simulated peers: a small model.
 
 A contribution is a random Δ that follows from peer and round alone, so that the check can compute the expected average.
 A rule can judge it: it is the sum of a direction common to all, one of the peer's own in every round, and noise, in the
-proportions of real ones. Without tensors contributions and outputs are encoded to no bytes, and every output decodes to
-the same constant: the state still changes with each round, but nothing is sent and almost nothing computed.
+proportions of real ones.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -21,7 +20,7 @@ from ....collectives.robust.checks import columns_of, judge_sketches, masked, se
 from ....collectives.robust.rule import Rule, Weighting
 from ....collectives.state import merkle
 from ....collectives.vector.arrays import Floats
-from ....collectives.vector.codec import CELL, Codec, Encoded, FlatSum, codec_named
+from ....collectives.vector.codec import CELL, FlatSum, codec_named
 from ....optim.member.apply import keep_rest
 from ....optim.step.outer import OuterSettings
 from ....peer.base.digest import digest, keyed
@@ -42,48 +41,16 @@ LENGTHS, ODDITY = 0.15, 0.3
 """Standard deviations among peers of the logarithm of the norm, and of that of the own direction."""
 
 
-class Weightless(Codec):
-    """A codec of empty cells, which decode to `STEP`."""
-
-    name = "none"
-    cell_bytes = 0
-
-    def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
-        """Return no bytes; `chunks` are not consumed."""
-        return memoryview(b"")
-
-    def decode_range(
-        self, data: Encoded, num_cells: int, first_cell: int, last_cell: int, out: Floats, gain: float = 1.0
-    ) -> None:
-        """Write the constant."""
-        out.fill(STEP * gain)
-
-    def check(self, data: Encoded, num_cells: int) -> None:
-        """Raise `MalformedMessage` unless `data` is empty."""
-        self._bytes(data, num_cells)
-
-    def _encode(self, x: Floats, encoded: object, num_cells: int, first: int) -> None: ...
-
-    def _decode(self, encoded: object, num_cells: int, first: int, out: Floats, gain: np.float32) -> None: ...
-
-    def _check(self, encoded: object, num_cells: int, first: int, last: int) -> None: ...
-
-    def _rounding(self, encoded: object, num_cells: int, first: int, last: int) -> float:
-        return 0.0
-
-
 class State:
     """θ and m of one peer, its contributions, and its outer step."""
 
-    def __init__(self, seed: int, *, tensors: bool) -> None:
-        self.codec: Codec = codec_named("int4") if tensors else Weightless()
+    def __init__(self, seed: int) -> None:
+        self.codec = codec_named("int4")
         self.theta = np.zeros(NUM_CELLS * CELL, np.float32)
         self.momentum = np.zeros_like(self.theta)
-        self._tensors = tensors
         self._seed = seed
         self._residual = np.zeros_like(self.theta)
-        if tensors:
-            self.theta[:] = self._drawn("start")
+        self.theta[:] = self._drawn("start")
 
     @property
     def root(self) -> bytes:
@@ -92,8 +59,6 @@ class State:
 
     def contribution(self, peer: str, round_: int) -> Floats:
         """x = Δ + e of a peer in a round."""
-        if not self._tensors:
-            return self._residual
         common = COMMON**0.5 * self._drawn("common") + (1 - COMMON) ** 0.5 * self._drawn("common", str(round_))
         longer, odder = self._drawn("size", peer)[:2].tolist()
         own = OWN * math.exp(ODDITY * odder) * self._drawn("own", peer)
@@ -103,8 +68,7 @@ class State:
 
     def keep_rest(self, averaged: Averaged, x: Floats) -> None:
         """Keep what the codec left out of my contribution `x`, which is in the cut."""
-        if self._tensors:
-            keep_rest(FlatSum([x]), self.codec, averaged.outcome.value.bounds, averaged.mine, self._residual)
+        keep_rest(FlatSum([x]), self.codec, averaged.outcome.value.bounds, averaged.mine, self._residual)
 
     def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
         """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.
@@ -112,8 +76,6 @@ class State:
         The sketches are computed anew from the contributions, so that no lie of a peer enters.
         """
         bounds, codec = outcome.value.bounds, self.codec
-        if not self._tensors:
-            return (digest(b""),) * (len(bounds) - 1)
         voices, masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1

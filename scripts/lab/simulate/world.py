@@ -138,11 +138,7 @@ class World:
         voting = options.peers - (num_attackers if options.voters == "honest" else 0)
         # More would not find a seat each in the first roster.
         founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_PARTS)))
-        self.charter = Charter(
-            min_peers=options.min_peers,
-            founders=founders,
-            keepers=founders if options.voters == "keepers" else None,
-        )
+        self.charter = Charter(founders=founders, keepers=founders if options.voters == "keepers" else None)
 
     async def run(self) -> float:
         """Run until all living peers have done all rounds, or none progresses; return the virtual seconds."""
@@ -196,8 +192,8 @@ class World:
         identity = self._identity(number)
         if founder:
             self.cast.assign(number, identity.peer_id)
-        state = State(options.seed, tensors=options.tensors)
-        peer = SimulatedPeer(f"p{number}", identity, options, self.charter, self, state)
+        state = State(options.seed)
+        peer = SimulatedPeer(f"p{number}", identity, options, self, state)
         self.trace.names[peer.peer] = peer.name
         telemetry = Telemetry(clock=trio.current_time)
         telemetry.subscribe(lambda event: self._event(peer, event))
@@ -246,10 +242,6 @@ class World:
         self.checks.ended(peer, averaged, trio.current_time())
         if averaged.outcome.kind is OutcomeKind.DONE:
             self.harm.ended(averaged.outcome)
-
-    def served(self, provider: str, key: bytes, taker: SimulatedPeer) -> None:
-        """A peer has fetched bytes from another one."""
-        self.checks.served(provider, key, taker, trio.current_time())
 
     def moved(self, peer: SimulatedPeer) -> None:
         """A peer has taken its state from another one."""
