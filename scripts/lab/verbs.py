@@ -78,9 +78,7 @@ def bench_join(
     repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Let newcomers join a run that trains: seconds, and its cost.
-
-    The seconds to its first inner step, and what the members lose meanwhile.
+    """Let newcomers join a run that trains: seconds to the first inner step.
 
     \b
     Examples:

@@ -177,7 +177,7 @@ BUDGETS: dict[str, int] = {
     "scripts/doctor": 680,
     "scripts/lab": 190,
     "scripts/lab/attacks": 240,
-    "scripts/lab/bench": 900,
+    "scripts/lab/bench": 860,
     "scripts/lab/simulate": 920,
     "scripts/lab/training": 340,
     "scripts/lab/utilization": 220,

@@ -1,27 +1,21 @@
-"""`flockstep bench join`: a newcomer's time to its first inner step, and the members' cost.
+"""`flockstep bench join`: a newcomer's time to its first inner step.
 
-Theory of operation. A bootstrap, some members and one newcomer after the other are real processes that train. Members
-and newcomer get cores of their own where the system allows it. So the members' loss is the cost of providing the state,
-not of sharing a core with another trainer. The newcomer starts right after a round, and the members' rate until its
-first step is compared with that of the same seconds after the round before. The time to load the interpreter and torch
+Theory of operation. A bootstrap, some members and one newcomer after the other are real processes that train. The newcomer
+starts right after a round of all members, so that no round falls into its coming. The time to load the interpreter and torch
 is measured separately and subtracted, since it does not depend on the swarm.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from ....peer.base.disk import write_whole
 from ....peer.base.errors import LocalError
@@ -70,20 +64,13 @@ class JoinOptions:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """One newcomer; times in seconds, rates in inner steps a second of all members together."""
+    """One newcomer; times in seconds."""
 
     seconds: float
     """From its start to its first inner step."""
     sync_seconds: float
     state_bytes: int
     """Bytes fetched to take the run's state."""
-    rate_before: float
-    rate: float
-
-    @property
-    def slowdown(self) -> float:
-        """The share of their rate that the members lost; below 0 where they were faster by chance."""
-        return 1 - self.rate / self.rate_before
 
 
 class Trainer:
@@ -117,13 +104,6 @@ class Trainer:
             f"{self.process.name} had no {name} after {JOIN_PATIENCE:.0f} s", remedy=f"its log is {log_path(self.home)}"
         )
 
-    def steps_between(self, start: float, end: float) -> float:
-        """Return the inner steps between two points in time, interpolated between its reports."""
-        self.first("step", after=end)
-        times, steps = zip(*((event["time"], event["step"]) for event in self.all("step")), strict=True)
-        at_start, at_end = np.interp((start, end), times, steps)
-        return float(at_end - at_start)
-
 
 def run_join(options: JoinOptions, write_line: Callable[[str], None], report: Callable[[str], None]) -> None:
     """Measure, and write the figures; `report` gets a line of progress after each step. Raises `LocalError`."""
@@ -132,54 +112,40 @@ def run_join(options: JoinOptions, write_line: Callable[[str], None], report: Ca
     def progress(line: str) -> None:
         report(f"{time.monotonic() - began:5.0f} s  {line}")
 
-    theirs, newcomers = split_cores()
     with tempfile.TemporaryDirectory(prefix="flockstep-bench-") as folder, Processes() as processes:
-        with on_cores(newcomers):
-            toml = Path(folder) / "run.toml"
-            write_whole(toml, BENCH_RUN_TOML.format(size=options.size, steps=options.steps).encode())
-            _, link = open_run(processes, toml)
+        toml = Path(folder) / "run.toml"
+        write_whole(toml, BENCH_RUN_TOML.format(size=options.size, steps=options.steps).encode())
+        _, link = open_run(processes, toml)
         progress(f"a bootstrap and a run of gpt {options.size} are there, {options.members} members start")
-        members = []
-        with on_cores(theirs):
-            for number in range(options.members):
-                threads = max(1, len(theirs) // options.members)
-                members.append(start(processes, f"member-{number + 1}", link, Path(folder), threads))
-        earlier = quiet_round(members, time.time(), progress)
-        with on_cores(newcomers):  # Beside the members' training, as newcomers load.
-            loading = statistics.median(loading_seconds() for _ in range(3))
+        names = [f"member-{number + 1}" for number in range(options.members)]
+        members = [start(processes, name, link, Path(folder)) for name in names]
+        quiet_round(members, time.time(), progress)
+        loading = statistics.median(loading_seconds() for _ in range(3))  # Beside the members' training, as newcomers load.
         comings = []
         for number in range(options.repeat):
-            name = f"newcomer-{number + 1}"
-            earlier = earlier if number == 0 else quiet_round(members, time.time(), progress)
-            come = partial(start_newcomer, processes, name, link, Path(folder), newcomers)
-            comings.append(measure_join(members, earlier, come, progress))
-    figures = join_summary(options, comings, loading, apart=not set(theirs) & set(newcomers))
+            come = partial(start, processes, f"newcomer-{number + 1}", link, Path(folder))
+            comings.append(measure_join(members, come, progress))
+    figures = join_summary(options, comings, loading)
     for line in (json.dumps(figures),) if options.as_json else written(figures):
         write_line(line)
 
 
-def measure_join(
-    members: Sequence[Trainer], earlier: float, come: Callable[[], Trainer], progress: Callable[[str], None]
-) -> Coming:
-    """Start one newcomer right after the round that follows the quiet one at `earlier`, measure it, and stop it."""
-    settled = quiet_round(members, earlier, progress)
-    began = time.time()
-    newcomer = come()
+def measure_join(members: Sequence[Trainer], come: Callable[[], Trainer], progress: Callable[[str], None]) -> Coming:
+    """Start one newcomer right after the next round of all members, measure it, and stop it."""
+    settled = quiet_round(members, time.time(), progress)
+    began, newcomer = time.time(), come()
     progress(f"{newcomer.process.name} starts")
     first: float = newcomer.first("step")["time"]
-    seconds, offset = first - began, began - settled
-    progress(f"{newcomer.process.name} has made its first inner step after {seconds:.1f} s")
+    progress(f"{newcomer.process.name} has made its first inner step after {first - began:.1f} s")
     newcomer.process.interrupt()
     newcomer.process.stop(JOIN_PATIENCE)
     (synced,) = (event for event in newcomer.events if event["event"] == "state.synced")
     if any(settled < event["time"] < first for member in members for event in member.all("round.done")):
         raise LocalError(
-            f"a round fell into the {seconds:.0f} s in which the newcomer came",
+            f"a round fell into the {first - began:.0f} s in which the newcomer came",
             remedy="give --steps a greater number, so that an inner phase is longer",
         )
-    rate = sum(member.steps_between(began, first) for member in members) / seconds
-    before = sum(member.steps_between(earlier + offset, earlier + offset + seconds) for member in members) / seconds
-    return Coming(seconds, synced["seconds"], synced["bytes"], before, rate)
+    return Coming(first - began, synced["seconds"], synced["bytes"])
 
 
 def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[str], None]) -> float:
@@ -198,17 +164,11 @@ def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[st
             return over
 
 
-def start(processes: Processes, name: str, link: str, folder: Path, threads: int) -> Trainer:
-    """Start a `flockstep join` on the cores of this process."""
+def start(processes: Processes, name: str, link: str, folder: Path) -> Trainer:
+    """Start a `flockstep join`."""
     home = folder / name
-    listen = ["--home", str(home), *HERE, "--device", "cpu", "--yes", "--threads", str(threads)]
+    listen = ["--home", str(home), *HERE, "--device", "cpu", "--yes", "--threads", "1"]
     return Trainer(processes.start(name, ["join", link, *listen], home / "log.txt"), home)
-
-
-def start_newcomer(processes: Processes, name: str, link: str, folder: Path, cores: Sequence[int]) -> Trainer:
-    """Start a `flockstep join` on these cores."""
-    with on_cores(cores):
-        return start(processes, name, link, folder, max(1, len(cores)))
 
 
 def loading_seconds() -> float:
@@ -218,51 +178,23 @@ def loading_seconds() -> float:
     return time.monotonic() - began
 
 
-def split_cores() -> tuple[list[int], list[int]]:
-    """Return the cores of members and of newcomers: halves of mine, or all for both where affinity is not supported."""
-    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
-    if sys.platform != "linux" or len(cores) < 2:
-        return cores, cores
-    return cores[: len(cores) // 2], cores[len(cores) // 2 :]
-
-
-@contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Start the processes of this block on these cores, where the system supports it."""
-    if sys.platform != "linux":
-        yield
-        return
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, mine)
-
-
-def join_summary(options: JoinOptions, comings: Sequence[Coming], loading: float, *, apart: bool) -> dict[str, Any]:
+def join_summary(options: JoinOptions, comings: Sequence[Coming], loading: float) -> dict[str, Any]:
     """Return the figures: medians over the newcomers, and the values of each."""
     beyond = [round(coming.seconds - loading, 2) for coming in comings]
-    slowdowns = [round(coming.slowdown, 4) for coming in comings]
     return {
         "members": options.members,
         "size": options.size,
         "first_inner_step_s": statistics.median(beyond),
-        "members_slowdown": statistics.median(slowdowns),
         "loading_s": round(loading, 2),
         "sync_s": statistics.median(coming.sync_seconds for coming in comings),
         "state_bytes": int(statistics.median(coming.state_bytes for coming in comings)),
-        "cores_apart": apart,
         "all_first_inner_step_s": beyond,
-        "all_members_slowdown": slowdowns,
     }
 
 
 def written(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the figures as lines of text."""
-    apart = "on cores of their own" if figures["cores_apart"] else "on the same cores as the newcomer"
-    yield f"gpt {figures['size']}, {figures['members']} members {apart}; medians, and each newcomer"
+    yield f"gpt {figures['size']}, {figures['members']} members; medians, and each newcomer"
     yield f"to the first inner step  {figures['first_inner_step_s']:.2f} s  {figures['all_first_inner_step_s']}"
     yield f"  of that for the state  {figures['sync_s']:.2f} s  for {figures['state_bytes'] / 1e6:.0f} MB"
     yield f"  loading torch first    {figures['loading_s']:.2f} s, which comes on top"
-    yield f"members were slower by   {figures['members_slowdown']:.1%}  {figures['all_members_slowdown']}"
