@@ -20,7 +20,7 @@ from flockstep.peer.memory.network import run_virtual
 from support.liars import banned, events_of, lies
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
-VOTERS, FREE, ROUNDS = 4, 3, 12
+VOTERS, FREE, ROUNDS = 4, 3, 8
 Prepare = Callable[[SimPeer, trio.Nursery], None]
 """Make a liar of a peer, which owns a part."""
 Whom = Callable[[RosterView, str], bool]
@@ -28,11 +28,10 @@ Whom = Callable[[RosterView, str], bool]
 
 everybody: Whom = lambda table, reader: True  # noqa: E731
 the_proposer: Whom = lambda table, reader: reader == table.members[0]  # noqa: E731
-one_member: Whom = lambda table, reader: reader == max(table.members)  # noqa: E731
 every_other: Whom = lambda table, reader: table.places[reader] % 2 == 0  # noqa: E731
 
 
-def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) -> list[float]:
+def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE, rounds: int = ROUNDS) -> list[float]:
     """Return how long each round takes the others; none of their attempts fails, and nobody honest is charged or blamed.
 
     The liar has no vote, where somebody has none.
@@ -43,7 +42,7 @@ def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE) 
         *others, liar = [*in_turn(swarm.sims[:voters]), *swarm.sims[voters:]]
         async with trio.open_nursery() as nursery:
             prepare(liar, nursery)
-            for round_ in range(1, ROUNDS + 1):
+            for round_ in range(1, rounds + 1):
                 began = trio.current_time()
                 await until_done(others, round_, liar)
                 seconds.append(trio.current_time() - began)
@@ -152,29 +151,24 @@ def is_result(message: Any) -> bool:
     ],
 )
 def test_what_is_kept_from_some_costs_no_deadline(prepare: Prepare) -> None:
-    assert max(seconds_of_rounds(prepare)) < 1.3
+    assert max(seconds_of_rounds(prepare, rounds=2)) < 1.3
 
 
 @pytest.mark.parametrize(
     "prepare",
     [
         pytest.param(withholds(is_second), id="second sketches"),
-        pytest.param(withholds(lambda it: isinstance(it, wire.Sketch)), id="sketches"),
         pytest.param(hangs("contribution", everybody), id="bytes for all"),
-        pytest.param(hangs("contribution", one_member), id="bytes for one"),
-        pytest.param(hangs("contribution", the_proposer), id="bytes for the proposer"),
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
         pytest.param(hangs("outputs", everybody), id="outputs for all"),
-        pytest.param(hangs("outputs", every_other), id="outputs for every other"),
         pytest.param(sends_late(is_result), id="late outputs"),
         pytest.param(withholds(is_have), id="words for all"),
-        pytest.param(withholds(lambda it: is_have(it) and it.cut), id="words on sketches for all"),
         pytest.param(is_ready_to(lambda place: False), id="Readys for all"),
     ],
 )
 def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_each_time(prepare: Prepare) -> None:
     seconds = seconds_of_rounds(prepare)
-    assert sum(it > 1.0 for it in seconds) <= 5
+    assert sum(it > 1.0 for it in seconds) <= 4
     assert max(seconds[ROUNDS // 2 :]) <= seconds[0] + 2.5
 
 
@@ -182,20 +176,19 @@ def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_eac
     "prepare",
     [
         pytest.param(withholds(lambda it: isinstance(it, wire.Second)), id="sketches for others"),
-        pytest.param(hangs("contribution", everybody), id="bytes for all"),
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
     ],
 )
 def test_a_voter_lets_others_wait_in_ever_fewer_rounds(prepare: Prepare) -> None:
     seconds = seconds_of_rounds(prepare, voters=7, free=0)
-    assert sum(it > 1.0 for it in seconds) <= 6
+    assert sum(it > 1.0 for it in seconds) <= 5
 
 
 @pytest.mark.parametrize(
     ("withheld", "waits"),
     [
-        pytest.param(lambda it: isinstance(it, wire.Commit), [1, 3, 6, 11], id="commits"),
-        pytest.param(is_second, [1, 2, 4, 7, 12], id="second sketches"),
+        pytest.param(lambda it: isinstance(it, wire.Commit), [1, 3, 6], id="commits"),
+        pytest.param(is_second, [1, 2, 4, 7], id="second sketches"),
     ],
 )
 def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
@@ -205,7 +198,7 @@ def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
 
     An honest key that is Ready later, and whose commit takes a third longer than those of most, is in all rounds.
     """
-    keys, seconds = 6, list[float]()
+    keys, seconds = 2, list[float]()
 
     def keeps_in_turn(place: int, _: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
         return None if withheld(message) and message.slot.round % keys == place else message
@@ -252,7 +245,6 @@ def test_free_keys_that_keep_something_from_the_proposer_use_up_no_relay_of_it()
 @pytest.mark.parametrize(
     ("prepare", "waits"),
     [
-        pytest.param(withholds(lambda it: is_second(it) or isinstance(it, wire.Second)), [1, 2, 3, 5, 8], id="sketches"),
         pytest.param(hangs("outputs", every_other), [1, 2, 3, 4], id="bytes of outputs for some"),
     ],
 )
@@ -267,7 +259,7 @@ def test_two_voters_of_seven_void_no_attempt_but_their_own_and_lengthen_ever_few
         async with trio.open_nursery() as nursery:
             for liar in (one, other):
                 prepare(liar, nursery)
-            for round_ in range(1, 10):
+            for round_ in range(1, 6):
                 began = trio.current_time()
                 await until_done(others, round_, one, other)
                 if round_ % voters not in (0, voters - 1):  # In the other two they propose, one after the other.
@@ -351,7 +343,7 @@ def test_an_owner_and_a_key_that_alone_hold_bytes_stop_nobody_for_longer_than_a_
         owner.node._bulk._send_memory = of_itself  # type: ignore[method-assign]
         lies(owner, lambda _, it: None if isinstance(it, wire.Second) or (is_result(it) and not is_made) else it)
         lies(key, lambda _, it: None if is_second(it) else it)
-        for round_ in range(1, 7):
+        for round_ in range(1, 4):
             await until_done(others, round_, owner, key)
             certificate = others[0].averager.certificate
             assert certificate is not None
