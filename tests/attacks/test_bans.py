@@ -18,10 +18,8 @@ from flockstep.collectives.accountability.bans import (
 )
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
-from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
 from flockstep.collectives.accountability.waiting import MAX_AWAITED
-from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
@@ -35,7 +33,7 @@ from flockstep.peer.wire.signed import sign
 from support.careless import careless
 from support.certificates import certify, grow, seats, signed
 from support.liars import banned, events_of, honest, lies, to_some
-from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
+from support.swarm import RUN, SimPeer, SimSwarm, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
 
@@ -184,26 +182,6 @@ def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
     run_rounds(4, body, home=(tmp_path, 10))
 
 
-def test_a_damaged_record_costs_its_ban_alone_and_is_told(tmp_path: Path) -> None:
-    async def body(swarm: SimSwarm) -> None:
-        *liars, accuser, other = swarm.sims
-        for liar in liars:
-            pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-            told(accuser, swarm, claim(accuser.identity, *pair))
-            await trio.sleep(2)
-        assert banned([other]) == [{liar.peer for liar in liars}]
-        file = tmp_path / other.peer / "evidence" / "bans"
-        data = bytearray(file.read_bytes())
-        data[60] ^= 1
-        file.write_bytes(data)
-        again = await swarm.restart(3)
-        assert banned([again]) == [{liars[1].peer}]
-        (said,) = events_of([again], "file.damaged")
-        assert said["name"] == "bans"
-
-    run_rounds(4, body, home=(tmp_path, 10))
-
-
 def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: LogFile, payload: bytes) -> None:
         raise LocalError("the process was killed here")
@@ -223,22 +201,6 @@ def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, mo
         assert all(len(list((tmp_path / sim.peer / "evidence" / "exhibits").iterdir())) == 1 for sim in others)
 
     run_rounds(5, body, home=(tmp_path, 10))
-
-
-def test_a_newcomer_is_shown_who_is_banned() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        liar, accuser, other, newcomer_record = swarm.sims
-        pair = [signed(liar.identity, wire.Prevote(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        accuser.node.send(other.peer, Accusations((encode(claim(accuser.identity, *pair)),)))
-        other.node.watch([])  # Nobody is known yet.
-        await trio.sleep(2)
-        assert banned([other, newcomer_record]) == [{liar.peer}, set()]
-        other.node.watch([newcomer_record.peer])
-        other.averager.add_member(newcomer_record.peer)
-        await trio.sleep(2)
-        assert banned([newcomer_record]) == [{liar.peer}]
-
-    run_rounds(4, body)
 
 
 def test_a_banned_peer_is_neither_heard_nor_served_and_one_event_tells_so() -> None:
@@ -365,61 +327,6 @@ def test_who_trickles_an_exhibit_holds_up_no_other_evidence() -> None:
         await trio.sleep(MAX_AWAITED * (EXHIBIT_PATIENCE + 1))
         assert len(events_of([target], "evidence.missing")) == 2 * MAX_AWAITED
         assert not target.averager._conduct.bans._exhibits._lanes
-
-    run_rounds(4, body)
-
-
-def test_the_next_life_of_a_peer_begins_behind_the_slot_in_which_it_spoke(tmp_path: Path) -> None:
-    async def body(swarm: SimSwarm) -> None:
-        async with trio.open_nursery() as nursery:
-            for sim in swarm.sims:
-                nursery.start_soon(sim.round)
-            await trio.sleep(0.15)
-            nursery.cancel_scope.cancel()
-        assert "Ready" in [event["step"] for event in events_of([swarm.sims[0]], "round.said")]
-        again = await swarm.restart(0)
-        assert again.averager._conduct.guard.first_free(again.averager._slot) == 1
-
-    run_rounds(4, body, home=(tmp_path, 10))
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_who_has_lost_what_it_signed_signs_nothing_twice_and_the_others_go_on(tmp_path: Path, count: int) -> None:
-    """Of four it need not vote in this round; of fewer it begins far ahead, and the others follow it there."""
-
-    async def body(swarm: SimSwarm) -> None:
-        one, *others = swarm.sims
-        assert len(events_of([one], "promise.forgotten")) == 1
-        await until_done(swarm.sims, 1)
-        assert banned(swarm.sims) == [set()] * count
-        certificate = others[0].averager.certificate
-        assert certificate is not None
-        if count >= 4:
-            assert one.peer not in certificate.voters
-        else:
-            assert certificate.slot.attempt >= FAR
-
-    record = tmp_path / identities(count)[0].peer_id / "spoken"
-    record.parent.mkdir()
-    record.write_bytes(b"damaged")
-    run_rounds(count, body, home=(tmp_path, 10))
-
-
-def test_who_would_contradict_itself_signs_nothing_more_and_is_not_banned() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        one, *others = swarm.sims
-
-        def ahead(event: dict[str, Any]) -> None:
-            if event["event"] == "round.said" and event["step"] == "Ready" and (event["round"], event["attempt"]) == (1, 0):
-                one.averager._conduct.guard.sign(wire.Prevote(SLOT, b"o" * 32))
-
-        one.node.telemetry.subscribe(ahead)
-        await all_at_once(swarm.sims)
-        (kept,) = events_of([one], "promise.kept")
-        assert (kept["step"], kept["round"], kept["attempt"]) == ("Prevote", 1, 0)
-        assert [event["step"] for event in events_of([one], "agreement.unsigned")] == ["Prevote"]
-        assert {sim.outcomes[0].kind for sim in others} == {OutcomeKind.DONE}
-        assert banned(swarm.sims) == [set()] * 4
 
     run_rounds(4, body)
 

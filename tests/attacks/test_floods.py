@@ -9,7 +9,6 @@ import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability import evidence, waiting
-from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.chain.certificate import genesis
 from flockstep.collectives.driver.hints import MAX_HINTS
 from flockstep.collectives.driver.incoming import MAX_WAITS
@@ -169,18 +168,6 @@ def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.M
     assert (kept.num_bytes, kept.take(9)) == (0, [])
 
 
-def test_a_members_early_messages_stay_within_the_budget() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        liar, target, *_ = swarm.sims
-        for number in range(20):
-            liar.node.send(target.peer, sign(liar.identity, sketch(number, round_=2 + number)))
-            await trio.sleep(1)
-        assert target.averager._early.num_bytes <= early.EARLY_BYTES_PER_PEER
-        assert refused(target) == {"more than is kept before an attempt"}
-
-    run_rounds(3, body)
-
-
 def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.collectives.driver.attempt.EARLY_BYTES", 3000)
 
@@ -200,21 +187,6 @@ def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypa
     run_rounds(4, body)
 
 
-def test_a_witness_forgets_who_has_signed_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    present = wire.Slot(RUN, 1, genesis(RUN))
-    monkeypatch.setattr(evidence, "MAX_WITNESSED_BYTES", 2000)
-    witness = Witness()
-    for number in range(60):
-        message = wire.Prevote(wire.Slot(RUN, 1, genesis(RUN), number), bytes(32))
-        witness.see(sign(KEYS[0], message), message, present)
-        assert witness.num_bytes <= 2000
-    quiet = [wire.Prevote(wire.Slot(RUN, 1, genesis(RUN)), bytes([mark]) * 32) for mark in (1, 2)]
-    witness.see(sign(KEYS[1], quiet[0]), quiet[0], present)
-    assert witness.see(sign(KEYS[1], quiet[1]), quiet[1], present) is not None
-    witness.advance(9)
-    assert witness.num_bytes == 0
-
-
 def test_certificates_are_no_evidence_about_keys_that_nobody_knows() -> None:
     async def body(swarm: SimSwarm) -> None:
         carrier, target, *_ = swarm.sims
@@ -224,21 +196,6 @@ def test_certificates_are_no_evidence_about_keys_that_nobody_knows() -> None:
         assert not events_of([target], "peer.banned")
 
     run_rounds(2, body)
-
-
-def test_bytes_and_signatures_have_budgets_beside_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.peer.node.guard.BURST_BYTES", 500_000)
-
-    async def body(swarm: SimSwarm) -> None:
-        liar, target, *_ = swarm.sims
-        for number in range(30):
-            liar.node.send(target.peer, sign(liar.identity, sketch(number)))
-        await trio.sleep(1)
-        charged = events_of([target], "peer.charged")
-        assert [event["peer"] for event in charged] == [liar.peer]
-        assert "bytes" in str(charged[0]["reason"])
-
-    run_rounds(3, body)
 
 
 def test_a_member_that_sends_many_certificates_is_charged_for_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:

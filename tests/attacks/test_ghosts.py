@@ -11,7 +11,6 @@ from flockstep.collectives.chain.fork_choice import check_model, training
 from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members import gossip as gossip_module
-from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members import table as table_module
 from flockstep.dht.members.body import MemberBody, MemberState, open_member
 from flockstep.dht.members.claims import CLAIMS_PER_CARRIER, CLAIMS_PER_NETWORK, room_of
@@ -204,17 +203,6 @@ def test_keys_without_a_vote_vouch_for_nobody_however_many_have_sessions(ghosts:
     virtually(6, body)
 
 
-def test_five_silent_ghosts_hold_nobody_up(ghosts: tuple[Record, ...]) -> None:
-    async def body(run: Run, nursery: trio.Nursery) -> None:
-        liar, *honest = run.members
-        for other in honest:
-            run.nodes[liar].send(other.peer_id, next(pages(ghosts[:5])))
-        await trio.sleep(10.0)
-        assert all(len(run.here(other)) == 3 for other in honest)
-
-    virtually(4, body)
-
-
 def test_one_liars_word_on_ghosts_is_not_enough_and_that_of_a_third_and_one_is(ghosts: tuple[Record, ...]) -> None:
     async def body(run: Run, nursery: trio.Nursery) -> None:
         target, *others = run.members  # Six others: more than two must say so.
@@ -254,34 +242,6 @@ def test_a_malformed_word_is_charged(tags: bytes) -> None:
         assert [event["peer"] for event in run.events[target] if event["event"] == "peer.charged"] == [liar.peer_id]
 
     virtually(2, body)
-
-
-def test_a_crowd_finds_all_its_members_and_no_ghost(monkeypatch: pytest.MonkeyPatch, ghosts: tuple[Record, ...]) -> None:
-    monkeypatch.setattr(presence_module, "MESH", 8)
-
-    async def body(run: Run, nursery: trio.Nursery) -> None:
-        liar, *honest = run.members
-        everybody = {identity.peer_id for identity in run.members}
-        for other in honest:
-            run.nodes[liar].send(other.peer_id, next(pages(ghosts[:200])))
-        await trio.sleep(90.0)
-        assert [run.here(other) for other in honest] == [everybody - {other.peer_id} for other in honest]
-        assert max(len(node._sessions) for node in run.nodes.values()) > 0
-
-    virtually(20, body, 30.0)
-
-
-def test_who_stops_in_a_crowd_lapses_within_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence_module, "MESH", 8)
-
-    async def body(run: Run, nursery: trio.Nursery) -> None:
-        gone, *others = run.members
-        run.network.kill(gone.peer_id)
-        await trio.sleep(2 * PRESENCE + 5.0)
-        assert not [other for other in others if gone.peer_id in run.here(other)]
-        assert all(len(run.here(other)) == 18 for other in others)
-
-    virtually(20, body, 30.0)
 
 
 def table_with(*met: Identity) -> MemberTable:

@@ -15,7 +15,7 @@ from flockstep.collectives.chain.certificate import value_of
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import Lie, banned, events_of, lies
-from support.rounds import PEERS, ConnectedRounds, Mail, Rounds, order_of, signed
+from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
 JUNK = b"x" * 32
@@ -122,15 +122,14 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
     run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
 
 
-@pytest.mark.parametrize(("count", "place"), [(4, 3), (10, 1)])
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "count", "place"),
     [
-        lambda it: None,
-        lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part, _ in it.tables)),
-        lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part in range(10))),
-        lambda it: replace(it, seed=JUNK),
+        (lambda it: None, 4, 3),
+        (lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part, _ in it.tables)), 4, 3),
+        (lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part in range(10))), 10, 1),
+        (lambda it: replace(it, seed=JUNK), 4, 3),
     ],
     ids=["withheld", "false", "false in advance, where it is not silent yet", "after other outputs"],
 )
@@ -206,23 +205,6 @@ def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_
     run_virtual(partial(with_swarm, 7, body, cells=12, charter=founded(4, keepers=keepers), rule="gramguard"))
 
 
-def test_a_false_output_that_nobody_offers_and_the_proposer_names_costs_its_own_attempt() -> None:
-    """The others fetch it from the proposer, and the deputies of its part make another one, which it does not name."""
-    liar, false = order_of(PEERS[:4])[0], b"f" * 32
-
-    def lie(peer: str, message: Any) -> Any:
-        if peer == liar and isinstance(message, wire.Outputs):
-            return replace(message, outputs=(false, *message.outputs[1:]))
-        return message
-
-    rounds = Rounds(PEERS[:4], false={false}, tampered=lie, attempts=2)
-    rounds.start()
-    rounds.settle()
-    outcomes = [rounds.machines[peer].outcome for peer in PEERS[:4] if peer != liar]
-    assert {(it.kind, it.slot.attempt) for it in outcomes if it} == {(OutcomeKind.DONE, 1)}
-    assert rounds.noted("round.output_false") | rounds.noted("peer.charged") <= {liar}
-
-
 @pytest.mark.parametrize("floods", [False, True])
 @pytest.mark.parametrize("is_second", [False, True])
 def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_attempt(
@@ -245,7 +227,7 @@ def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_atte
                 super().post([peer for peer in to if peer != deputy], signed(liar, word), sender)
             return None
 
-    for seed in range(4):
+    for seed in range(2):
         rounds = OneLiar(PEERS[:4], attempts=2, seed=seed)
         rounds.start()
         rounds.settle()

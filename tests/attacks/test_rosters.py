@@ -5,11 +5,9 @@ On the machines of a round (`support.rounds`): four voters, of which one lies.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
-from attacks.voters import founded
 from flockstep.collectives.allreduce.actions import OutcomeKind, Timing
 from flockstep.collectives.round.gather import held, mark_of, proposal
 from flockstep.dht.run import admission
@@ -17,9 +15,7 @@ from flockstep.dht.run.admission import Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
-from support.liars import banned, events_of, lies
 from support.rounds import (
     PEERS,
     RUN,
@@ -34,7 +30,6 @@ from support.rounds import (
     signed,
     words_of,
 )
-from support.swarm import SimSwarm, all_at_once, identities, with_swarm
 
 VOTERS = PEERS[:4]
 ORDER = PROPOSER, FIRST, SECOND, LIAR = order_of(VOTERS)
@@ -261,36 +256,3 @@ def test_what_a_voter_has_relayed_takes_no_place_of_the_readys_that_its_word_nam
     rounds.settle()
     assert attempts_of_the_honest(rounds) == {(OutcomeKind.DONE, 0)}
     assert key in rounds.outcomes()[0].members
-
-
-def test_most_members_without_a_vote_that_are_ready_to_all_but_the_proposer_cost_no_attempt() -> None:
-    """Voters refused a roster that left out most of the weight that they knew to be ready: no round in 900 s."""
-
-    async def body(swarm: SimSwarm) -> None:
-        everybody, liars = swarm.sims, swarm.sims[6:]
-        voters = sorted(sim.peer for sim in everybody[:4])
-        await all_at_once(everybody)
-
-        def proposer_of(slot: wire.Slot) -> str:
-            return voters[(slot.round + slot.attempt) % len(voters)]
-
-        def hide(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if not isinstance(message, wire.Ready):
-                return message
-            return None if peer == proposer_of(message.slot) else replace(message, tokens=1 << 40)
-
-        for liar in liars:
-            lies(liar, hide)
-        for _ in range(2):
-            await all_at_once(everybody)
-        ended = [sim.outcomes[-1] for sim in everybody[:6]]
-        assert {(outcome.kind, outcome.slot.attempt) for outcome in ended} == {(OutcomeKind.DONE, 0)}
-        assert ended[0].members[0] == proposer_of(ended[0].slot)
-        assert not events_of(everybody[:6], "round.roster_refused")
-        assert not any(banned(everybody[:6]))
-        assert {sim.peer for sim in everybody[:6]} <= set(ended[0].cut)
-        assert {liar.peer for liar in liars} <= set(ended[0].members)  # Enough voters hold their Readys.
-
-    keepers = frozenset(identity.peer_id for identity in identities(4))
-    charter = founded(4, keepers=keepers, earned=True)
-    run_virtual(partial(with_swarm, 11, body, cells=22, charter=charter))
