@@ -1,8 +1,6 @@
 """Rounds on the production path, with a network in memory and a virtual clock."""
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -10,22 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.allreduce import actions
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.chain.certificate import check_certificate, check_votes
 from flockstep.collectives.chain.kept_outputs import index_of
 from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.collectives.driver.contribution import Averaged
 from flockstep.collectives.driver.hints import SENDERS
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.base.errors import ProtocolViolation, RemoteError
 from flockstep.peer.log.telemetry import Event
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.bulk import Blob
 from flockstep.peer.wire.schema import encode
-from flockstep.peer.wire.signed import verify_signed
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -50,22 +44,6 @@ def test_every_peer_ends_with_the_same_state(count: int) -> None:
     run_rounds(count, body)
 
 
-def test_a_voter_that_missed_a_roster_votes_in_the_next_round() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        await all_at_once(swarm.sims)
-        away = swarm.sims[0]
-        others = swarm.sims[1:]
-        swarm.network.cut(away.peer)
-        for sim in others:
-            sim.lost.add(away.peer)
-        await all_at_once(others)
-        assert {sim.outcomes[-1].value.absent for sim in others} == {(wire.Absence(away.peer, 1),)}
-        assert {sim.averager.electorate.voters for sim in others} == {tuple(sorted(sim.peer for sim in swarm.sims))}
-        assert {sim.averager.electorate.quorum for sim in others} == {3}
-
-    run_rounds(4, body)
-
-
 def test_the_average_is_the_token_weighted_mean_of_what_was_sent() -> None:
     async def body(swarm: SimSwarm) -> None:
         tokens = [100, 50, 100, 120]
@@ -80,30 +58,6 @@ def test_the_average_is_the_token_weighted_mean_of_what_was_sent() -> None:
         np.testing.assert_allclose(moved, mean, atol=2e-7)
 
     run_rounds(4, body, codec="fp32")
-
-
-def test_the_certificate_convinces_who_was_not_there() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        await all_at_once(swarm.sims)
-        certificate = swarm.sims[0].averager.certificate
-        assert certificate is not None
-        value = check_certificate(certificate, verify_signed)
-        founders = Electorate(dict.fromkeys((sim.peer for sim in swarm.sims), 1))
-        check_votes(certificate, founders)
-        assert set(value.members) == {sim.peer for sim in swarm.sims}
-        assert value.next_root == swarm.sims[0].root
-        fewer = replace(certificate, voters=certificate.voters[:2], signatures=certificate.signatures[:2])
-        check_certificate(fewer, verify_signed)
-        with pytest.raises(ProtocolViolation, match="2 of 3 votes"):
-            check_votes(fewer, founders)
-        twice = replace(fewer, voters=certificate.voters[:1] * 2, signatures=certificate.signatures[:1] * 2)
-        swapped = replace(certificate, signatures=certificate.signatures[::-1])
-        moved = replace(certificate, slot=replace(certificate.slot, round=2))
-        for bad in (twice, swapped, moved, replace(certificate, slot=certificate.slot.at(7))):
-            with pytest.raises(RemoteError):
-                check_certificate(bad, verify_signed)
-
-    run_rounds(4, body)
 
 
 def certificates_at(sim: SimPeer) -> list[str]:
@@ -221,7 +175,7 @@ def test_readys_that_come_while_the_work_of_the_last_round_ends_count_in_the_nex
     run_rounds(count, body)
 
 
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.explore) for seed in range(12, 40))])
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.explore) for seed in range(6, 40))])
 def test_whoever_fails_whenever_the_survivors_agree_and_go_on(seed: int) -> None:
     """A peer is killed, stalled or cut off at a moment that the seed chooses; then come more rounds."""
 
@@ -276,26 +230,6 @@ def test_who_begins_to_train_while_another_waits_for_the_rest_is_waited_for_as_w
     run_rounds(5, body)
 
 
-def test_bytes_that_no_codec_wrote_leave_their_sender_out_and_charge_it() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        liar = swarm.sims[2]
-        put = liar.node.blobs.put
-
-        def spoil(key: bytes, data: bytes, *, readers: object = None) -> None:
-            put(key, bytes(len(data)) if readers != [liar.peer] else data, readers=readers)  # type: ignore[arg-type]
-
-        liar.node.blobs.put = spoil  # type: ignore[method-assign, assignment]
-        await all_at_once(swarm.sims)
-        honest = [sim for sim in swarm.sims if sim is not liar]
-        charges = [event for sim in honest for event in sim.events if event["event"] == "peer.charged"]
-        assert {event["peer"] for event in charges} == {liar.peer}
-        assert all("hash" in str(event["reason"]) for event in charges)
-        for sim in honest:
-            assert sim.outcomes[-1].kind is OutcomeKind.VOID or liar.peer not in sim.outcomes[-1].cut
-
-    run_rounds(4, body)
-
-
 def test_a_word_with_a_wrong_signature_or_carrier_charges_who_brought_it() -> None:
     async def body(swarm: SimSwarm) -> None:
         thief, owner, target = swarm.sims[:3]
@@ -342,19 +276,6 @@ def test_who_only_contributes_has_sessions_with_those_that_judge(monkeypatch: py
 
     founders = frozenset(identity.peer_id for identity in identities(4))
     run_virtual(lambda: with_swarm(9, body, charter=Charter(founders=founders)))
-
-
-def test_who_came_after_the_certificate_is_drawn_behind_who_was_there() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        voter, other = swarm.sims
-        await all_at_once(swarm.sims)
-        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(1000))
-        for sim in swarm.sims:
-            sim.averager._active = lambda: crowd | {voter.peer, other.peer}
-            assert sim.averager.drawn() > {voter.peer, other.peer}
-
-    only = frozenset({identities(1)[0].peer_id})
-    run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=only, keepers=only)))
 
 
 def test_too_few_members_go_on_training_at_once() -> None:
@@ -415,31 +336,6 @@ def test_a_value_of_an_earlier_attempt_comes_with_the_parts_that_i_sent_in_it() 
         assert len(commits) == 1
 
     run_rounds(3, body)
-
-
-def test_the_same_seed_gives_the_same_trace() -> None:
-    def trace(seed: int) -> list[tuple[str, Event]]:
-        events: list[tuple[str, Event]] = []
-
-        async def body(swarm: SimSwarm) -> None:
-            async def strike() -> None:
-                await trio.sleep(0.1)
-                swarm.kill(1)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(strike)
-                for sim in (swarm.sims[0], *swarm.sims[2:]):
-                    nursery.start_soon(sim.round)
-                with trio.move_on_after(20):
-                    await swarm.sims[1].round()
-            events.extend((sim.peer, event) for sim in swarm.sims for event in sim.events)
-            events.extend((sim.peer, {"reason": sim.outcomes[-1].reason}) for sim in swarm.living())
-
-        run_rounds(5, body, seed=seed, cells=8)
-        return events
-
-    assert trace(7) == trace(7)
-    assert Counter(str(event) for _, event in trace(7)) != Counter(str(event) for _, event in trace(8))
 
 
 def test_contributions_beyond_the_limit_of_an_owner_lie_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 from attacks.voters import founded
@@ -18,7 +17,6 @@ from flockstep.collectives.allreduce.actions import (
     AskFor,
     CheckOutputs,
     Forward,
-    HashParts,
     OutcomeKind,
     SecondPart,
     Send,
@@ -26,20 +24,16 @@ from flockstep.collectives.allreduce.actions import (
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.contributor import ContributorRound
-from flockstep.collectives.chain import replay
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
-from flockstep.peer.base.transport import Stream
 from flockstep.peer.memory.network import run_virtual
 from support.liars import lies
 from support.rounds import PEERS, PENDING, SLOT, ConnectedRounds, Fetch, Mail, a_ready, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
-FLOOR = 2.0
-"""The least deadline of a swarm in memory, in seconds."""
 OTHERS = MEMBERS[4:]
 
 
@@ -78,66 +72,6 @@ def test_who_trains_nothing_sketches_nothing() -> None:
         assert {*swarm.sims[-1].outcomes[-1].cut} == {sim.peer for sim in swarm.sims[:-2]}
 
     run_rounds(body, rule="gramguard")
-
-
-def test_what_each_adds_counts_by_its_tokens() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        tokens = [100, 50, 100, 120, 90, 100, 110, 70, 100]
-        before = swarm.sims[0].theta.copy()
-        async with trio.open_nursery() as nursery:
-            for sim, count in zip(swarm.sims, tokens, strict=True):
-                nursery.start_soon(lambda sim=sim, count=count: sim.round(tokens=count))
-        deltas = np.stack([sim.delta(1) for sim in swarm.sims]).astype(np.float64)
-        moved = (before - swarm.sims[0].theta).astype(np.float64) / 1.2
-        np.testing.assert_allclose(moved, (np.array(tokens) / sum(tokens)) @ deltas, atol=2e-7)
-
-    run_rounds(body, codec="fp32")
-
-
-def test_who_judges_the_last_round_votes_on_the_next_and_no_other() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        await all_at_once(swarm.sims, rounds=2)
-        assert {sim.averager.electorate.voters for sim in swarm.sims} == {
-            tuple(sorted(sim.peer for sim in swarm.sims[:4]))
-        }
-
-    run_rounds(body)
-
-
-def test_who_streams_paces_the_bytes_of_a_round() -> None:
-    """A contributor owns nothing: its line has all of its contribution to send."""
-
-    async def body(swarm: SimSwarm) -> None:
-        for sim in swarm.sims:
-            sim.patience = 60.0
-        await all_at_once(swarm.sims, rounds=2)
-        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
-
-    run_rounds(body, lines=[1e6] * 9)
-
-
-def test_judges_without_a_vote_that_let_outputs_hang_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A contributor waited 20 s for each two of them, and the others had closed the next round without it."""
-    monkeypatch.setattr(wire, "MAX_PARTS", 10)
-    monkeypatch.setattr(replay, "FETCHES_AT_ONCE", 1)
-
-    async def body(swarm: SimSwarm) -> None:
-        others = {sim.peer: sim for sim in swarm.sims[4:]}
-        for peer, sim in others.items():
-
-            async def hang(stream: Stream, request: wire.Fetch, peer: str = peer, send: Any = sim.node._bulk._send) -> None:
-                ended = swarm.sims[0].outcomes  # Whoever judged has all outputs by then.
-                if ended and stream.remote in others:
-                    await trio.sleep_forever()
-                await send(stream, request)
-
-            sim.node._bulk._send = hang  # type: ignore[method-assign]
-        began = trio.current_time()
-        await all_at_once(swarm.sims)
-        assert {outcome.kind for sim in swarm.sims for outcome in sim.outcomes} == {OutcomeKind.DONE}
-        assert trio.current_time() < began + 3.5 * FLOOR
-
-    run_virtual(partial(with_swarm, 28, body, charter=founded(4), cells=400))
 
 
 def test_all_state_the_lines_of_those_that_judged_the_last_round() -> None:
@@ -191,14 +125,6 @@ def test_no_member_that_only_contributes_hears_of_what_it_does_not_judge() -> No
     assert heard["to", "Cut"] == 2 * len(OTHERS)
     assert heard["to", "Outputs"] == len(OTHERS)
     assert {type(rounds.machines[peer].exchange) for peer in OTHERS} == {ContributorRound}
-
-
-@pytest.mark.parametrize("silent", range(1, 4))
-def test_a_judge_that_passes_no_roster_on_leaves_nobody_out(silent: int) -> None:
-    carrier = order_of(VOTERS)[silent]
-    rounds = started(deaf={(carrier, other) for other in OTHERS})
-    rounds.settle()
-    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
 
 
 @pytest.mark.parametrize("first", range(1, 6))
@@ -264,23 +190,6 @@ def test_after_the_loss_of_the_proposer_all_contribute_to_the_next_attempt(momen
     assert {*outcome.cut} == {*MEMBERS} - {order_of(VOTERS)[0]}
 
 
-class SlowToEncode(ConnectedRounds):
-    """A round in which one member does not come to encode its parts."""
-
-    def _do(self, peer: str, machine: Round, action: Action) -> None:
-        if not (isinstance(action, HashParts) and peer == OTHERS[0]):
-            super()._do(peer, machine, action)
-
-
-def test_one_that_has_not_committed_sketches_nothing() -> None:
-    """Its computer is slow, or the proposer names a cut at once: it had no parts to sketch, and its process ended."""
-    rounds = SlowToEncode(MEMBERS, voters=VOTERS)
-    rounds.start()
-    rounds.settle()
-    assert {*rounds.outcomes()[0].cut} == {*MEMBERS} - {OTHERS[0]}
-    assert not [peer for peer, message in rounds.said if isinstance(message, wire.Sketch) and peer == OTHERS[0]]
-
-
 def test_one_that_hears_no_end_of_an_attempt_gives_it_up() -> None:
     alone = OTHERS[0]
     rounds = started()
@@ -322,21 +231,6 @@ def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> No
         false = wire.Outputs(machine.slot, bytes([number]) * 32, number, (bytes(32),) * 4, ())
         rounds.do(OTHERS[0], machine.receive(signed(proposer, false), false, rounds.now))
     assert sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0]) == mute == 1
-
-
-def test_many_that_do_not_sketch_after_the_outputs_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A voter answers for each in each of its parts: more than were kept of one author, and every attempt was void."""
-    monkeypatch.setitem(STATEMENTS, wire.Second, replace(STATEMENTS[wire.Second], most=len(OTHERS) - 1))
-
-    def lost(target: str, mail: Mail) -> bool:
-        message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender in OTHERS else None
-        return isinstance(message, wire.Sketch) and bool(message.outputs)
-
-    rounds = started(lost=lost)
-    rounds.settle()
-    assert rounds.kinds() == {OutcomeKind.DONE}
-    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
-    assert rounds.outcomes()[0].slot.attempt == 0
 
 
 def test_sixty_that_do_not_sketch_after_the_outputs_cost_each_session_few_messages() -> None:
@@ -526,22 +420,6 @@ def test_a_contributor_is_not_taken_for_one_of_two_liars_once_its_sketches_by_ot
     assert {*machine.exchange.lied} == {table.members[part], OTHERS[-1]}
     machine.done(lambda it: it.checked(check, (), ()))
     assert machine.exchange.lied == ()
-
-
-@pytest.mark.usefixtures("eight_parts")
-@pytest.mark.parametrize("change", [{"commit": bytes(16)}, {"tables": ((0, b""), (1, b""))}])
-def test_sketches_that_do_not_fit_count_for_nobody(change: dict[str, Any]) -> None:
-    """Others answer at the deadline."""
-    giver = order_of(VOTERS)[1]
-
-    def tampered(peer: str, message: Any) -> Any:
-        return replace(message, **change) if isinstance(message, wire.Second) and peer == giver else message
-
-    rounds = ConnectedRounds(MEMBERS, voters=VOTERS, tampered=tampered)
-    rounds.start()
-    rounds.settle()
-    assert rounds.kinds() == {OutcomeKind.DONE}
-    assert rounds.now > ConnectedRounds.now, "a deadline has passed"
 
 
 @pytest.mark.usefixtures("eight_parts")

@@ -101,43 +101,6 @@ def test_silence_holds_everything_back_and_loses_nothing(how: str) -> None:
     virtually(MemoryNetwork(latency=0.1), body)
 
 
-def test_a_stalled_peer_can_be_killed_and_a_cut_one_is_heard_of_once_mended() -> None:
-    async def body(network: MemoryNetwork) -> None:
-        a, b, c = plug(network, "a"), plug(network, "b"), plug(network, "c")
-        to_b, to_c = await dial(a, b, DEAF), await dial(a, c, DEAF)
-        from_b = await dial(b, a, DEAF)
-        network.stall("b")
-        await from_b.send_all(b"held back")
-        network.kill("b")
-        with pytest.raises(StreamClosed):
-            await to_b.receive_some(1)
-        network.cut("c")
-        network.kill("c")
-        await trio.sleep(100)
-        assert a.connected() == {"c"}
-        network.mend("c")
-        with pytest.raises(StreamClosed):
-            await to_c.receive_some(1)
-
-    virtually(MemoryNetwork(), body)
-
-
-def test_disconnecting_breaks_all_streams_at_both_ends() -> None:
-    async def body(network: MemoryNetwork) -> None:
-        a, b = plug(network, "a"), plug(network, "b")
-        outgoing, incoming = await dial(a, b, DEAF), await dial(b, a, DEAF)
-        await a.disconnect("b")
-        await a.disconnect("b")
-        with pytest.raises(StreamClosed):
-            await outgoing.send_all(b"x")
-        with pytest.raises(StreamClosed):
-            await incoming.receive_some(1)
-        assert not a.connected()
-        assert not b.connected()
-
-    virtually(MemoryNetwork(latency=0.1), body)
-
-
 def test_a_stream_whose_opener_gave_up_is_reset_at_the_other_end() -> None:
     ended: list[str] = []
 

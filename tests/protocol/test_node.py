@@ -67,22 +67,6 @@ async def party(*identities: Identity, latency: float = 0.01) -> AsyncIterator[P
 run_test = run_virtual
 
 
-async def test_ask_is_answered_and_tell_arrives() -> None:
-    async with party(A, B) as guests:
-        a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
-        heard: list[tuple[str, str]] = []
-
-        async def answer(peer: str, question: wire.StateAsk) -> wire.Goodbye:
-            return wire.Goodbye(f"{question.run} for {peer[-4:]}")
-
-        b.on_ask(wire.StateAsk, answer)
-        b.on_message(wire.Goodbye, lambda peer, message: heard.append((peer, message.reason)))
-        assert (await a.ask(B.peer_id, wire.StateAsk("run"))).reason == f"run for {A.peer_id[-4:]}"
-        a.send(B.peer_id, wire.Goodbye("bye"))
-        await trio.sleep(1)
-        assert heard == [(A.peer_id, "bye")]
-
-
 async def test_an_answer_that_does_not_come_is_a_deadline_and_a_refusal_says_why() -> None:
     async with party(A, B) as guests:
         a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
@@ -190,19 +174,6 @@ async def test_beats_that_cross_are_not_answered_beside() -> None:
         assert not guests.named("peer.lost")
 
 
-async def test_a_killed_peer_is_lost_at_once() -> None:
-    async with party(A, B) as guests:
-        a = guests.nodes[A.peer_id]
-        lost: list[float] = []
-        a.on_lost(lambda peer, reason: lost.append(trio.current_time()))
-        a.watch([B.peer_id])
-        a.set_beat(1.0)
-        await trio.sleep(5.5)
-        guests.network.kill(B.peer_id)
-        await trio.sleep(5)
-        assert lost == [pytest.approx(5.5, abs=0.1)]
-
-
 async def test_one_stopped_peer_does_not_hold_up_what_is_said_to_all() -> None:
     async with party(A, B, C) as guests:
         a, c = guests.nodes[A.peer_id], guests.nodes[C.peer_id]
@@ -285,20 +256,6 @@ async def test_a_member_that_has_not_started_all_of_itself_blames_nobody_for_wha
         assert not guests.named("peer.charged")
         (ended,) = guests.named("stream.lost")
         assert (ended["peer"], ended["reason"]) == (A.peer_id, "this peer does not take Met now")
-
-
-@pytest.mark.parametrize("kind", [session.MESSAGE, session.ASK])
-@pytest.mark.parametrize("data", [b"\xfa\x90", b"\x01\x90"])
-async def test_a_message_of_no_known_kind_or_with_too_few_fields_is_charged(data: bytes, kind: int) -> None:
-    async with party(A, B) as guests:
-        a = guests.nodes[A.peer_id]
-        await a.transport.connect(B.peer_id, (f"/memory/{B.peer_id}",))
-        stream = await a.transport.open_stream(B.peer_id, session.SESSION_PROTOCOL)
-        await stream.send_all(frame(bytes((kind, 0, 0, 0, 0)) + data))
-        with pytest.raises(StreamClosed):
-            await stream.receive_some(1)
-        (charged,) = guests.named("peer.charged")
-        assert (charged["peer"], charged["step"]) == (A.peer_id, session.SESSION_PROTOCOL)
 
 
 @pytest.mark.parametrize(

@@ -120,17 +120,6 @@ def test_what_was_said_before_and_after_a_pair_was_cut_arrives_once() -> None:
     with_members(4, body)
 
 
-def test_a_failed_member_is_lost_once_its_relays_have_lost_it() -> None:
-    async def body(network: MemoryNetwork, members: list[Member]) -> None:
-        network.cut(NAMES[0])
-        await trio.sleep(20)
-        for member in members[1:]:
-            assert member.lost == [NAMES[0]]
-            assert member.relays.sought == set()
-
-    with_members(5, body)
-
-
 def test_a_relay_in_another_round_says_that_it_has_lost_a_member_too() -> None:
     """Or that member would count as one that is here, and a stalled round would wait for it."""
 

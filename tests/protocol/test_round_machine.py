@@ -15,7 +15,6 @@ import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.statements import MAX_WORDS
 from flockstep.collectives.accountability.trust import token_weights
-from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.allreduce.actions import (
     Action,
     CheckOutputs,
@@ -24,19 +23,17 @@ from flockstep.collectives.allreduce.actions import (
     Forward,
     OutcomeKind,
     Phase,
-    Reduce,
     Send,
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.allreduce.words import claims_in
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, signed_in, value_hash
-from flockstep.collectives.chain.quorum import drawn_for, quorum
+from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.collectives.robust.checks import num_bytes, width_of
 from flockstep.collectives.robust.rules import MEAN, rule_named
 from flockstep.collectives.round.gather import held, mark_of, marks_in, proposal
 from flockstep.collectives.round.machine import RESTARTS, STALL_SECONDS, Round
-from flockstep.collectives.round.vote import Vote
 from flockstep.peer import wire
 from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
@@ -45,7 +42,6 @@ from hypothesis import strategies as st
 from support.rounds import (
     PEERS,
     PENDING,
-    RUN,
     SLOT,
     TIMING,
     ConnectedRounds,
@@ -167,15 +163,6 @@ def test_nobody_honest_ever_contradicts_itself(count: int, seed: int, deaths: di
 # GATHER: Readys, rosters, and the reasons to refuse one.
 
 
-def test_a_death_before_the_round_only_makes_it_smaller() -> None:
-    rounds = Rounds(PEERS[:4])
-    rounds.kill(PEERS[2])
-    rounds.start()
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert set(rounds.outcomes()[0].members) == set(rounds.living())
-
-
 def test_a_member_that_is_not_ready_in_time_is_left_out_and_told_so() -> None:
     rounds, late = Rounds(PEERS[:4]), PEERS[0]
     rounds.start(*PEERS[1:4])
@@ -191,31 +178,6 @@ def test_a_member_that_is_not_ready_in_time_is_left_out_and_told_so() -> None:
         late: MISSED,
         **dict.fromkeys(PEERS[1:4], DONE),
     }
-
-
-def test_a_proposer_that_dies_before_its_roster_costs_no_wait() -> None:
-    rounds = Rounds(PEERS[:4])
-    rounds.start(*(peer for peer in PEERS[:4] if peer != ORDER[0]))
-    rounds.deliver_all()
-    rounds.kill(ORDER[0])
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert rounds.now == 0.0
-    assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {1}
-
-
-def test_a_silent_proposer_is_left_behind_at_the_deadline() -> None:
-    rounds = Rounds(PEERS[:4], lost=lambda to, mail: isinstance(mail, wire.Signed) and is_roster_of(mail, ORDER[0]))
-    rounds.start()
-    rounds.settle()
-    done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
-    assert len(done) >= 3
-    assert {outcome.slot.attempt for outcome in done} == {1}
-    assert rounds.now <= TIMING.gather + 4 * TIMING.control + TIMING.transfer + 1
-
-
-def is_roster_of(mail: wire.Signed, peer: str) -> bool:
-    return mail.sender == peer and isinstance(wire.opened(mail), wire.Roster)
 
 
 def with_ready(made: Made, ready: wire.Signed) -> Made:
@@ -343,19 +305,6 @@ def words_in(actions: list[Any]) -> list[wire.Heard]:
     return [it.message for it in actions if isinstance(it, Send) and isinstance(it.message, wire.Heard)]
 
 
-def test_who_is_ready_to_some_is_in_the_roster_since_the_others_ask_and_costs_nothing() -> None:
-    """Four voters and a trainer without a vote: it says Ready to some of them but the proposer, or to that one alone."""
-    voters, trainer = PEERS[:4], PEERS[5]
-    for aware in (*(ORDER[1 : 1 + told] for told in range(4)), ORDER[:1]):
-        deaf = {*voters} - {*aware}
-        rounds = Rounds([*voters, trainer], voters=voters, deaf={(trainer, voter) for voter in deaf})
-        rounds.start()
-        rounds.settle()
-        done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
-        assert {outcome.slot.attempt for outcome in done} == {0}
-        assert {trainer in outcome.members for outcome in done} == {bool(aware)}
-
-
 @given(st.lists(st.frozensets(st.integers(0, 9)), min_size=4, max_size=4), st.sets(st.integers(0, 3), min_size=3))
 def test_every_voter_accepts_an_honest_roster_whatever_it_has_heard_itself(
     known: list[frozenset[int]], who_says: set[int]
@@ -381,13 +330,6 @@ def test_every_voter_accepts_an_honest_roster_whatever_it_has_heard_itself(
         assert Made(*made).why_not(a_setup(voter, peers), vote, ORDER[0]) is None
 
 
-def test_a_refused_roster_ends_the_attempt_and_not_the_round() -> None:
-    rounds = settled(4, tampered=tampering(wire.Roster, ORDER[0], bounds=(0, 3, 6, 9, 13)))
-    assert rounds.noted("round.roster_refused") == {ORDER[0]}
-    honest = {rounds.machines[peer].outcome for peer in ORDER[1:]}
-    assert {(outcome.kind, outcome.slot.attempt) for outcome in honest if outcome is not None} == {(DONE, 1)}
-
-
 def test_a_banned_peer_is_in_no_roster_unless_too_few_voters_know() -> None:
     peers, banned = [*PEERS[:4], PEERS[5]], PEERS[5]
     for aware in range(5):
@@ -398,34 +340,6 @@ def test_a_banned_peer_is_in_no_roster_unless_too_few_voters_know() -> None:
         assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
         assert not rounds.noted("round.roster_refused")
         assert {banned in outcome.members for outcome in rounds.outcomes() if outcome.kind is DONE} == {aware <= 2}
-
-
-def with_readys_of(vote: Vote, voter: str) -> Vote:
-    """Return the vote of a voter that has heard the same."""
-    other = a_vote(voter, ORDER)
-    for word, ready in vote.ready.values():
-        other.receive(word, ready, 0.0)
-    return other
-
-
-def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> None:
-    voters, vote = PEERS[:4], a_vote(ORDER[0], PEERS[:4])
-    for peer in voters:
-        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
-    invite, voucher, rates = map(bytes, (wire.MAX_INVITE_BYTES, wire.MAX_VOUCHER_BYTES, wire.MAX_PARTS))
-    long = encode(replace(a_ready(), invite=invite, voucher=voucher, rates=rates))
-    strangers = [f"12D3KooW{number:044d}" for number in range(400)]
-    for peer in strangers:
-        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), long, bytes(64)), a_ready(), 0.0)
-    setup = a_setup(ORDER[0], [*voters, *strangers])
-    words = words_of(setup, {ORDER[0]: vote}) | words_of(
-        setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]}
-    )
-    made = proposal(setup, vote, words, held(vote))
-    assert not isinstance(made, str)
-    assert set(voters) < set(made[0].members)
-    assert len(encode(made[0])) <= wire.MAX_STATEMENT_BYTES
-    assert len(encode(made[1])) <= wire.MAX_SIGNED_BYTES
 
 
 def test_a_proposer_whose_own_state_is_another_one_makes_no_roster() -> None:
@@ -444,40 +358,7 @@ def test_too_few_for_the_run_are_a_void_with_that_reason() -> None:
     assert "1 members are ready and here, 2 are needed" in outcome.reason
 
 
-def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
-    """A Commit or a Cut for the very roster breaks a rule; before the roster nobody can know."""
-    rounds = Rounds(PEERS[:4])
-    rounds.start()
-    rounds.until(lambda: bool(rounds.messages(wire.Roster)))
-    index = next(i for i, (to, it, _) in enumerate(rounds.mail) if to == ORDER[1] and is_roster_of(it, ORDER[0]))  # type: ignore[arg-type]
-    machine, roster = rounds.machines[ORDER[1]], rounds.mail[index][1]
-    assert isinstance(roster, wire.Signed)
-    commit = wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4)
-    cut = wire.Cut(SLOT, roster.hash, b"", (0, 1, 2, 3), ((0, bytes(16)),), (0,), (b"",) * 4)
-    messages = (commit, cut, wire.Void(SLOT, "I give up"))
-    for stranger in PEERS[8:14]:
-        for message in messages:
-            assert not machine.receive(signed(stranger, message), message, 0.0)
-    rounds.until(lambda: machine.phase is Phase.COLLECT)
-    with pytest.raises(ProtocolViolation):
-        machine.receive(signed(PEERS[9], commit), commit, 0.0)
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert rounds.noted("round.given_up") == set()
-
-
 # COLLECT: contributions, words, the cut, failover.
-
-
-def test_a_contribution_that_no_other_owner_has_is_left_out() -> None:
-    victim = ORDER[3]
-
-    def broken(peer: str, fetch: Fetch) -> str | None:
-        return "refused" if isinstance(fetch, FetchPart) and peer != victim and fetch.contributor == 3 else None
-
-    rounds = settled(4, seed=3, broken=broken)
-    assert {outcome.cut for outcome in rounds.outcomes()} == {ORDER[:3]}
-    assert victim in rounds.noted("round.left_out")
 
 
 def counted(rounds: Rounds) -> dict[int, frozenset[int]]:
@@ -527,21 +408,6 @@ def test_a_contribution_that_never_arrives_is_waited_for_once_unless_it_never_di
     assert awaited or rounds.now == 0.0
 
 
-def test_what_an_owner_denies_counts_as_zeros_in_its_part_and_in_no_other() -> None:
-    censor, victim = 2, 1
-
-    def tampered(peer: str, message: Any) -> Any:
-        is_lie = isinstance(message, wire.Have) and peer == ORDER[censor]
-        return listing(message, censor, lambda index: index != victim) if is_lie else message
-
-    rounds = settled(4, tampered=tampered)
-    assert rounds.kinds() == {DONE}
-    assert rounds.now == 0.0
-    assert set(rounds.outcomes()[0].cut) == set(ORDER)
-    assert counted(rounds) == everywhere_but(4, censor, victim)
-    assert rounds.noted("round.masked") == {ORDER[victim]}
-
-
 @pytest.mark.parametrize("count", [4, 6, 10])
 def test_what_an_owner_cannot_fetch_counts_as_zeros_in_its_part(count: int) -> None:
     """One connection of it has broken: its part goes without that contribution, and nobody waits."""
@@ -563,18 +429,6 @@ def test_what_an_owner_cannot_fetch_counts_as_zeros_in_its_part(count: int) -> N
     assert rounds.now == 0.0
 
 
-def test_an_owner_that_denies_more_than_a_third_loses_its_part_to_a_deputy() -> None:
-    def tampered(peer: str, message: Any) -> Any:
-        is_lie = isinstance(message, wire.Have) and peer == ORDER[2] and not message.cut
-        return listing(message, 2, lambda index: index in (0, 2)) if is_lie else message
-
-    rounds = settled(4, tampered=tampered)
-    assert rounds.kinds() == {DONE}
-    assert {cut.holders[2] for cut in rounds.messages(wire.Cut) if not cut.before} <= {0, 3}
-    assert counted(rounds) == everywhere_but(4, 2)
-    assert set(rounds.outcomes()[0].cut) == set(ORDER)
-
-
 def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
     """Two that have lost each other would else answer each other's Ready with theirs, without end."""
     one, other = order_of(PEERS[:7])[-2:]
@@ -589,31 +443,6 @@ def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
         assert machine.add_member(peer, rounds.now) == []
         machine.lose(peer, "it broke again", rounds.now)
         assert machine.add_member(peer, rounds.now) == shown
-
-
-def test_an_attempt_without_an_owner_and_a_contribution_that_only_it_had_is_void() -> None:
-    """An owner dies after the cut, and one sender no longer serves: the next attempt is done without both."""
-    peers = PEERS[:7]
-    order = order_of(peers)
-    owner, sender = order[3], order[5]
-    dead: list[str] = []
-
-    def broken(peer: str, fetch: Fetch) -> str | None:
-        return "gone" if dead and isinstance(fetch, FetchPart) and fetch.source == sender else None
-
-    def is_result(to: str, mail: Mail) -> bool:
-        return not dead and isinstance(mail, wire.Signed) and mail.sender == owner and is_kind(mail, wire.Result)
-
-    rounds = Rounds(peers, 2, broken=broken, lost=is_result, attempts=3)
-    rounds.start()
-    rounds.until(lambda: all(rounds.machines[peer].phase is Phase.REDUCE for peer in peers if peer != owner))
-    dead.append(owner)
-    rounds.kill(owner)
-    rounds.settle()
-    check_all_or_nothing(rounds)
-    assert rounds.kinds() == {DONE}
-    assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {1}
-    assert {frozenset(outcome.cut) for outcome in rounds.outcomes()} == {frozenset(order) - {owner, sender}}
 
 
 def is_kind(mail: Mail, kind: type) -> bool:
@@ -684,25 +513,10 @@ def test_a_holder_that_lacks_what_it_has_listed_takes_it_back_in_its_second_word
     assert counted(rounds) == everywhere_but(4, 1, 3)
 
 
-def test_contributions_of_less_than_a_quorum_are_no_cut() -> None:
-    def broken(peer: str, fetch: Fetch) -> str | None:
-        is_far = isinstance(fetch, FetchPart) and fetch.contributor > 1
-        return "no" if is_far and peer != ORDER[fetch.contributor] else None  # type: ignore[union-attr]
-
-    rounds = settled(4, seed=1, broken=broken)
-    assert not rounds.messages(wire.Cut)
-    assert any("only 2 of 4 contributions" in outcome.reason for outcome in rounds.outcomes())
-
-
 def test_contributions_without_any_tokens_are_no_cut() -> None:
     rounds = settled(3, setups={key: {"tokens": 0} for key in PEERS[:3]})
     assert rounds.kinds() == {VOID}
     assert not rounds.messages(wire.Cut)
-
-
-def test_a_commit_to_another_roster_does_not_enter() -> None:
-    rounds = settled(4, tampered=tampering(wire.Commit, ORDER[3], roster=bytes(32)))
-    assert {outcome.cut for outcome in rounds.outcomes()} == {ORDER[:3]}
 
 
 def test_a_rule_that_is_blind_to_contributions_needs_no_sketches() -> None:
@@ -788,26 +602,6 @@ def test_who_stands_in_for_many_says_no_more_words_than_others_keep_of_it() -> N
 # JUDGE, REDUCE and CHECK: weights and outputs.
 
 
-def test_who_sends_no_sketch_after_the_cut_is_not_in() -> None:
-    """Its weight is 0 and it is no contributor of the value: who sends none to anybody costs the others the deadline once."""
-    mute = ORDER[3]
-    rounds = settled(4, lost=lambda to, mail: is_sketch_of(mail, mute, after_outputs=False))
-    done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
-    assert len(done) >= 3
-    assert {(outcome.slot.attempt, outcome.cut) for outcome in done} == {(0, ORDER[:3])}
-
-
-def test_who_sends_no_sketch_after_the_outputs_is_in_by_the_sketches_of_those_that_hold_its_parts() -> None:
-    mute = ORDER[3]
-    rounds = settled(4, lost=lambda to, mail: is_sketch_of(mail, mute, after_outputs=True))
-    done = [outcome for outcome in rounds.outcomes() if outcome.kind is DONE]
-    assert len(done) >= 3
-    assert {(outcome.slot.attempt, outcome.cut) for outcome in done} == {(0, ORDER)}
-    assert {outputs.silent for outputs in rounds.messages(wire.Outputs)} == {(), (3,)}
-    parts = {(part, second.contributor) for second in rounds.messages(wire.Second) for part, _ in second.tables}
-    assert parts == {*((part, part) for part in range(4)), *((part, 3) for part in range(4))}
-
-
 def is_sketch_of(mail: Mail, peer: str, *, after_outputs: bool) -> bool:
     if not isinstance(mail, wire.Signed) or mail.sender != peer:
         return False
@@ -843,16 +637,6 @@ def test_an_output_that_nobody_can_fetch_voids_the_attempt_for_all() -> None:
     assert {note.reason for note in rounds.notes if note.event == "round.output_missing"} == {"gone"}
 
 
-def test_an_output_that_is_not_the_sum_is_made_again_by_a_deputy() -> None:
-    liar = ORDER[2]
-    rounds = settled(4, tampered=tampering(wire.Result, liar, output=b"f" * 32), false={b"f" * 32})
-    assert rounds.noted("round.output_false") == {liar}
-    assert {outcome.kind for peer, outcome in zip(rounds.peers, rounds.outcomes(), strict=True) if peer != liar} == {
-        DONE
-    }
-    assert b"f" * 32 not in rounds.outcomes()[0].value.outputs
-
-
 def test_an_output_that_is_not_named_does_not_take_the_place_of_the_one_that_is() -> None:
     rounds = Rounds(PEERS[:4], 1)
     rounds.start()
@@ -869,25 +653,6 @@ def test_an_output_that_is_not_named_does_not_take_the_place_of_the_one_that_is(
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
     assert b"o" * 32 not in rounds.outcomes()[0].value.outputs
-
-
-def test_a_newcomers_tokens_weigh_as_little_as_its_commit_says() -> None:
-    rounds, reductions = Rounds(PEERS[:4], setups={PEERS[3]: {"ramp": 0.25}}), list[Reduce]()
-    done = rounds._do
-
-    def observed(peer: str, machine: Round, action: Any) -> None:
-        reductions.extend([action] if isinstance(action, Reduce) else [])
-        done(peer, machine, action)
-
-    rounds._do = observed  # type: ignore[method-assign]
-    rounds.start()
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert {reduction.part for reduction in reductions} == {0, 1, 2, 3}
-    for reduction in reductions:
-        weights = dict(zip(reduction.contributors, reduction.weights, strict=True))
-        place = ORDER.index(PEERS[3])
-        assert weights == pytest.approx({index: (0.25 if index == place else 1) / 3.25 for index in range(4)})
 
 
 def test_a_state_root_of_other_outputs_is_not_accepted() -> None:
@@ -1223,49 +988,7 @@ def test_a_proposal_that_overtakes_its_roster_is_accepted() -> None:
     assert sent == [wire.Prevote(SLOT, value_hash(propose.value))]
 
 
-def test_a_voter_that_states_an_unproven_lock_to_the_proposer_alone_stops_nothing() -> None:
-    """The others forward the Ready that they have, and refuse a roster without it."""
-    liar, proposer = ORDER[3], ORDER[0]
-    rounds = Rounds(PEERS[:4])
-    locked = a_ready(lock=(wire.Lock(0, bytes(32)),))
-    rounds.do(proposer, rounds.machines[proposer].receive(signed(liar, locked), locked, 0.0))
-    rounds.lost = lambda to, mail: to == proposer  # Of what the liar sends by itself, the proposer hears nothing more.
-    rounds.start(liar)
-    rounds.lost = lambda to, mail: False
-    rounds.start(*(peer for peer in PEERS[:4] if peer != liar))
-    rounds.settle()
-    assert rounds.kinds() == {DONE}
-    assert {(outcome.slot.attempt, set(outcome.cut) == set(ORDER)) for outcome in rounds.outcomes()} == {(0, True)}
-
-
-def test_a_second_and_different_roster_is_an_equivocation() -> None:
-    rounds = Rounds(PEERS[:4])
-    machine = rounds.machines[ORDER[1]]
-    first = a_roster(PEERS[:4]).roster
-    second = replace(first, bounds=(0, 4, 6, 9, 12))
-    machine.receive(signed(ORDER[0], first), first, 0.0)
-    (note,) = machine.receive(signed(ORDER[0], second), second, 0.0)
-    assert isinstance(note, Note)
-    assert (note.event, note.peer) == ("round.equivocation", ORDER[0])
-
-
 # Later rounds, and too few voters.
-
-
-@pytest.mark.parametrize(("num_ahead", "is_behind"), [(1, False), (2, True)])
-def test_more_than_a_third_of_the_votes_in_a_later_round_end_the_wait_for_this_one(
-    num_ahead: int, is_behind: bool
-) -> None:
-    machine = Rounds(PEERS[:4]).machines[PEERS[0]]
-    machine.start(0.0)
-    later = a_ready(slot=wire.Slot(RUN, 9, b"x" * 32))
-    for peer in (PEERS[1], PEERS[1], PEERS[2])[: num_ahead + 1]:
-        machine.receive(signed(peer, later), later, 0.0)
-    for stranger in PEERS[8:12]:
-        machine.receive(signed(stranger, later), later, 0.0)
-    machine.tick(0.0)
-    assert (machine.outcome is not None) is is_behind
-    assert is_behind is (machine.outcome is not None and machine.outcome.kind is BEHIND)
 
 
 def test_half_of_the_voters_decide_nothing_and_say_for_whom_they_wait() -> None:
@@ -1410,13 +1133,3 @@ def test_weights_sum_to_one_and_nobody_exceeds_its_cap(tokens: list[int]) -> Non
     cap = 1.5 * statistics.median(tokens)
     capped = [min(count, cap) for count in tokens]
     assert weights == pytest.approx([count / sum(capped) for count in capped])
-
-
-def test_a_claim_of_many_tokens_weighs_one_and_a_half_times_the_median() -> None:
-    weights = token_weights([100, 100, 100, 10**9])
-    assert weights[3] == pytest.approx(1.5 * weights[0])
-
-
-@given(st.integers(1, 64))
-def test_any_two_quorums_share_more_than_a_third(count: int) -> None:
-    assert 2 * quorum(count) - count > count / 3

@@ -135,17 +135,6 @@ def test_only_one_whole_word_is_unpacked() -> None:
         unpack_message(packet[:-1] + b"\xff")
 
 
-def test_a_malformed_word_ends_the_stream_and_is_charged() -> None:
-    async def body(anna: Node, bert: Node) -> None:
-        anna.send(BERT.peer_id, wire.Beat())
-        await trio.sleep(1)
-        anna._session(BERT.peer_id).send(message_packet(wire.Beat())[:-1] + b"\xff")
-        await trio.sleep(1)
-        assert bert.telemetry.counts["peer.charged"] == 1
-
-    virtually(MemoryNetwork(latency=0.05), body)
-
-
 def test_a_blob_that_is_withdrawn_while_it_is_served_is_nobodys_fault() -> None:
     data = bytearray(range(256)) * (40 * SEGMENT // 256)
     key = digest(data)

@@ -24,10 +24,10 @@ def lasted(report: Report, number: int) -> float:
     return row.certified - row.began
 
 
-@pytest.mark.parametrize("seconds", [5.0, 8.0, 12.0])
+@pytest.mark.parametrize("seconds", [5.0, 12.0])
 def test_two_that_lose_each_other_for_seconds_decide_together_when_they_hear_each_other_again(seconds: float) -> None:
     """Too soon to say that one of them is away."""
-    for seed in range(4):
+    for seed in range(2):
         struck = replace(BARE, peers=2, rounds=4, seed=seed, strikes=(Strike(3, "Roster", "stall", "proposer", seconds),))
         report = simulate(struck)
         assert not report.violations
