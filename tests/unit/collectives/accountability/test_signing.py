@@ -16,7 +16,6 @@ from flockstep.collectives.accountability.signing import (
     MAX_BYTES,
     MAX_DECISIONS,
     MAX_SLOTS,
-    TICK,
     SigningGuard,
     Spoken,
     SpokenSlots,
@@ -194,23 +193,6 @@ def test_after_a_loss_it_begins_far_ahead_until_others_have_certified_three_roun
     assert disk.guard.begin(at(5, 0)) == 0
 
 
-def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    disk.start(is_known=True)
-    assert disk.names() == []
-    disk.path.unlink()
-    disk.start(is_known=True)
-    first = disk.guard.begin(at(1, 0))
-    assert disk.say(accept(at(1, first), 1)) == ""
-    disk.start(is_known=True)
-    assert disk.guard.begin(at(1, 0)) == first + 1
-    assert disk.guard.begin(at(2, 0)) == first
-    disk.path.unlink()
-    disk.now += TICK
-    disk.start(is_known=True)
-    assert disk.guard.begin(at(1, 0)) == first + 1
-
-
 def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.guard.named(6)
@@ -284,14 +266,6 @@ def test_no_process_begins_in_a_slot_in_which_an_earlier_one_may_have_signed(
     assert len(slots) == len(set(slots))
 
 
-def test_rounds_of_another_chain_begin_anew_as_far_back_as_the_record_goes() -> None:
-    spoken = SpokenSlots()
-    for round_ in range(1, MAX_DECISIONS + 4):
-        spoken = spoken.after(at(round_, 2))
-    there = [wire.Slot(RUN, round_, B_CHAIN) for round_ in (3, 4, MAX_DECISIONS + 3)]
-    assert [spoken.first_free(slot) for slot in there] == [3, 0, 0]
-
-
 def test_the_longest_record_can_be_read_again() -> None:
     most = wire.MAX_COUNT, A_CHAIN, wire.MAX_ATTEMPT
     spoken = SpokenSlots((Spoken(*most),) * MAX_DECISIONS, most[0], most[2], 1 << 20, wire.MAX_COUNT)
@@ -304,32 +278,6 @@ def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) ->
     assert disk.say(accept(SLOT, 2)) == "I have signed a different one in this slot"
     assert disk.say(wire.Void(SLOT, "one")) == disk.say(wire.Void(SLOT, "two")) == ""
     assert [(event["event"], event["step"], event["attempt"]) for event in disk.events] == [("promise.kept", "Prevote", 1)]
-
-
-def test_of_two_statements_that_share_a_subject_one_is_signed(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    assert [bool(disk.say(second(SLOT, value))) for value in (0, 1, 2, 0)] == [False, True, False, False]
-    assert all(len(payloads) == 1 for payloads in disk.signed.values())
-
-
-def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    assert disk.say(accept(at(7, 2), 1)) == ""
-    assert [disk.guard.first_free(at(round_, 0)) for round_ in (6, 7, 8)] == [0, 3, 0]
-    assert disk.guard.begin(at(7, 0)) == 3
-    assert disk.say(accept(at(7, 2), 1)) == "I may have signed in this slot before"
-    assert disk.say(accept(at(7, 5), 1)) == ""
-    disk.start()
-    assert disk.guard.begin(at(7, 0)) == 6
-    assert disk.say(accept(at(7, 5), 2)) == "I may have signed in this slot before"
-
-
-def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    assert disk.say(accept(SLOT, 1)) == ""
-    written = disk.path.stat().st_ino
-    assert disk.say(cut(SLOT, 1)) == ""
-    assert disk.path.stat().st_ino == written
 
 
 def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.agreement.electorate import Electorate
@@ -13,9 +12,7 @@ from flockstep.collectives.allreduce.words import Seating
 from flockstep.collectives.robust.checks import commitment
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
-from flockstep.peer.wire.signed import sign
 from support.certificates import seats
 
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
@@ -120,15 +117,6 @@ def test_a_contradiction_does_not_count_but_can_be_named() -> None:
     elsewhere = a_commit(SLOT, HASH)
     say(facts, PEERS[2], elsewhere)
     assert table.commit_named(2, said(PEERS[2], elsewhere).name) is None
-
-
-def test_a_second_and_different_statement_is_a_conflict_and_the_first_one_counts() -> None:
-    facts = MessageLog()
-    assert say(facts, PEERS[0], wire.Prevote(SLOT, HASH)) == "new"
-    assert say(facts, PEERS[0], wire.Prevote(SLOT, HASH)) == "known"
-    assert say(facts, PEERS[0], wire.Prevote(SLOT, bytes(32))) == "conflict"
-    assert say(facts, PEERS[1], wire.Prevote(SLOT, bytes(32))) == "new"
-    assert facts.of(wire.Prevote, SLOT) == {PEERS[0]: wire.Prevote(SLOT, HASH), PEERS[1]: wire.Prevote(SLOT, bytes(32))}
 
 
 def test_a_stranger_has_no_say() -> None:
@@ -264,17 +252,6 @@ def test_voters_alone_are_deputies_and_take_turns_so_that_free_keys_never_hold_a
     table = RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], votes, MessageLog(), READIES)
     in_turns = [(1, 2), (0, 2), (0, 1), (0, 1), (1, 2)]
     assert [table.deputies(part) for part in range(5)] == in_turns
-
-
-def test_a_second_different_ready_in_a_slot_is_an_equivocation_for_the_log_and_for_the_witness() -> None:
-    facts, witness = MessageLog(), Witness()
-    author = Identity.generate()
-    first, second = (wire.Ready(SLOT, bytes(32), tokens, 1.0, 1.0, bytes(32)) for tokens in (1, 2))
-    assert facts.add(sign(author, first), first) == "new"
-    assert facts.add(sign(author, second), second) == "conflict"
-    assert facts.of(wire.Ready, SLOT)[author.peer_id] == first
-    assert witness.see(sign(author, first), first, SLOT) is None
-    assert witness.see(sign(author, second), second, SLOT) == sign(author, first)
 
 
 def test_every_message_of_a_round_stands_in_the_table_of_statements() -> None:

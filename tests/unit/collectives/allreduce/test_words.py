@@ -352,31 +352,6 @@ def test_where_no_word_is_fit_the_part_is_theirs_by_whom_most_count(run: tuple[S
         assert holders.keys() == fit or (not fit and {*map(len, holders.values())} == {max(map(len, counted.values()))})
 
 
-def test_new_keys_that_serve_some_owners_only_make_nobodys_word_unfit() -> None:
-    seating = seated(12, voters=range(4), trainers=range(12), owners=range(6), old=[4, 5])
-    words = honest(seating, range(12))
-    for index in range(6, 12):  # Six of twelve, to the voters alone.
-        for owner in (4, 5):
-            del words[owner][owner][index]
-    result = found(seating, words, range(6), range(12))
-    assert [len(result.parts[part]) for part in range(6)] == [12, 12, 12, 12, 6, 6]
-
-
-def test_the_first_of_a_parts_three_whose_word_is_fit_may_hold_it() -> None:
-    seating, everybody = seated(5), range(5)
-    words = honest(seating, everybody)
-    names = names_in(seating, words, everybody)
-    assert [*holders_of(seating, words, names, 1)] == [1]  # The deputy holds what the owner adds alone.
-    words[1][1] = {1: name(1), 2: name(2)}
-    assert [*holders_of(seating, words, names, 1)] == [1]  # Nobody's word is fit, and nobody's counts more.
-    words[3][1] = {index: name(index) for index in everybody}
-    assert [*holders_of(seating, words, names, 1)] == [3]
-    words[2][1] = {index: name(index) for index in everybody if index != 4}
-    assert [*holders_of(seating, words, names, 1)] == [2, 3]
-    del words[1][1]
-    assert [*holders_of(seating, words, names, 1)] == [2, 3]
-
-
 def test_a_run_in_which_no_voter_trains_takes_whom_its_owners_hold() -> None:
     seating = seated(4, voters=[0, 1], trainers=[2, 3])
     result = found(seating, honest(seating, (2, 3)), range(4), (2, 3))

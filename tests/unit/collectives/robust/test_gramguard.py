@@ -78,13 +78,6 @@ def test_liars_lose_their_weight_in_the_first_round(attack: str) -> None:
     assert not set(weighting.flagged) & set(range(N - LIARS))
 
 
-def test_a_shared_direction_costs_colluders_half_of_their_weight_and_more() -> None:
-    x = contributions()
-    direction = np.random.default_rng(7).standard_normal(D)
-    x[N - LIARS :] += 1.2 * direction
-    assert share_of_liars(judge(x)) < 0.2
-
-
 def test_collusion_in_one_part_weighs_down_everywhere_and_is_vetoed_there() -> None:
     x = contributions()
     x[N - LIARS :, : D // PARTS] = -3 * x[HONEST, : D // PARTS].mean(axis=0)
@@ -92,15 +85,6 @@ def test_collusion_in_one_part_weighs_down_everywhere_and_is_vetoed_there() -> N
     assert weighting.weights[0, N - LIARS :].sum() < 0.1
     assert weighting.weights[1:, N - LIARS :].min() > 0
     assert weighting.weights[1:, N - LIARS :].sum(axis=1).max() < 0.1
-
-
-def test_collusion_in_one_part_that_keeps_to_the_others_direction_costs_weight_there() -> None:
-    x = contributions()
-    x[N - LIARS :, : D // PARTS] += 1.5 * np.random.default_rng(7).standard_normal(D // PARTS)
-    weighting = judge(x)
-    assert not weighting.flagged
-    assert weighting.weights[0, N - LIARS :].sum() < 0.1
-    assert weighting.weights[1:, N - LIARS :].min() > 0.05
 
 
 def test_a_veto_holds_for_its_part_only() -> None:
@@ -126,18 +110,6 @@ def test_who_looks_a_little_like_liars_is_neither_taken_along_nor_left_alone(lea
         assert 0.7 < weights[HONEST].min() <= weights[HONEST].max() < 1.2
 
 
-def test_where_four_agree_on_a_little_they_lose_more_than_two_who_agree_on_as_much_each() -> None:
-    def heard(liars: int) -> float:
-        x = contributions()
-        x[N - liars :] += np.random.default_rng(9).standard_normal(D)
-        weights = judge(x).weights.mean(axis=0)
-        return float(weights[N - liars :].mean() / weights[: N - LIARS].mean())
-
-    two, four = heard(2), heard(4)
-    assert two > 0.8
-    assert four < 0.1
-
-
 def along_the_honest_mean(x: Floats, weighting: Weighting) -> float:
     pieces = np.array_split(x, PARTS, axis=1)
     output = np.concatenate([row @ piece for row, piece in zip(weighting.weights, pieces, strict=True)])
@@ -152,12 +124,6 @@ def test_groups_that_pull_back_on_coordinates_of_their_own_do_not_shorten_the_ou
     for index in range(LIARS):
         x[N - LIARS + index, index // size :: groups] -= groups / 2 * mean[index // size :: groups]
     assert along_the_honest_mean(x, judge(x)) > 0.88  # Their mean with the honest is at 0.74.
-
-
-def test_long_contributions_do_not_lengthen_the_output() -> None:
-    x = contributions()
-    x[N - LIARS :] *= 10
-    assert 0.9 < along_the_honest_mean(x, judge(x)) < 1.1
 
 
 def test_the_longest_along_the_centre_do_not_lengthen_the_others() -> None:
@@ -222,13 +188,6 @@ def test_what_is_short_has_no_weight_shifts_no_other_and_is_not_flagged() -> Non
     assert 0.04 < weighting.short[N] < 0.06
     assert not weighting.weights[:, N].any()
     assert np.array_equal(weighting.weights[:, :N], judge(x[:N]).weights)
-
-
-def test_masses_count() -> None:
-    masses = np.ones(N)
-    masses[0] = 0.25
-    weights = judge(contributions(), masses=masses).weights
-    assert 0.2 < weights[:, 0].mean() / weights[:, 1:].mean() < 0.32
 
 
 SYBILS = 20

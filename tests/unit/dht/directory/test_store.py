@@ -1,6 +1,5 @@
 """The store of a directory server, in memory and on disk: eviction, and the cost of damage."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -133,22 +132,6 @@ def test_an_answer_lists_the_networks_in_turns_and_of_each_the_latest_first(
             queues[network].append(renewed)
     turns = [queue[turn] for turn in range(len(renewals)) for queue in queues.values() if turn < len(queue)]
     assert store.providers(RUN, now) == turns[:MAX_ANSWERED]
-
-
-def test_an_answer_looks_at_no_more_providers_than_it_lists() -> None:
-    store = Store(BootstrapLimits(providers_per_network=MAX_PROVIDERS))
-    looked: list[str] = []
-
-    @dataclass(frozen=True, slots=True)
-    class Watched(Entry):
-        def is_alive(self, now: float) -> bool:
-            looked.append(self.peer)
-            return True
-
-    for number in range(MAX_PROVIDERS):
-        store.put(Watched(RUN, f"peer {number}", b"", (), f"203.{number % 250}.0.1", 100.0))
-    assert [entry.peer for entry in store.providers(RUN, 0.0)] == looked
-    assert len(looked) == MAX_ANSWERED
 
 
 steps = st.tuples(

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from flockstep.dht.members.body import MAX_SHARE_BYTES, MEMBER_ADDRESSES, MemberBody, MemberState, fitted, open_member
-from flockstep.dht.members.table import LIFETIME, OTHER_PROCESS, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
+from flockstep.dht.members.body import MEMBER_ADDRESSES, MemberBody, MemberState, fitted, open_member
+from flockstep.dht.members.table import LIFETIME, OTHER_PROCESS, SUMMARY, MemberTable, Merge, MergeOutcome
 from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.admission import Charter
@@ -235,37 +235,6 @@ def test_two_tables_agree_after_one_exchange(heard: list[tuple[Identity, int, bo
         merge_any(left, record)
     assert left.summary() == right.summary()
     assert left.active(0.0) == right.active(0.0)
-
-
-def test_a_big_table_is_handed_over_page_by_page() -> None:
-    full, empty = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
-    for number in range(PAGE + 1):
-        merge(full, say(Identity.from_seed((number + 1).to_bytes(32, "big")), 1), 0.0)
-    sizes = []
-    while page := full.newer_than(empty.summary(), 0.0):
-        sizes.append(len(page))
-        for record in page:
-            empty.merge(record, 0.0)
-    assert sizes == [PAGE, 1]
-    assert empty.summary() == full.summary()
-
-
-def test_a_share_is_opaque_here_and_bounded() -> None:
-    table = MemberTable(RUN, ME.peer_id)
-    body = replace(TRAINING, share=b"\xff" * MAX_SHARE_BYTES)
-    assert table.merge(say(ANNA, 1, body), 0.0).outcome is MergeOutcome.NEW
-    row = table.get(ANNA.peer_id)
-    assert row is not None
-    assert row.body.share == body.share
-    with pytest.raises(LocalError, match="share"):
-        say(ANNA, 2, replace(body, share=bytes(MAX_SHARE_BYTES + 1)))
-    with pytest.raises(MalformedMessage, match="share"):
-        decode(MemberBody, encode(body).replace(_bytes_of(body.share), _bytes_of(body.share + b"\xff")), max_bytes=6_000)
-
-
-def _bytes_of(data: bytes) -> bytes:
-    """MessagePack's bin 16."""
-    return b"\xc5" + len(data).to_bytes(2, "big") + data
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 2.5, None])

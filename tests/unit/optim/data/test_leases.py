@@ -29,7 +29,7 @@ from flockstep.optim.data.leases import (
     open_share,
 )
 from flockstep.optim.data.units import MAX_UNITS
-from flockstep.peer.base.errors import LocalError, MalformedMessage
+from flockstep.peer.base.errors import MalformedMessage
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import Between, Size, encode
 from support.certificates import certify
@@ -59,16 +59,6 @@ def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
     assert swarm.reasons["unsettled"] == 0
     assert swarm.oldest > 0
     assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
-
-
-@pytest.mark.parametrize(("fast", "slow", "times"), [(1, 4, 8), (2, 8, 5)])
-def test_nothing_is_trained_twice_beside_a_few_peers_that_are_several_times_as_fast(fast: int, slow: int, times: int) -> None:
-    swarm = SimSwarm(211, num_units=64)
-    seconds = iter([2.0 / times] * fast + [2.0] * slow)
-    found(swarm, fast + slow, lambda: next(seconds), met=True)
-    swarm.run(600)
-    assert swarm.twice == []
-    assert swarm.oldest > 10
 
 
 @seeds(7)
@@ -111,19 +101,6 @@ def test_nobody_waits_where_units_are_fewer_than_peers(num_units: int) -> None:
 
 def view_of(leases: Leases, *others: tuple[str, Share]) -> View:
     return look([(name, share, True) for name, share in others], leases.peer, leases.share(), leases.ranking)
-
-
-def test_alone_a_peer_begins_at_once_and_does_each_unit_once_an_epoch() -> None:
-    leases = Leases("a", SOURCE, Ranking(7, 20))
-    begun = []
-    for now in range(40):
-        leases.look(view_of(leases), now)
-        leases.claim(now)
-        lease, _ = leases.begin(now)
-        begun.append((lease.epoch, lease.unit))
-        leases.finish((lease.epoch, lease.unit), now + 0.5)
-    assert sorted(begun) == [(epoch, unit) for epoch in range(2) for unit in range(20)]
-    assert leases.epoch == 2
 
 
 def test_the_ranks_of_those_who_know_each_other_split_every_epoch() -> None:
@@ -180,14 +157,6 @@ def test_what_the_gone_left_half_finished_is_forgotten_with_its_epoch() -> None:
     assert leases.begin(2.0)[0] == Lease(MAX_EPOCH, 0, 0)
     leases.finish((MAX_EPOCH, 0), 3.0)
     assert leases.begin(4.0)[0] == Lease(0, 0, 0)  # Epochs have begun anew: nothing of this one was trained.
-
-
-def test_data_of_another_kind_is_nobodys_business() -> None:
-    leases = Leases("a", SOURCE, Ranking(7, 20))
-    other = Share(source=b"other", epoch=9, finished=(b"\xff" * 3,), leases=(Lease(0, 1, 2),))
-    view = view_of(leases, ("b", other))
-    assert (view.peers, view.epoch, view.taken[0], view.finished[0]) == (1, 0, 0, 0)
-    assert view_of(leases, ("b", Share())).peers == 2  # Who has not said yet is about to begin with mine.
 
 
 class LyingSwarm(SimSwarm):
@@ -294,19 +263,6 @@ def test_members_with_half_of_the_others_certified_tokens_take_a_peer_along() ->
     assert epoch(("a", 3), ("b", 0), a=2, b=1) == 3
     assert epoch(("a", 3), me=1) == 1  # A key without certified tokens takes nobody along.
     assert epoch(("a", 3), ("b", 3), ("c", 3)) == 1  # Before the first certificate keys are free.
-
-
-def test_a_liar_stops_nobody() -> None:
-    leases = Leases("a", SOURCE, Ranking(7, 20))
-    bits = (b"\xff" * (MAX_UNITS // 8),) * EPOCHS_AHEAD
-    claims = tuple(Lease(MAX_EPOCH, unit, MAX_DONE) for unit in range(MAX_UNITS - MAX_LEASES, MAX_UNITS))
-    for now in range(10):
-        leases.look(view_of(leases, ("b", Share(SOURCE, leases.epoch, bits, claims))), now)
-        leases.claim(now)
-        lease, _ = leases.begin(now)
-        leases.finish((lease.epoch, lease.unit), now)
-    with pytest.raises(LocalError):
-        encode(Share(leases=(Lease(0, MAX_UNITS),)))
 
 
 def test_the_largest_share_fits_a_member_record() -> None:

@@ -144,13 +144,6 @@ def test_alone_an_epoch_has_every_sample_once_and_the_next_another_order(tmp_pat
     assert (shared["units"], shared["peers"]) == (32, 1)
 
 
-def test_samples_are_collated_as_torch_does(tmp_path: Path) -> None:
-    dataset = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10))
-    x, y = next(Peer("a", tmp_path, {}).batches(dataset))
-    assert x.shape == (4, 3)
-    assert torch.equal(x[:, 0], 3 * y)
-
-
 def test_what_is_leased_next_is_expected_while_another_unit_is_read(tmp_path: Path) -> None:
     class Ahead(Units):
         name, source, num_units = "ahead", bytes(16), 40
@@ -253,24 +246,6 @@ def test_a_liars_record_stops_no_training_and_nothing_of_it_stays_on_the_disk(tm
     assert len(flat(again.batches(list(range(400))), 25)) == 100
 
 
-def test_progress_from_beyond_the_limits_is_forgotten_and_said(tmp_path: Path) -> None:
-    about = {"source": "", "epoch": 2**53 - 1, "finished": [], "units": []}
-    (tmp_path / "data.json").write_text(json.dumps(about))
-    peer = Peer("a", tmp_path, {})
-    assert len(flat(peer.batches(list(range(100))), 25)) == 100
-    assert "Share.epoch" in str(peer.named("data.forgotten")[0]["reason"])
-
-
-def test_units_that_a_liar_calls_half_finished_are_not_taken_for_empty_data(tmp_path: Path, clock: Clock) -> None:
-    peer = Peer("a", tmp_path, {})
-    batches = peer.batches(list(range(40)))
-    next(batches)
-    view = peer.connection.pulse.leases or peer.connection._view(peer.connection._all["a"])
-    lies = tuple((epoch, unit, MAX_DONE) for epoch in range(EPOCHS_AHEAD) for unit in range(32))
-    peer.connection.pulse = replace(NO_PULSE, leases=replace(view, resume=lies))
-    assert len(flat(batches, 100)) == 400
-
-
 def test_a_disk_that_fails_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     peer = Peer("a", tmp_path / "home", {})
@@ -287,12 +262,6 @@ def test_another_dataset_is_trained_in_an_order_of_ones_own_and_said(tmp_path: P
     assert sorted(flat(peer.batches(list(range(200))), 50)) == list(range(200))
     assert peer.connection.num_published == published
     assert len(peer.named("data.unshared")) == 1
-
-
-def test_the_same_dataset_goes_on_where_it_was_left(tmp_path: Path) -> None:
-    peer = Peer("a", tmp_path, {})
-    drawn = flat(peer.batches(list(range(100))), 12) + flat(peer.batches(list(range(100))), 13)
-    assert sorted(drawn) == list(range(100))
 
 
 class Locked(list[int]):
@@ -410,21 +379,6 @@ def test_samples_of_different_lengths_are_batched_by_the_collate_fn(tmp_path: Pa
     assert workers or "collate_fn=" in refused.value.remedy
 
 
-def test_an_iterable_of_samples_that_differ_is_batched_by_the_collate_fn(tmp_path: Path) -> None:
-    class Ragged(IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            return iter(ragged(40))
-
-    batches = Peer("a", tmp_path, {}).shares.batches(Ragged(), batch_size=4, workers=0, collate_fn=pad_sequence)
-    assert next(batches).shape == (4, 4)
-
-
-@pytest.mark.parametrize("sample", [None, object()])
-def test_samples_that_are_no_tensors_are_one_line(tmp_path: Path, sample: Any) -> None:
-    with pytest.raises(UsageError, match="do not make a batch: default_collate"):
-        next(Peer("a", tmp_path, {}).batches([sample] * 40))
-
-
 def test_a_loader_in_the_place_of_its_dataset_is_one_line(tmp_path: Path) -> None:
     loader = SimpleNamespace(dataset=[1], collate_fn=None)
     for given in (DataLoader(TensorDataset(torch.arange(9)), batch_size=3), loader):
@@ -466,29 +420,6 @@ def test_a_stop_ends_the_wait_for_data_and_the_batches(tmp_path: Path) -> None:
 def test_data_that_cannot_be_read_from_the_start_is_the_error_that_it_is(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="the disk is away"):
         next(Peer("a", tmp_path, {}).batches(Failing(1, first=0)))
-
-
-def test_data_that_is_gone_once_training_has_begun_is_waited_for(tmp_path: Path) -> None:
-    class Emptied(Failing):
-        def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
-            return iter(range(10) if epoch == 0 else ())
-
-    peer = Peer("a", tmp_path, {})
-    peer.stop.after = 2
-    assert len(flat(peer.batches(Emptied(0)), 99)) == 80
-    assert [event["reason"] for event in peer.named("data.awaited")] == ["failing holds nothing to train on"] * 2
-
-
-def test_a_stop_ends_a_walk_over_units_that_give_nothing(tmp_path: Path) -> None:
-    class Empty(Failing):
-        num_units = 10**4
-
-        def read(self, epoch: int, unit: int, done: int) -> Iterator[int]:
-            peer.stop.set()
-            return iter(())
-
-    peer = Peer("a", tmp_path, {})
-    assert list(peer.batches(Empty(0))) == []
 
 
 def test_a_repetition_whose_iterator_raises_begins_anew_and_knows_no_end() -> None:

@@ -378,26 +378,6 @@ def test_a_row_that_is_no_chat_costs_that_row_and_is_named(tmp_path: Path) -> No
     assert "x.jsonl: row 4 is left out: the tokenizer's chat template refuses a chat: one turn alone" in said[2]
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "hf"])
-def test_chats_in_parquet_are_those_in_json(tmp_path: Path, name: str) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    train_tokenizer(tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    rows = [{"id": number, "messages": CHAT if number % 7 else None} for number in range(300)]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "hf").mkdir()
-    for path in (tmp_path / "x.parquet", tmp_path / "hf" / "train.parquet"):
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
-    said: list[str] = []
-    for source, out in ((f"{tmp_path}/x.jsonl", "p"), (f"{'hf:' * (name == 'hf')}{tmp_path}/{name}", "q")):
-        pack_here(source, tmp_path / out, said, tokenizer=str(tmp_path), chat=True)
-    assert (tmp_path / "p" / "index.json").read_bytes() == (tmp_path / "q" / "index.json").read_bytes()
-    assert said.count("43 rows without an answer were left out.") == 2
-    parquet.write_table(pyarrow.table({"text": ["once"]}), tmp_path / "y.parquet")
-    with pytest.raises(UsageError, match=r"is a chat with an answer: .*y\.parquet: has no text in the column 'messages' of"):
-        pack_here(f"{tmp_path}/y.parquet", tmp_path / "r", said, tokenizer=str(tmp_path), chat=True)
-
-
 def test_a_document_ends_with_the_token_that_the_tokenizers_config_names(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "tokenizer.json", special_tokens=["<EOT>"])
     (tmp_path / "x.txt").write_text("once upon a time " * 2000)

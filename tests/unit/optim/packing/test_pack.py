@@ -142,19 +142,6 @@ def test_a_long_document_ends_once_and_few_tokens_make_many_shards(
     assert len(packed.index.shards) == -(-packed.index.num_tokens // LEAST_SHARD_TOKENS)
 
 
-def test_much_text_makes_64_shards_and_no_more_than_so_many_tokens_are_held_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "HELD_OUT_TOKENS", 3000)
-    index = packed(tmp_path / "p", ["x" * 100_000] * 40, shard_tokens=0)
-    assert len(index.shards) == packing.ENOUGH_SHARDS
-    assert index.held_out is not None
-    assert index.held_out.num_tokens == 1 << 16
-    index = packed(tmp_path / "q")
-    assert index.held_out is not None
-    assert 3000 <= index.held_out.num_tokens < 3000 + len(STORIES[0]) + 1
-
-
 def test_what_a_folder_leaves_out_is_named_and_so_is_what_holds_nothing_out(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     (folder / ".cache").mkdir(parents=True)
@@ -252,17 +239,3 @@ def test_what_cannot_be_packed_is_one_line(tmp_path: Path, source: str, tokenize
         pack_here(source.format(tmp=tmp_path), tmp_path / "p", tokenizer.format(tmp=tmp_path))
     assert refused.value.remedy
     assert not (tmp_path / "p").exists()
-
-
-def test_texts_that_are_left_out_are_named(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a.txt").write_text("".join(STORIES[:20]))
-    (tmp_path / "x" / "b.txt").write_bytes("Straße".encode("latin-1") * 10)
-    said = pack_here(tmp_path / "x", tmp_path / "p")
-    assert said[1].startswith("What could not be read was left out, 1 in all, such as ")
-    assert "b.txt: row 1 is no UTF-8: byte 0xdf" in said[1]
-    assert "iconv -f LATIN1" in said[1]
-    assert "None of so few documents is held out" in said[2]
-    with pytest.raises(UsageError, match=r"holds no text: .*b\.txt: row 1 is no UTF-8") as refused:
-        pack_here(tmp_path / "x" / "b.txt", tmp_path / "q")
-    assert "iconv -f LATIN1" in str(refused.value.remedy)

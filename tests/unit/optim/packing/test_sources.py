@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import lzma
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.optim.packing import sources
-from flockstep.optim.packing.skips import Flaw, Skips, form_of
+from flockstep.optim.packing.skips import Flaw, form_of
 from flockstep.optim.packing.sources import Source, nothing_in, open_source, read, text_of
 from flockstep.peer.base.errors import LocalError, UsageError
 from hypothesis import given
@@ -252,24 +251,6 @@ def test_a_text_of_another_encoding_is_named_and_its_remedy_works(tmp_path: Path
     assert (tmp_path / "new.txt").read_text("utf-8").lstrip("\ufeff") == text
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (gzip.compress(b"a", mtime=0), "is packed by gzip: unpack it"),
-        (lzma.compress(b"a"), "is packed by xz: unpack it"),
-        (b"%PDF-1.7\n\xe2\xe3", "is a PDF: save it as text"),
-        (b"a flock\nmakes the outer step " * 50 + b"\0", "row 51 holds a zero byte, which ends a document: remove it"),
-    ],
-)
-def test_text_in_another_form_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "other").write_bytes(content)
-    assert reason in told(open_source(f"text:{tmp_path}/*")) if "row" in reason else True
-    (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
-    source = open_source(f"text:{tmp_path}")
-    assert len(rows_of(source)) == 1
-    assert str(source.skips.first) == f"{tmp_path}/other: {reason}"
-
-
 def test_files_that_are_no_text_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
@@ -320,11 +301,3 @@ def test_a_table_is_refused_with_a_command_that_converts_it(tmp_path: Path, kind
     subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=tmp_path, check=True)
     written = source.replace("NEW", str(tmp_path / "NEW")).replace("COLUMN", "text")
     assert rows_of(open_source(written))[0] == (1, "00000 the outer step")
-
-
-def test_counts_of_parts_add_up_and_the_first_is_kept() -> None:
-    whole = Skips()
-    first = {"file": "a", "row": 1, "reason": "r", "encoding": ""}
-    whole.merge({"count": 2, "first": first, "num_left": 4, "left": ["x"] * 4})
-    whole.merge({"count": 1, "first": None, "num_left": 3, "left": ["y"] * 3})
-    assert (whole.count, str(whole.first), whole.num_left, whole.left) == (3, "a: row 1 r", 7, [*"xxxx", "y"])

@@ -1,6 +1,5 @@
 """Packed data as training sequences: from a folder, a web server and the hub, whatever happens on the way."""
 
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -14,15 +13,12 @@ from flockstep.dht.run.manifest import Data
 from flockstep.optim.shards import cache as caching
 from flockstep.optim.shards import places
 from flockstep.optim.shards.cache import Shards
-from flockstep.optim.shards.index import INDEX, MAX_INDEX_BYTES, ShardIndex, read_index, write_index
+from flockstep.optim.shards.index import INDEX, MAX_INDEX_BYTES, ShardIndex, read_index
 from flockstep.optim.shards.opening import open_tokens, tokenizer_of
 from flockstep.optim.shards.packed import Pin, pinned_data, seed_file
-from flockstep.optim.shards.places import Folder
 from flockstep.optim.shards.reader import TokenShards, heldout_batches
 from flockstep.optim.shards.web import NotThere, Web
-from flockstep.optim.step.examples import BEGINS
 from flockstep.peer.base.config import PeerConfig
-from flockstep.peer.base.digest import digest
 from flockstep.peer.base.disk import write_whole
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.base.home_lock import home_lock
@@ -328,13 +324,6 @@ def test_a_run_pins_its_index_and_the_tokenizer_beside_it(tmp_path: Path) -> Non
     assert pinned_data(Data(source=f"tokens:{tmp_path}/q"), "run.toml", home)[0].tokenizer == "bytes"
 
 
-def test_a_sequence_that_no_shard_holds_is_one_line(tmp_path: Path, index: ShardIndex) -> None:
-    longest = max(shard.num_tokens for shard in index.shards)
-    data, config = Data(source="own", sequence_length=longest), PeerConfig(home=tmp_path / "home", data=f"{tmp_path}/p")
-    with pytest.raises(UsageError, match=f"no shard has {longest + 1} tokens"):
-        open_tokens(data, config)
-
-
 PUBLIC = [
     *(f"tokens:https://data.example.org/{path}@{HASH}" for path in ("a", "a/b-1/c_2", "x.y/~z=1+2")),
     f"tokens:https://bucket.s3.eu-central-1.amazonaws.com/corpus@{HASH}",
@@ -394,17 +383,3 @@ def test_a_run_whose_members_bring_their_own_is_joined_by_a_program(tmp_path: Pa
     with pytest.raises(UsageError, match=NEEDS_PROGRAM.cause) as refused:
         open_tokens(Data(source="own"), PeerConfig(home=tmp_path))
     assert refused.value.remedy == NEEDS_PROGRAM.remedy
-
-
-def test_masked_tokens_come_below_zero_and_say_where_an_example_begins(tmp_path: Path) -> None:
-    context, begins = 1 << 15, 1 << 14
-    tokens = [5, 5 | context, 0 | context | begins, 7, 16_383 | context]
-    data = b"".join(token.to_bytes(2, "little") for token in tokens)
-    (tmp_path / "00000.u16").write_bytes(data)
-    index = read_index(
-        write_index(dtype="uint16", vocab_size=1 << 14, tokenizer="bytes", tokenizer_bytes=0, tokenizer_config=None,
-                    masked=True, num_documents=1, shards=[(5, digest(data))], held_out=None), "x",
-    )  # fmt: skip
-    place = Folder(tmp_path)
-    source = TokenShards(index, Shards(place, "uint16", tmp_path, 0), place, name="x", sequence_length=4)
-    assert [item.tolist() for item in itertools.islice(source.read(0, 0, 0), 9)] == [[5, ~5, ~BEGINS, 7, ~16_383]]

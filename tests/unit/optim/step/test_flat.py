@@ -143,19 +143,6 @@ def test_pin_and_state_are_the_same_whatever_dtype_a_peers_parameters_have(dtype
     assert np.array_equal(theta, before)
 
 
-def test_pseudo_gradient_of_float32_is_the_plain_difference_with_zeros_between() -> None:
-    model = Small()
-    layout = FlatLayout.of(model)
-    local, start = np.empty(layout.size, np.float32), np.random.default_rng(0).random(layout.size, np.float32)
-    layout.gather(model, local)
-    delta = np.full(layout.size, np.nan, np.float32)
-    layout.pseudo_gradient(start, model, delta)
-    assert np.array_equal(delta[1024:1324], (start - local)[1024:1324])
-    low = torch.from_numpy(start[512:768]).to(torch.bfloat16).float().numpy() - local[512:768]
-    assert np.array_equal(delta[512:768], low)
-    assert not delta[320:512].any()
-
-
 class Fabric(nn.Module):
     """Holds a model as Lightning's Fabric does."""
 
@@ -335,19 +322,6 @@ def test_a_rebase_keeps_what_was_trained_since_the_capture(span: slice) -> None:
     layout.rebase(theta, model, span, None)
     layout.gather(model, after)
     np.testing.assert_allclose(after[inside], theta[inside], rtol=2**-8)
-
-
-def test_a_rebase_reaches_parameters_that_are_not_contiguous() -> None:
-    layer = nn.Linear(20, 30, bias=False)
-    layer.weight = nn.Parameter(torch.randn(20, 30).T)
-    assert not layer.weight.is_contiguous()
-    layout = FlatLayout.of(layer)
-    span, start, after = slice(CELL, 2 * CELL), np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
-    layout.gather(layer, start)
-    layout.rebase(start + np.float32(1), layer, span, layout.capture(layer, span))
-    layout.gather(layer, after)
-    np.testing.assert_allclose((after - start)[span], 1, rtol=1e-6)
-    assert np.count_nonzero(after - start) == CELL
 
 
 @pytest.mark.parametrize("kept", [np.float32, np.uint16])

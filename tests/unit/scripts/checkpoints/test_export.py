@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.optim.models.gpt import GPT
-from flockstep.optim.models.kept import keep_buffers, parts_of, save_tensors
+from flockstep.optim.models.kept import keep_buffers, parts_of
 from flockstep.optim.models.registry import build_model
 from flockstep.optim.shards.opening import keep_tokenizer, open_tokens
 from flockstep.optim.shards.packed import pinned_data
@@ -19,7 +19,7 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
-from flockstep.scripts.checkpoints.export import check_written, export
+from flockstep.scripts.checkpoints.export import export
 from flockstep.scripts.checkpoints.newest import find_checkpoint
 from safetensors.torch import load_file
 from support.homes import home_of
@@ -273,13 +273,6 @@ class Odd(nn.Module):
         pass
 
 
-class Short(Odd):
-    """A class whose own `state_dict` takes no arguments, and gives more than tensors."""
-
-    def state_dict(self) -> dict[str, object]:  # type: ignore[override]  # as some are written
-        return {"renamed": self.inner.weight, "epoch": 3, "nested": {"weight": self.inner.weight}}
-
-
 @pytest.mark.filterwarnings("ignore:.*(quantize|CSR|nested).*:UserWarning")
 def test_every_part_of_a_state_is_exported_or_named(tmp_path: Path) -> None:
     model, said = Odd(), list[str]()
@@ -302,16 +295,6 @@ def test_every_part_of_a_state_is_exported_or_named(tmp_path: Path) -> None:
     said.clear()
     export(home, tmp_path / "out2", said.append)
     assert any("_extra_state, which is a dict, not a tensor" in line and line.endswith(", …") for line in said)
-
-
-@pytest.mark.filterwarnings("ignore:.*(quantize|CSR|nested).*:UserWarning")
-def test_a_state_dict_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
-    model, said = Short(), list[str]()
-    export(home_of(model, tmp_path), tmp_path / "out", said.append)
-    written = load_file(tmp_path / "out" / "model.safetensors")
-    assert written.keys() == {"inner.weight", "inner.bias", "renamed"}
-    assert torch.equal(written["renamed"], model.inner.weight)
-    assert any("2 of the model's state: epoch, which is a int, not a tensor, nested, " in line for line in said)
 
 
 def test_a_model_with_a_head_of_its_own_is_exported_whole(tmp_path: Path) -> None:
@@ -360,19 +343,6 @@ def test_a_config_that_names_another_attribute_of_transformers_calls_nothing(tmp
         assert load_file(tmp_path / f"out{number}" / "model.safetensors").keys() == model.state_dict().keys()
 
 
-def test_what_was_trained_and_is_not_written_is_an_error(tmp_path: Path) -> None:
-    trained = {"a": torch.ones(3), "b": torch.full((2,), float("nan"))}
-    save_tensors(trained, tmp_path / "model.safetensors")
-    check_written(tmp_path, trained, dict)
-    check_written(tmp_path, {"renamed": trained["b"], "a": trained["a"]}, dict)
-    for more in ({"c": torch.ones(4)}, {"a": torch.zeros(3)}, {"a": torch.ones(3, dtype=torch.float16)}):
-        with pytest.raises(LocalError, match="1 of 2 trained tensors are not in"):
-            check_written(tmp_path, trained | more if "a" in more else {"a": trained["a"], **more}, dict)
-    with pytest.raises(LocalError, match=r"such as a$"):  # What stands under its name is what counts.
-        check_written(tmp_path, {"a": trained["b"]}, dict)
-    check_written(tmp_path, {"c": torch.ones(4)}, lambda: {"c": torch.ones(4)})
-
-
 def test_what_a_library_loses_while_it_writes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = pytest.importorskip("transformers").LlamaForCausalLM
     save = kind.save_pretrained
@@ -389,9 +359,7 @@ def test_what_a_library_loses_while_it_writes_is_an_error(tmp_path: Path, monkey
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
-@pytest.mark.parametrize(
-    "method", ["Lora", "DoRA", "AdaLora", "IA3", "LoHa", "Vera", "OFT", "LNTuning", "PromptTuning", "added"]
-)
+@pytest.mark.parametrize("method", ["Lora", "IA3", "PromptTuning", "added"])
 def test_a_method_of_peft_comes_back_by_peft(tmp_path: Path, method: str) -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     base: Any = build_model("hf:llama", LLAMA, seed=1)
@@ -399,11 +367,7 @@ def test_a_method_of_peft_comes_back_by_peft(tmp_path: Path, method: str) -> Non
     linear = {"target_modules": ["q_proj", "o_proj"]}
     options: dict[str, dict[str, Any]] = {
         "Lora": {**linear, "r": 2, "bias": "all", "modules_to_save": ["lm_head"]},
-        "DoRA": {**linear, "r": 2, "use_dora": True},
-        "AdaLora": {**linear, "total_step": 10},
         "IA3": {**linear, "feedforward_modules": []},
-        "OFT": {**linear, "oft_block_size": 4},
-        "LNTuning": {"target_modules": ["input_layernorm"]},
         "PromptTuning": {"num_virtual_tokens": 3},
     }
     kind = getattr(peft, f"{method}Config", peft.LoraConfig)

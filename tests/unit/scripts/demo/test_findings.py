@@ -93,20 +93,6 @@ def findings(peers: list[PeerStory], keeper: PeerStory) -> Findings:
     )
 
 
-def test_a_log_tells_the_story_of_its_peer(peers: list[PeerStory]) -> None:
-    first, killed = peers[0], peers[-1]
-    assert (first.state, first.device, first.round, first.rung) == ("finished", "cpu", ROUNDS - 1, "direct")
-    assert (first.step, first.tokens) == (20 * (ROUNDS - 1) + 16, 10_000 * ROUNDS)
-    assert (killed.state, killed.round, killed.tokens_per_s, killed.rung) == ("killed", 2, None, None)
-
-
-def test_unknown_events_and_missing_figures_change_nothing() -> None:
-    peer = PeerStory("peer-1", "a")
-    peer.apply({"event": "weather.fine", "sent": 10**9})
-    peer.apply({"event": "step"})
-    assert (peer.sent, peer.loss) == (0, None)
-
-
 def test_rounds_are_joined_over_peers(peers: list[PeerStory]) -> None:
     rounds = rounds_of(peers)
     assert [facts.round for facts in rounds] == list(range(ROUNDS))
@@ -121,14 +107,6 @@ def test_a_keeper_is_shown_as_one_and_its_state_is_compared(peers: list[PeerStor
     assert keeper.rounds[0].roster == ("k", "a", "b", "c", "d")
     assert rounds[0].roster == ("peer-1", "peer-2", "peer-c", "peer-3")
     assert set(rounds[4].state_roots) == {"peer-1", "peer-2", "peer-3", "keeper"}
-
-
-def test_a_round_that_nobody_finished_is_void() -> None:
-    peer = PeerStory("peer-1", "a")
-    peer.apply({"event": "round.void", "round": 4, "roster": ["a", "b"], "reason": "no quorum"})
-    (facts,) = rounds_of([peer])
-    assert (facts.outcome, facts.cut, facts.voids) == ("void", (), ("no quorum",))
-    assert facts.roster == ("peer-1", "b")
 
 
 def test_bits_count_what_was_sent_in_rounds_and_void_attempts(peers: list[PeerStory]) -> None:

@@ -17,7 +17,6 @@ from flockstep.optim.models.needs import (
     ModelSize,
     cannot_fit,
     disk_trouble,
-    gigabytes,
     memory_trouble,
     needs_of,
 )
@@ -200,34 +199,3 @@ def test_a_sheet_says_each_check_once_and_fails_what_never_came() -> None:
     said = [json.loads(line) for line in lines]
     assert [(check["name"], check["ok"]) for check in said] == [("a: one", None), ("a: two", None), ("b", True), ("c", False)]
     assert said[-1]["remedy"]
-
-
-def test_a_sheet_for_people_has_one_line_for_each_check() -> None:
-    lines: list[str] = []
-    sheet = Sheet(lines.append, as_json=False)
-    sheet.failed("disk", Trouble("too little", "free some"))
-    sheet.passed("memory", "enough")
-    sheet.skipped("relay", "not needed")
-    assert [line.split() for line in lines] == [
-        ["✗", "disk", "too", "little", "—", "free", "some"],
-        ["✓", "memory", "enough"],
-        ["–", "relay", "not", "needed"],
-    ]
-
-
-def test_on_a_narrow_screen_the_left_column_stays_free() -> None:
-    lines: list[str] = []
-    sheet = Sheet(lines.append, as_json=False, width=60)
-    sheet.failed("bootstrap 1: TCP", Trouble("/ip4/192.0.2.1/tcp/4001: the bootstrap is down", "start it again"))
-    assert lines == [
-        "✗ bootstrap 1: TCP      /ip4/192.0.2.1/tcp/4001: the",
-        "                        bootstrap is down — start it again",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0.0 kB"), (21_250, "21.2 kB"), (250_000, "0.2 MB"), (5e8, "0.5 GB"), (7e12, "7.0 TB"), (2e18, "2,000.0 PB")],
-)
-def test_bytes_are_told_in_a_unit_that_shows_them(count: float, text: str) -> None:
-    assert gigabytes(int(count)) == text

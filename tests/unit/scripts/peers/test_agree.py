@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
+from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
@@ -65,22 +65,6 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     assert len(other.lines) > 1
 
 
-def test_for_whom_a_run_trains_is_shown_beside_the_key_that_has_signed_it(tmp_path: Path) -> None:
-    toml = 'by = "Ada\\u001b[2J of Example"\ncontact = "ada@example.org"\n' + TOML
-    run = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=OWNER.peer_id), OWNER)
-    shown = list(describe_run(run, PeerConfig(home=tmp_path)))
-    assert r"""  asked for by "Ada\x1b[2J of Example, ada@example.org" (what they call""" in shown[2]
-    assert OWNER.peer_id in "".join(shown)
-
-
-@pytest.mark.parametrize("text", ["word " * 60, "--max-up " * 30])
-def test_rows_break_between_words_and_are_no_wider_than_a_terminal(tmp_path: Path, text: str) -> None:
-    run = SignedManifest.sign(replace(signed().manifest, by=text[:60].strip()), OWNER)
-    _, *lines = describe_run(run, PeerConfig(home=tmp_path))
-    assert [line for line in lines if len(line) > 80 and " " in line[12:].strip()] == []
-    assert {"word", "--max-up"} & set(" ".join(lines).split())
-
-
 def test_a_run_that_is_over_is_not_asked_about_and_its_round_is_shown_before_that(tmp_path: Path) -> None:
     early = User(tmp_path, "n")
     with pytest.raises(LocalError, match="not joined"):
@@ -93,13 +77,6 @@ def test_a_run_that_is_over_is_not_asked_about_and_its_round_is_shown_before_tha
     assert late.lines == []
 
 
-def test_a_run_of_phases_of_seconds_tells_its_bytes_a_day(tmp_path: Path) -> None:
-    manifest = signed().manifest
-    run = signed(inner=replace(manifest.inner, seconds=600.0))
-    (line,) = (it for it in describe_run(run, PeerConfig(home=tmp_path)) if it.startswith("  network"))
-    assert "MB a day, sent" in line
-
-
 def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path) -> None:
     source = f"tokens:https://data.example.org/x@{'0' * 64}"
     other = signed(data=Data(source=source))
@@ -108,13 +85,6 @@ def test_the_host_of_the_data_is_named_before_it_sees_an_address(tmp_path: Path)
         user.agreement.agree(other)
     assert "  from      data.example.org, which sees this computer's IP address" in user.lines
     assert not any("  from " in line for line in describe_run(other, PeerConfig(home=tmp_path, data="my-pack")))
-
-
-def test_a_keeper_is_shown_no_size_of_a_model_that_nobody_trains(tmp_path: Path) -> None:
-    own = replace(signed().manifest, data=Data(source="own"), model=Model())
-    shown = "\n".join(describe_run(SignedManifest.sign(own, OWNER), PeerConfig(home=tmp_path), Purpose.KEEP))
-    assert "model     a model of its members\n" in shown
-    assert "known once the state is here" in shown
 
 
 @pytest.mark.parametrize("answer", ["", "n", "no", "q", "yess"])

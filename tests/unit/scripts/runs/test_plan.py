@@ -19,7 +19,6 @@ from flockstep.scripts.runs.plan import (
     PEAK_SHARE,
     Fleet,
     Plan,
-    describe_plan,
     gpu_named,
     plan_of,
 )
@@ -184,32 +183,6 @@ def test_weights_gradients_and_moments_must_fit_the_gpu() -> None:
     fits = GPUS["4090"].memory * 10**9 // 12
     assert warned(manifest, wide, ModelSize(fits, 4 * fits)) == ""
     assert "[model] lora_rank" in warned(manifest, wide, ModelSize(fits + 1, 4 * fits + 4))
-
-
-def test_every_setting_of_the_plan_is_a_line_and_warnings_are_last() -> None:
-    manifest, computers = run("rounds = 10", "steps = 100"), fleet(1.0)
-    lines = list(describe_plan(manifest, LARGE, computers, planned(manifest, computers)))
-    names = [line.split()[0] for line in lines]
-    wanted = ["plan", "speed", "H", "fragments", "delay", "codec", "round", "memory", "tokens", "time", "energy"]
-    assert names == [*wanted, "warning"]
-    assert "the line is too thin" in lines[-1]
-    assert "100.0 M trained parameters, 8 peers, RTX 4090, 1 Mbit/s each way" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [("4090", "RTX 4090"), ("RTX 4090", "RTX 4090"), ("NVIDIA GeForce RTX 3090", "RTX 3090"), ("T4", "T4")],
-)
-def test_a_gpu_is_named_as_its_driver_names_it_or_shorter(name: str, title: str) -> None:
-    assert gpu_named(name).name == title
-
-
-def test_computers_that_there_are_not_are_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"no GPU '409'.*did you mean '4090'"):
-        gpu_named("409")
-    for wrong in ({"peers": 0}, {"rate": float("nan")}, {"rate": 0.0}, {"tokens_per_s": float("inf")}):
-        with pytest.raises(UsageError):
-            Fleet(**{"peers": 8, "gpu": GPUS["t4"], "rate": 50.0, **wrong})  # type: ignore[arg-type]
 
 
 def written(tmp_path: Path, toml: str, **options: Any) -> list[str]:

@@ -16,7 +16,7 @@ from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.scripts.peers.join import describe_event
-from flockstep.scripts.peers.keep import KeepingLines, describe_keeping, voteless, with_bootstraps
+from flockstep.scripts.peers.keep import describe_keeping, voteless, with_bootstraps
 from flockstep.scripts.watch.story import RESTORED_START
 from flockstep.scripts.watch.voters import describe_voters, how_to_share, who_decides, why_votes
 
@@ -37,13 +37,6 @@ RUN = Manifest(owner=IDS[0], name="run", data=Data(source="own"))
 def test_who_decides_and_what_their_loss_means(keepers: int, said: str) -> None:
     admission = Admission(keepers=" ".join(IDS[1:keepers]))
     assert who_decides(replace(RUN, admission=admission)).startswith(said)
-
-
-def test_who_decides_where_no_keepers_vote() -> None:
-    assert who_decides(replace(RUN, admission=Admission(voters="members"))) == (
-        "all members decide, one vote each; its owner alone in the first round"
-    )
-    assert who_decides(RUN).endswith("and all wait for it")
 
 
 def test_an_owner_that_decides_alone_is_told_how_others_get_a_vote() -> None:
@@ -89,20 +82,6 @@ def test_further_bootstraps_of_a_link_are_added_once_and_checked() -> None:
     assert with_bootstraps(link, [first, second]) == JoinLink("a" * 52, (first, second), (3, b"h" * 32))
     with pytest.raises(UsageError, match="is not an address"):
         with_bootstraps(link, ["192.0.2.1"])
-
-
-def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> None:
-    event: Event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
-    said = "after round 3: 5 members are here, 2 of 4 votes, 3 needed; missing: x"
-    assert describe_keeping(event) == said
-    said_twice: list[str] = []
-    lines = KeepingLines(said_twice.append, as_json=False)
-    for number in (3, 4):
-        lines.show({**event, "round": number})
-    lines.show({**event, "round": 5, "votes": 3})
-    assert [line.split(":")[0] for line in said_twice] == ["after round 3", "after round 5"]
-    assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
-    assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
 
 
 @pytest.mark.parametrize("describe", [describe_keeping, describe_event])

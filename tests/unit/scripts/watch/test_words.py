@@ -12,9 +12,7 @@ from flockstep.collectives.picture.votes import VotesHere
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.log.telemetry import Telemetry, log_path
-from flockstep.scripts.watch.live_view import NAMED_WIDTH, peers_table
 from flockstep.scripts.watch.status import live_view, votes_line
-from flockstep.scripts.watch.story import PeerStory
 from flockstep.scripts.watch.words import describe_picture, member_story, progress_words, trouble_words
 from rich.console import Console
 from support.pictures import big_picture
@@ -59,11 +57,6 @@ def test_a_run_that_no_command_joins_says_how_it_is_joined(waiting: Picture) -> 
     assert figures_of(own, "0.1")["joining"] == str(NEEDS_PROGRAM)
 
 
-def test_a_round_beyond_the_last_one_is_the_last_one(waiting: Picture) -> None:
-    beyond = replace(waiting, progress=replace(waiting.progress, round=65, rounds=60))
-    assert progress_words(beyond).startswith("round 65 of 65 (100 %)")
-
-
 def test_the_votes_of_a_closed_run_are_those_that_its_own_peer_has_reported(tmp_path: Path) -> None:
     config, run = PeerConfig(home=tmp_path), "r" * 52
     log = Telemetry(log_path(tmp_path))
@@ -86,12 +79,3 @@ def test_others_texts_are_shown_as_texts(waiting: Picture, tmp_path: Path) -> No
     assert shown.startswith(hostile)
     assert shown.count(hostile) == 1 + len(members)
     assert all(member.peer[-8:] in shown for member in members)  # Whatever it calls itself.
-
-
-def test_names_have_room_in_a_narrow_terminal() -> None:
-    peer = PeerStory("3c5oD5WV", "", called="friend-of-mine")
-    headers = [[column.header for column in peers_table([peer], width).columns] for width in (80, NAMED_WIDTH)]
-    assert [("name" in shown, "step" in shown, "rung" in shown) for shown in headers] == [
-        (True, False, False),
-        (True, True, True),
-    ]
