@@ -50,7 +50,7 @@ class ChainLink:
         return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous, sum(value.credit))
 
 
-def check_trail(links: Sequence[ChainLink]) -> None:
+def check_consecutive(links: Sequence[ChainLink]) -> None:
     """Raise `ProtocolViolation` unless each link follows its predecessor."""
     for before, link in pairwise(links):
         _check_next(before.head, link)

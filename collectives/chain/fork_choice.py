@@ -6,16 +6,11 @@ share an honest voter, so two certificates of one round prove that voters with m
 twice. None of them is better; who meets both stops, and says so (`Relation.TWICE`). Member records, counts of heads and
 claimed tokens decide nothing: keys are free.
 
-A newcomer holds no certificate to start from. It prefers chains that it can verify from the founders' first round on;
-where all are too long for that, it chooses the head that more members state. A join link that names a certificate
-(`&at=`) saves it from choosing. At the start of a run, where some have no certificate yet, a chain that it cannot verify
-counts if more members are on it, or if those left behind are no quorum.
-
-A stated head is a claim. It counts once its certificates are validated (`state.head_proofs`).
+A newcomer reads its chain from the certificate that its link or its bootstraps name, or else from the founders' first round
+on. A stated head is a claim. It counts once it is on the chain that was read (`state.run_chain`).
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,12 +20,8 @@ from ...dht.members.table import Member
 from ...dht.run.layout import NO_LAYOUT
 from ...peer.base.errors import UsageError
 from ...peer.base.transport import PeerId
-from ...peer.wire import MAX_PARTS
-from .chain import NOTHING, ChainPosition, Head
-from .quorum import quorum
-
-ENOUGH = MAX_PARTS // 2 + 1
-"""Members on a chain beyond which more of them do not count: more than half a roster."""
+from .certificate import value_of
+from .chain import NOTHING, ChainPosition, Head, HeldChain
 
 MAX_NAMED = 3
 """Peers that an error names."""
@@ -46,48 +37,23 @@ class Relation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadProof:
-    """What the validated certificates of a head prove."""
+class OwnChain:
+    """The position of this peer's state, and the chain that it holds, which may lead further."""
 
     place: ChainPosition
-    relation: Relation | None
-    """How its chain relates to mine; None if I had none."""
-    base: Head
-    """What of my chain that depends on: my head, or the first certificate by which mine differs."""
-    is_whole: bool = False
-    """True if a newcomer has verified its chain from the first round on."""
+    """The position of the state."""
+    chain: HeldChain
 
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """This peer's view of the run's chains."""
-
-    place: ChainPosition
-    """The position of my state."""
-    head: Head
-    """The head of the chain that I hold: that of my state, or a later one in my ledger; `NOTHING` for a newcomer."""
-    at: Callable[[int], Head | None]
-    """Returns the head of my chain after a round; None if it is not known."""
-    first: int
-    """The first round whose head is known."""
-    proven: Mapping[Head, HeadProof]
-    """The heads of others whose certificates I have validated."""
-
-    def proof(self, head: Head) -> HeadProof | None:
-        """Return the proof of a head; None if there is none, or if my chain has changed so that it says nothing now."""
-        proof = self.proven.get(head)
-        if proof is None:
-            return None
-        if proof.relation in (None, Relation.EXTENDS, Relation.OLDER):
-            return proof if proof.base == self.head else None
-        return proof if self.at(proof.base.round) == proof.base else None
-
-    def is_mine(self, head: Head) -> bool:
-        """Return True if this is, or was, the head of my state's own chain."""
+    def has_applied(self, head: Head) -> bool:
+        """Return True if this is, or was, the head of the state."""
         if head.round > self.place.round:
             return False
-        # Rounds before my first known one cannot be compared: nothing that ends there can be followed.
-        return head in (NOTHING, self.place.head) or head.round < self.first or self.at(head.round) == head
+        # Rounds before the first known one cannot be compared: nothing that ends there can be followed.
+        return head in (NOTHING, self.place.head) or head.round < self.chain.first or self.chain.at(head.round) == head
+
+    def holds(self, head: Head) -> bool:
+        """Return True if a head is on the chain, as far as that can be known."""
+        return self.has_applied(head) or self.chain.at(head.round) == head
 
 
 def head_of(member: Member) -> Head:
@@ -162,33 +128,11 @@ def check_model(members: Sequence[Member], me: PeerId) -> None:
     )
 
 
-def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | None:
-    """Return the head that fork choice elects; None if it is on my chain."""
-    others = [member for member in training(members) if member.peer != me]
-    stated = Counter(head_of(member) for member in others)
-    foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
-    if chains.head == NOTHING:
-        return _elected_by_newcomer(foreign, stated, chains)
-    followed = [head for head, proof in foreign.items() if proof.relation is Relation.EXTENDS]
-    return min(followed, key=lambda head: (-head.round, head.hash), default=None)
-
-
-def _elected_by_newcomer(foreign: Mapping[Head, HeadProof], stated: Mapping[Head, int], chains: Chains) -> Head | None:
-    if not foreign:
-        return None
-    with_me = 1 + sum(count for head, count in stated.items() if chains.is_mine(head))
-    num_members = 1 + sum(stated.values())
-
-    def by_count(head: Head, members: int) -> tuple[int, int, bytes]:
-        return -min(members, ENOUGH), -head.round, head.hash
-
-    verified = [head for head, proof in foreign.items() if proof.is_whole]
-    if verified:
-        return min(verified, key=lambda head: (-head.round, -stated[head], head.hash))
-    best = min(foreign, key=lambda head: by_count(head, stated[head]))
-    is_stuck = min(with_me, MAX_PARTS) < quorum(min(num_members, MAX_PARTS))
-    more = by_count(best, stated[best]) < by_count(chains.place.head, with_me)
-    return best if more or is_stuck else None
+def elected(members: Sequence[Member], me: PeerId, mine: OwnChain) -> Head | None:
+    """Return the furthest head that others state and that my chain leads to beyond my state; None if there is none."""
+    stated = {head_of(member) for member in training(members) if member.peer != me}
+    ahead = [head for head in stated if head.round > mine.place.round and mine.holds(head)]
+    return max(ahead, key=lambda head: head.round, default=None)
 
 
 def lagging(members: Sequence[Member], place: ChainPosition) -> int:
@@ -199,7 +143,7 @@ def lagging(members: Sequence[Member], place: ChainPosition) -> int:
 def choose_provider(
     members: Sequence[Member],
     me: PeerId,
-    chains: Chains,
+    mine: OwnChain,
     *,
     start: bytes = b"",
     founders: Collection[PeerId] = (),
@@ -213,22 +157,20 @@ def choose_provider(
     provide it when asked; they are chosen only if nobody else holds it. Once one has failed, those that decided on the
     state come first: any number of free keys may say that they hold it.
     """
-    place, best = chains.place, elected(members, me, chains)
+    place, best = mine.place, elected(members, me, mine)
     head = place.head if best is None else best
     newest = [member for member in training(members) if member.peer != me and head_of(member) == head]
-    proven = place if best is None else chains.proven[best].place
-    if best is not None:
-        root = proven.root
-    elif place.certified is not None:
-        root = place.certified
+    certificate = place.certificate if best is None else mine.chain.certificate(best.round)
+    if certificate is not None:
+        root = value_of(certificate).next_root
     else:
         root = start or start_root(members, me, place, founders, backed_off)
     holders = [member for member in newest if member.body.root == root]
-    if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
+    if (best is None and (root == place.root or mine.chain.head.round > place.round)) or not holders:
         return None
     left = [member for member in holders if member.peer not in backed_off] or holders
-    if len(left) < len(holders) and proven.certificate is not None:
-        left = [member for member in left if member.peer in proven.certificate.voters] or left
+    if len(left) < len(holders) and certificate is not None:
+        left = [member for member in left if member.peer in certificate.voters] or left
     return left[int.from_bytes(me.encode()[-4:]) % len(left)]
 
 

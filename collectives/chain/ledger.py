@@ -7,9 +7,9 @@ reorganization to another branch and the checkpoint of a taken state are one kin
 not at all, and what it replaced stays in the file. Only a branch too long for one record can be truncated by a crash,
 between records.
 
-There are two writes. `append` takes the next certificate. `follow` takes the chain of the state that I hold, whatever I
-knew before: if nobody provides the state of the better chain, training goes on from what there is, and an event says
-so. Both validate every signature.
+There are two writes. `extend` takes the next certificates, which a reader has verified. `follow` takes the chain of the state
+that this peer holds, whatever it knew before, and validates every signature: if nobody provides the state of a later round,
+training goes on from what there is, and an event says so.
 
 If the disk fails, certificates wait in memory, an event gives the reason, and the next change retries: a run does not
 end because a ledger cannot be written. All methods may be called from any thread; they wait for the disk.
@@ -90,11 +90,6 @@ class Ledger:
         with self._lock:
             return self._chain.at(round_)
 
-    def joins(self, certificate: wire.Certificate) -> bool:
-        """Return True if the predecessor of a validated certificate is here."""
-        with self._lock:
-            return self._chain.joins(ChainLink.of(certificate))
-
     def certificate(self, round_: int) -> wire.Certificate | None:
         """Return the certificate of a round; None if it is not here or cannot be read any more."""
         data = self._packed(round_)
@@ -111,13 +106,16 @@ class Ledger:
             page.append(data)
         return tuple(page)
 
-    def append(self, certificate: wire.Certificate) -> None:
-        """Append a certificate. Raises `RemoteError` unless it is valid and follows the head."""
-        (link,) = self._check([certificate])
+    def extend(self, certificates: Sequence[wire.Certificate]) -> bool:
+        """Append consecutive verified certificates, those here already left out; returns False if they do not follow."""
         with self._lock:
-            if link.head.round != self.head.round + 1 or not self._chain.joins(link):
-                raise ProtocolViolation(f"the certificate of round {link.head.round} is not the ledger's next one")
-            self._put([link], [certificate])
+            new = [it for it in certificates if it.slot.round > self.head.round]
+            links = [ChainLink.of(certificate) for certificate in new]
+            if new and (links[0].head.round != self.head.round + 1 or not self._chain.joins(links[0])):
+                return False
+            if new:
+                self._put(links, new)
+            return True
 
     def follow(self, certificates: Sequence[wire.Certificate]) -> None:
         """Make the last of these the head, since I hold its state; an empty list resets to the start of the run.

@@ -1,4 +1,4 @@
-"""Compression of certificates for ledger and directory; validation of a trail.
+"""Compression of certificates for ledger and directory; validation of consecutive ones.
 
 A certificate of 64 members has some 13 kB; the directory takes 64 kB, and a ledger keeps one for every round. An unpacked
 certificate is validated like any other message, so nothing depends on how it was packed.
@@ -13,7 +13,7 @@ from ...peer.base.errors import MalformedMessage, ProtocolViolation, RemoteError
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from .certificate import check_certificate, check_votes, genesis, value_of, why_not_revised
-from .chain import ChainLink, check_trail
+from .chain import ChainLink, check_consecutive
 from .voters import electorate_after
 
 MAX_PLAIN_BYTES = 256_000
@@ -53,7 +53,7 @@ def checked(
     if any(certificate.slot.run != run for certificate in certificates):
         raise ProtocolViolation("a certificate of another run")
     links = [ChainLink.of(certificate) for certificate in certificates]
-    check_trail(links if before is None else [ChainLink.of(before), *links])
+    check_consecutive(links if before is None else [ChainLink.of(before), *links])
     if links and links[0].head.round == 1 and links[0].previous != genesis(run):
         raise ProtocolViolation("the certificate of a first round that follows another one")
     last = None if before is None else value_of(before)

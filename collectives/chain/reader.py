@@ -10,11 +10,9 @@ differ, by halves, and checks the giver's certificate of it by the one before, w
 prove that voters with more than a third of the votes have signed both: the alarm. None of the two is better.
 
 Bootstraps, watchers, newcomers and members that catch up read by it. Each holds what it needs of a chain (`HeldChain`), and
-takes the pages that were verified. Of a search for one head the furthest certificate is remembered: who was away for long
-goes on from there.
+takes the pages that were verified.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,14 +25,10 @@ from ...peer.base.errors import NetworkError
 from ...peer.base.transport import PeerId
 from ...peer.wire.signed import verify_signed
 from .certificate import certificate_hash
-from .chain import ChainLink, Head, HeldChain
+from .chain import Head, HeldChain
 from .fork_choice import Relation
 from .packed import checked, continued
-from .replay import LEDGER_ANSWER_SECONDS, MAX_TRAIL, Asker, ask_certificates, ask_page
-
-MAX_WALK = 16 * MAX_TRAIL
-"""Certificates that are fetched for one head at a time; the next search goes on from there. Each page is checked before the
-next is asked for, so they cost whoever serves them a signature of the voters each."""
+from .replay import LEDGER_ANSWER_SECONDS, Asker, ask_certificates, ask_page
 
 Take = Callable[[list[wire.Certificate], Mapping[int, float]], Awaitable[bool]]
 """Takes verified certificates that follow those before, and by round the losses that their giver claims.
@@ -65,8 +59,6 @@ class ChainReader:
     ) -> None:
         """`spend` is told of each page before it is verified, which costs its signatures."""
         self._asker, self._run, self._charter, self._spend = asker, run, charter, spend
-        self._walk: tuple[Head, wire.Certificate] | None = None
-        """The furthest certificate that was verified in search of a head, and from which head of mine on."""
         self.alarm: Conflict | None = None
         """The first conflict that was found: stop, and say so."""
 
@@ -78,8 +70,7 @@ class ChainReader:
         mine = chain.head
         before = await self._certificate(chain, mine.round, giver)
         parts = before is None and mine.round > 0
-        if not parts:
-            _, parts = await self._read(before, giver, until, take)
+        parts = parts or await self._read(before, giver, until, take)
         return await self._part(chain, mine.round, giver) if parts else Relation.EXTENDS
 
     async def fill(self, oldest: wire.Certificate, first: int, giver: PeerId, take: Take) -> wire.Certificate:
@@ -102,58 +93,33 @@ class ChainReader:
             oldest = page[0]
         return oldest
 
-    async def reach(self, chain: HeldChain, head: Head, giver: PeerId) -> Relation:
+    async def reach(self, chain: HeldChain, head: Head, giver: PeerId, take: Take) -> Relation:
         """Return how a head relates to a chain, by the certificates that a peer gives. Raises as `follow`.
 
-        `NetworkError` also where the peer does not show what leads to the head.
+        What leads to a later head is taken, as far as the peer gives it.
         """
         if (known := chain.at(head.round)) is not None and known.hash == head.hash:  # A join link names no tokens.
             return Relation.EXTENDS
         if head.round < chain.first:
             return Relation.OLDER
-        mine = chain.head
-        if head.round <= mine.round:
+        if head.round <= chain.head.round:
             return await self._part(chain, head.round, giver)
+        return await self.follow(chain, giver, head.round, take)
 
-        async def remember(page: list[wire.Certificate], _losses: Mapping[int, float]) -> bool:
-            if self._walk is None or self._walk[0] != mine or self._walk[1].slot.round < page[-1].slot.round:
-                self._walk = mine, page[-1]
-            return True
-
-        begun, before = 0, await self._certificate(chain, mine.round, giver)
-        if before is None and mine.round:
-            return await self._part(chain, mine.round, giver)
-        if self._walk is not None and self._walk[0] == mine and self._walk[1].slot.round <= head.round:
-            walked = self._walk[1]
-            page = await self._ask(giver, walked.slot.round)
-            if page and certificate_hash(page[0]) == certificate_hash(walked):
-                begun, before = walked.slot.round, walked
-        start = begun or mine.round
-        last, parts = await self._read(before, giver, min(head.round, start + MAX_WALK), remember)
-        if parts and not begun:
-            return await self._part(chain, mine.round, giver)
-        reached = start if last is None else last.slot.round
-        if reached == start + MAX_WALK < head.round:
-            raise NetworkError(f"its chain has more than {MAX_WALK} rounds to check: round {reached} is reached")
-        if last is None or ChainLink.of(last).head != head:
-            raise NetworkError(f"its certificates do not lead to the head of round {head.round} that it states")
-        return Relation.EXTENDS
-
-    async def _read(
-        self, before: wire.Certificate | None, giver: PeerId, until: int, take: Take
-    ) -> tuple[wire.Certificate | None, bool]:
-        """Take what follows a certificate. Returns the last one, and whether the giver's next one follows another."""
+    async def _read(self, before: wire.Certificate | None, giver: PeerId, until: int, take: Take) -> bool:
+        """Take what follows a certificate. Returns True if the giver's next one follows another."""
         at = 0 if before is None else before.slot.round
-        deadline = trio.current_time() + LEDGER_ANSWER_SECONDS * math.ceil((until - at) / wire.MAX_PAGE)
+        deadline = trio.current_time() + LEDGER_ANSWER_SECONDS
         goes_on = True
         while goes_on and at < until:
-            timeout = min(LEDGER_ANSWER_SECONDS, deadline - trio.current_time())  # An answer may hold one certificate.
             question = wire.LedgerAsk(self._run, at + 1, min(wire.MAX_PAGE, until - at))
+            timeout = min(LEDGER_ANSWER_SECONDS, deadline - trio.current_time())
             page, losses = await ask_page(self._asker, giver, question, timeout=max(0.0, timeout))
             if not page:
                 break
+            deadline += LEDGER_ANSWER_SECONDS * len(page) / wire.MAX_PAGE  # An answer may hold one certificate.
             if before is not None and page[0].slot.previous != certificate_hash(before):
-                return before, True
+                return True
             self._spend(page)
             check = partial(continued, page, before, self._run, verify_signed, self._charter)
             valid, error = await self._asker.compute(check)
@@ -162,7 +128,7 @@ class ChainReader:
                 goes_on = await take(valid, losses)
             if error is not None:
                 raise error
-        return before, False
+        return False
 
     async def _part(self, chain: HeldChain, differs: int, giver: PeerId) -> Relation:
         """Find the first round whose certificate is another one than mine, and check that: the alarm."""

@@ -24,13 +24,12 @@ from ...peer.node.node import Node
 from ...peer.wire.framing import MAX_FRAME_BYTES
 from ..vector.codec import EMPTY, Codec
 from ..vector.partition import check_bounds, num_parts
-from .chain import ChainLink
 from .ledger import Ledger
 from .losses import Losses, known_losses
 from .packed import unpack_certificate
 
-MAX_TRAIL = 256
-"""Certificates fetched to join another chain to mine; if there are more between, my ledger begins anew with the last."""
+MAX_REPLAYED = 256
+"""Rounds that are replayed onto a state."""
 PAGE_BYTES = MAX_FRAME_BYTES - 8_192
 """The size of one answer: a frame, less what is around the certificates, and their losses of 9 bytes each."""
 FETCHES_AT_ONCE = 16
@@ -92,40 +91,6 @@ async def ask_page(
     if rounds != list(range(question.from_round, question.from_round + len(rounds))) or len(rounds) > question.limit:
         raise ProtocolViolation("a page of other certificates than requested")
     return certificates, known_losses(question.from_round, answer.losses)
-
-
-async def fetch_trail(
-    node: Node,
-    provider: PeerId,
-    run: str,
-    joins: Callable[[wire.Certificate], bool],
-    certificate: wire.Certificate,
-    losses: Losses,
-) -> list[wire.Certificate]:
-    """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that `joins` mine.
-
-    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them, or does not answer. What the
-    provider claims as the rounds' losses is kept in `losses`.
-    """
-    trail = [certificate]
-    while not await node.compute(joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
-        end = trail[0].slot.round
-        begin = max(1, end - wire.MAX_PAGE, certificate.slot.round + 1 - MAX_TRAIL)
-        why_ended = ""
-        try:
-            page, claimed = await ask_page(node, provider, wire.LedgerAsk(run, begin, end - begin))
-            await node.compute(losses.learn, claimed)
-            if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
-                why_ended = f"its ledger lacks some of rounds {begin} to {end - 1}"
-        except (NetworkError, RemoteError) as error:
-            if isinstance(error, RemoteError):
-                node.charge(provider, "fetch certificates", error)
-            why_ended = str(error)
-        if why_ended:
-            node.telemetry.emit("ledger.trail_ends", peer=provider, step="fetch certificates", reason=why_ended)
-            break
-        trail = page + trail
-    return trail
 
 
 def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:

@@ -62,7 +62,8 @@ class Archive:
     ) -> Self:
         """Open the archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
 
-        Without `resume` no state of an earlier process is restored. What cannot be used is an event.
+        Without `resume` no state of an earlier process is restored, and its chain does not bind this one. What cannot be
+        used is an event.
         """
         ledger: Ledger = await node.compute(
             partial(
@@ -84,4 +85,6 @@ class Archive:
         if resume:
             await outputs.load()
             await checkpoints.load()
+        else:
+            await node.compute(ledger.follow, ())
         return cls(ledger, outputs, checkpoints, conduct, losses)

@@ -363,20 +363,21 @@ class RunWatcher:
 
     async def _extend(self, peer: PeerId, seen_at: float | None) -> bool:
         """Take a page after the newest certificate from a member. Returns whether it has some."""
-        before = self.chain.head
-
-        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
-            if seen_at is not None:
-                roster = self.chain.recent[0].roster if self.chain.recent else ()
-                loss = median_loss(self.members(), roster)
-                losses = {} if loss is None else dict.fromkeys((it.slot.round for it in page), loss)
-            await self._folded(self._fold.extend, page, losses, seen_at)
-            return True
-
+        before, take = self.chain.head, partial(self._take, seen_at)
         with self._troubles(peer, "show its chain"):
             until = before.round + wire.MAX_PAGE
             self._judge(peer, await self._reader.follow(self._fold.held(), peer, until, take))
         return self.chain.head != before
+
+    async def _take(
+        self, seen_at: float | None, page: list[wire.Certificate], losses: Mapping[int, float]
+    ) -> bool:
+        """Fold a page; the loss of rounds that are seen now is what the members state."""
+        if seen_at is not None:
+            loss = median_loss(self.members(), self.chain.recent[0].roster if self.chain.recent else ())
+            losses = {} if loss is None else dict.fromkeys((it.slot.round for it in page), loss)
+        await self._folded(self._fold.extend, page, losses, seen_at)
+        return True
 
     def _judge(self, peer: PeerId, how: Relation) -> None:
         """Note a member whose chain parts from the one that is followed."""
@@ -399,7 +400,8 @@ class RunWatcher:
                 while len(self._tried) > MAX_TRIED_HEADS:
                     del self._tried[next(iter(self._tried))]
                 with self._troubles(member.peer, "show its chain"):
-                    self._judge(member.peer, await self._reader.reach(self._fold.held(), head_of(member), member.peer))
+                    take, head = partial(self._take, time.time()), head_of(member)
+                    self._judge(member.peer, await self._reader.reach(self._fold.held(), head, member.peer, take))
                 return
         if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
             await self._begin()

@@ -51,7 +51,7 @@ MOST_FRAGMENTS = 64
 MAX_OUTER_LR = 2.0
 """Beyond it an outer step overshoots even where all peers agree."""
 MOST_CHECKPOINT_ROUNDS = 100
-"""A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
+"""A newcomer takes a checkpoint and then replays the rounds since, 256 at most."""
 
 MAX_PROMPTS = 4
 MAX_PROMPT_BYTES = 400

@@ -10,8 +10,8 @@ must be here, each one following the one before.
 Leaves go to my disk as they arrive (a draft of the same checkpoint), so that verified ones are not fetched again, neither
 by the next attempt nor after a restart. A restarted process begins with its own checkpoint and the outputs on its disk.
 
-The ledger joins the other chain at the fork. If that chain has none of my rounds, as after a partition since the
-beginning, or for a newcomer, the ledger starts anew with the certificate of that state.
+The ledger is ahead of the state meanwhile: it holds the certificates that were read (`state.run_chain`). A checkpoint from
+before its first one makes it begin anew with the certificate of that checkpoint.
 """
 
 import math
@@ -23,10 +23,10 @@ from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head, HeldChain
 from ...collectives.chain.fork_choice import alike, check_model, choose_provider, elected, goes_first, head_of, training
 from ...collectives.chain.reader import ChainReader
-from ...collectives.chain.replay import MAX_TRAIL, fetch_trail, in_my_order
+from ...collectives.chain.replay import MAX_REPLAYED, in_my_order
 from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
-from ...collectives.state.head_proofs import Proofs
+from ...collectives.state.run_chain import RunChain
 from ...collectives.state.take_state import take_state
 from ...collectives.state.transfer import Offer, ask_leaves, ask_offers
 from ...dht.members.gossip import Gossip
@@ -43,7 +43,7 @@ PAUSE_SECONDS = 0.2
 """Backoff after a provider failed, since its connection may just be coming back; doubles with each failure in a row."""
 LONGEST_PAUSE = 5.0
 PROOF_PATIENCE = 2.0
-"""Seconds that a member waits for proofs of the others' heads before it goes on with its own state: some may be lies."""
+"""Seconds that a member waits for the certificates of others' heads before it goes on with its state: some may be lies."""
 OFF_LINK_SECONDS = 5.0
 """Where all members are on other chains than my join link names, a newcomer waits so long for one more that is not."""
 NEWCOMER_SECONDS = 60.0
@@ -61,16 +61,15 @@ class CatchUp:
         archive: Archive,
         *,
         anchor: Head | None = None,
-        resumes: bool = True,
     ) -> None:
-        """`anchor` is the certificate that the join link names; without `resumes` neither it nor my ledger binds me."""
+        """`anchor` is the certificate that the join link or its bootstraps name, for a newcomer to begin with."""
         self._node = node
         self._spec = spec
         self._held = held
         self._archive = archive
-        self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
+        self.chain = RunChain(node, spec, archive, anchor)
         self._reader = ChainReader(node, spec.run, spec.charter)
-        self._anchor = anchor if resumes else None
+        self._anchor = anchor
         self._backed_off: set[PeerId] = set()
         self._failures = 0
         self._waiting = False
@@ -78,9 +77,9 @@ class CatchUp:
     def provider(self, members: Sequence[Member]) -> Member | None:
         """The member whose state I should hold; None if mine is the run's, as far as the others' claims are proven."""
         return choose_provider(
-            self.proofs.credible(members),
+            self.chain.credible(members),
             self._node.peer_id,
-            self.proofs.chains(self._held.place),
+            self.chain.own(self._held.place),
             start=self._spec.start,
             founders=self._spec.charter.founders,
             backed_off=self._backed_off,
@@ -94,18 +93,16 @@ class CatchUp:
         """
         if self._held.place.certificate is None and self.provider(members) is not None:
             return True
-        chains = self.proofs.chains(self._held.place)
-        stated = {(body.round, body.head, body.chain_tokens) for body in (member.body for member in members)}
-        if all(chains.is_mine(Head(*each)) for each in stated):
+        mine = self.chain.own(self._held.place)
+        if all(mine.has_applied(head) for head in set(map(head_of, members))):
             return False  # The usual case; in a crowd most state an earlier round until they renew their records.
-        if self.proofs.wanted(members, self._held.place):
-            self.proofs.ask(members, self._held.place)
-        return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self._held.place)) is not None
+        self.chain.ask(members, self._held.place)
+        return elected(self.chain.credible(members), self._node.peer_id, mine) is not None
 
     async def examine(self, members: Sequence[Member]) -> bool:
         """Ask the members to prove their chains. Returns whether all claims that matter are proven."""
-        await self.proofs.examine(members, self._held.place)
-        return not self.proofs.unproven(members, self._held.place)
+        await self.chain.examine(members, self._held.place)
+        return not self.chain.unproven(members, self._held.place)
 
     def ask_again(self) -> None:
         """Before the first round, ask those again that did not give me their state: a founder has gone on without them."""
@@ -119,7 +116,7 @@ class CatchUp:
             while True:
                 members = alike(gossip.presence.active(), self._node.peer_id)
                 provider = await self._await_provider(members, until)
-                if provider is not None or not self.proofs.unproven(members, self._held.place):
+                if provider is not None or not self.chain.unproven(members, self._held.place):
                     return
                 await trio.sleep(PAUSE_SECONDS)
 
@@ -128,10 +125,10 @@ class CatchUp:
 
         Anybody may take as long as it likes to prove what it states, and then state something else.
         """
-        self.proofs.ask(members, self._held.place)
-        while (provider := self.provider(members)) is None and self.proofs.asked_for and trio.current_time() < until:
+        self.chain.ask(members, self._held.place)
+        while (provider := self.provider(members)) is None and self.chain.asked_for and trio.current_time() < until:
             with trio.move_on_at(until):
-                await self.proofs.changed.wait()
+                await self.chain.changed.wait()
         return provider
 
     async def reach(
@@ -172,7 +169,7 @@ class CatchUp:
             is_new = self._held.place.certificate is None
             until = deadline + NEWCOMER_SECONDS if is_new else min(deadline, began + PROOF_PATIENCE)
             provider = await self._await_provider(members, until)
-            proven = not self.proofs.unproven(members, self._held.place)
+            proven = not self.chain.unproven(members, self._held.place)
             if provider is None and is_new and trio.current_time() >= deadline:
                 # Members that let me in would have given me their state by now.
                 gossip.check_entry(has_begun=published is not None)
@@ -184,7 +181,7 @@ class CatchUp:
                 if (now >= min(calm_at, deadline)) if proven else (now >= max(calm_at, deadline)):
                     self._check_link(members)
                 ended = published.round >= rounds and trio.current_time() >= deadline
-                await self._await_holder(gossip, published, ended=ended)
+                await self._await_holder(gossip, published, ended=ended, proven=proven)
             elif not proven and trio.current_time() < min(until, deadline):  # Anybody may state what it cannot prove.
                 await self._pause()
             elif self._spec.start and self._held.place.certificate is None:
@@ -202,19 +199,22 @@ class CatchUp:
 
     def _check_link(self, members: Sequence[Member]) -> None:
         """Raise `UsageError` if my join link names a certificate that no member's chain has, as far as members answer."""
-        if self.proofs.have_failed(members, self._held.place) and self.proofs.are_off_link(members, self._held.place):
+        if self.chain.have_failed(members, self._held.place) and self.chain.is_off_link(members):
             raise UsageError(
                 "no chain of the run's members has the certificate that this join link or its bootstraps name",
                 remedy="ask somebody in the run for a link with &at=: `flockstep run info` prints one",
             )
 
-    async def _await_holder(self, gossip: Gossip, head: Head, *, ended: bool) -> None:
+    async def _await_holder(self, gossip: Gossip, head: Head, *, ended: bool, proven: bool) -> None:
         if ended:
             raise NetworkError(
                 f"all {head.round} rounds of the run are done, and no member that holds its last state is here",
                 remedy="a peer that took part has the model on disk: `flockstep export` makes files of it",
             )
         reason = f"the run is at round {head.round}, and no member that holds its state is here"
+        if not proven:
+            first = self.chain.held().head.round + 1
+            reason = f"no member shows the certificates from round {first} on: a link with &at= names a later one"
         await self._look_again(gossip, reason, head.round)
 
     async def _look_again(self, gossip: Gossip, reason: str, round_: int) -> None:
@@ -264,11 +264,11 @@ class CatchUp:
         rounds = range(self._held.place.round + 1, provider.body.round + 1)
         state_bytes = sum(vector.nbytes for vector in self._held.vectors)
         if (
-            sum(self._spec.output.num_bytes(len(self._spec.cells_of(round_))) for round_ in rounds[:MAX_TRAIL])
+            sum(self._spec.output.num_bytes(len(self._spec.cells_of(round_))) for round_ in rounds[:MAX_REPLAYED])
             > state_bytes
         ):
             return False
-        if not 1 <= len(rounds) <= MAX_TRAIL:
+        if not 1 <= len(rounds) <= MAX_REPLAYED:
             return False
         try:
             for certificate in await self._read(provider, self._held.place):
@@ -287,24 +287,20 @@ class CatchUp:
         held.changed = True  # Should it fail half way, leaves of that state are here already.
         held.forget()
         held.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, held.vectors)
-        trail: Sequence[wire.Certificate] = ()
-        if offer.place.certificate is not None:
-            joins, losses = self._archive.ledger.joins, self._archive.losses
-            trail = await fetch_trail(node, provider.peer, run, joins, offer.place.certificate, losses)
-        await held.advance(offer.place, trail, following)
+        await held.advance(offer.place, following)
         for certificate in following:
             await self._replay_round(certificate, members)
 
     async def _choose(self, provider: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
         """Choose a checkpoint to take. Returns it with the checked certificates that lead from it to the provider's head."""
         node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
-        newest = None if head_of(provider) == NOTHING else await self.proofs.prove(provider, self._held.place)
         end = provider.body.round
-        others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, provider.peer}
+        newest = None if head_of(provider) == NOTHING else await node.compute(self._archive.ledger.certificate, end)
+        others = {member.peer for member in training(self.chain.credible(members))} - {node.peer_id, provider.peer}
         voters = () if newest is None else newest.voters  # Others may all be keys of one stranger.
         peers = [provider.peer, *sorted(in_my_order(node.peer_id, others), key=lambda peer: peer not in voters)]
         offered = await ask_offers(node, peers, spec.run, charter=spec.charter)
-        offers = [offer for offer in offered if 0 <= end - offer.place.round <= MAX_TRAIL]
+        offers = [offer for offer in offered if 0 <= end - offer.place.round <= MAX_REPLAYED]
         most = max((len(offer.providers) for offer in offers), default=0)
 
         def is_begun(offer: Offer) -> bool:
@@ -356,5 +352,5 @@ class CatchUp:
     async def _replay_round(self, certificate: wire.Certificate, members: Sequence[Member]) -> None:
         """Replay the next round, with its outputs from any members that have them."""
         me, place = self._node.peer_id, self._held.place
-        further = [m.peer for m in training(self.proofs.credible(members)) if m.body.round > place.round and m.peer != me]
+        further = [m.peer for m in training(self.chain.credible(members)) if m.body.round > place.round and m.peer != me]
         await self._held.replay(certificate, in_my_order(me, further), self._backed_off)

@@ -3,7 +3,7 @@
 Theory of operation. A state moves by the outer step of a certified round: of one that I took part in (`step`), or of
 one that is replayed from its certificate and its outputs (`replay`). A replayed step is made only after a check that it
 leads to the certified root, so that the state is that of some certified round at every moment. The ledger follows the
-state: where that was taken from another chain, the ledger joins it at the fork (`advance`).
+state (`advance`), and is ahead of it where that is behind the run.
 
 Error feedback and the progress since the last round belong to the trainer, and stay as they are.
 """
@@ -111,6 +111,8 @@ class HeldState:
         await node.compute(checkpoint.copy_to, self.vectors)
         self.forget()
         self.place, self.changed, self.is_blank = checkpoint.place, True, False
+        if self.place.certificate is not None and ledger.at(self.place.round) != self.place.head:
+            await self.advance(self.place)
         rounds = range(self.place.round + 1, ledger.head.round + 1)
         try:
             for number in rounds:
@@ -125,21 +127,14 @@ class HeldState:
             "state.restored", round=place.round, root=place.root.hex(), checkpoint=checkpoint.place.round
         )
 
-    async def advance(
-        self, place: ChainPosition, trail: Sequence[wire.Certificate] = (), following: Sequence[wire.Certificate] = ()
-    ) -> None:
-        """Move my position to `place`; the ledger follows along a `trail` of certificates that ends there.
+    async def advance(self, place: ChainPosition, following: Sequence[wire.Certificate] = ()) -> None:
+        """Move my position to `place`, and the ledger with it.
 
         `following` are the certificates of later rounds, which I am about to replay.
         """
         self.place = place
-        ledger = self._archive.ledger
-        checked_before = [*([] if place.certificate is None else [place.certificate]), *following]
-        try:
-            await self._node.compute(ledger.follow, [*trail[:-1], *checked_before])
-        except RemoteError as error:
-            self._node.telemetry.emit("ledger.refused", step="follow", reason=str(error), round=place.round)
-            await self._node.compute(ledger.follow, checked_before)
+        certificates = [*([] if place.certificate is None else [place.certificate]), *following]
+        await self._node.compute(self._archive.ledger.follow, certificates)
 
     async def replay(self, certificate: wire.Certificate, holders: Sequence[PeerId], backed_off: set[PeerId]) -> None:
         """Replay the next round, with its outputs from my disk or from these holders. Raises what a holder did wrong."""

@@ -63,7 +63,7 @@ class Member:
         anchor: Head | None = None,
         resumes: bool = True,
     ) -> None:
-        """`anchor` is the certificate that the join link names; without `resumes` the run is to begin anew."""
+        """`anchor` is the certificate that a newcomer begins with; without `resumes` the run is to begin anew."""
         self.contact = contact
         self.archive = archive
         node, presence = contact.node, contact.presence
@@ -75,7 +75,7 @@ class Member:
         """The other members of my rounds."""
         self.averager = Averager(node, spec, self.expected, archive.outputs, archive.conduct)
         self.held = HeldState(node, spec, outer, vectors, archive)
-        self.catch_up = CatchUp(node, spec, self.held, archive, anchor=anchor, resumes=resumes)
+        self.catch_up = CatchUp(node, spec, self.held, archive, anchor=anchor if resumes else None)
         presence.on_newcomer(self.averager.add_member)
         presence.follow_chain(lambda: self.averager.electorate.votes, lambda: archive.conduct.certified)
         if contact.owner_log is not None:

@@ -243,7 +243,7 @@ class Participant:
     def _send_pulse(self) -> None:
         """Send the trainer what its pace depends on, only when it changes."""
         traffic, me = self._host.traffic(), self._node.peer_id
-        averager, proofs, archive = self.member.averager, self.member.catch_up.proofs, self.member.archive
+        averager, chain, archive = self.member.averager, self.member.catch_up.chain, self.member.archive
         members = alike(self._presence.active(), me)
         trainers = {member.peer for member in training(members) if not is_keeper(member)} | {me}
         ready = averager.ready()
@@ -254,7 +254,7 @@ class Participant:
             active=len(pacing | {me}),
             why_not_average=averager.why_not_average or averager.why_no_quorum,
             behind=self.member.is_behind,
-            lagging=lagging(proofs.credible(members), self._position),
+            lagging=lagging(chain.credible(members), self._position),
             kept=archive.checkpoints.kept,
             sent=traffic.sent,
             received=traffic.received,

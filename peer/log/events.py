@@ -284,8 +284,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("ledger.replaced", "Rounds of this peer's chain gave way to the run's chain (fork choice).",
              "step reason round"),
         _row("ledger.left_behind", "Certificates that do not join the peer's state were dropped.", "step reason round"),
-        _row("ledger.refused", "A certificate does not continue the chain.", "step reason round"),
-        _row("ledger.trail_ends", "A provider has no more certificates.", "peer step reason"),
         _row("promise.kept", "A statement was not signed, since I may have signed another one; the attempt is given up.",
              "reason round attempt", step="type of the message"),
         _row("promise.unwritten", "A slot was not written to the disk, and nothing is signed in it.", "step reason round"),

@@ -87,7 +87,7 @@ class World:
         root, hashes = state_root(*state), leaves(state[0]) + leaves(state[1])
         certificate = certify(None, 100, roster=(OWNER,), mark=root)
         await archive.checkpoints.write(position_after(certificate, RUN), state, hashes)
-        archive.ledger.append(certificate)
+        archive.ledger.extend([certificate])
         self.key, self.size = hashes[0], theta.nbytes
         self.join(self.owner)
 

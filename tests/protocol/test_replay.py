@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.chain import reader, replay
+from flockstep.collectives.chain import replay
 from flockstep.collectives.chain.certificate import check_certificate, open_value, value_of
-from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
+from flockstep.collectives.chain.chain import ChainLink, position_after
 from flockstep.collectives.chain.fork_choice import Relation
-from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.run.admission import OPEN
+from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
@@ -76,19 +76,6 @@ def test_the_ledger_joins_the_others_chain_page_by_page(tmp_path: Path, monkeypa
         await others[0].serve_state()
         await catch_up(late, others[:1])
         assert [late.ledger.at(number) for number in range(1, 7)] == [others[0].ledger.at(n) for n in range(1, 7)]
-
-    run_rounds(3, 5, body, tmp_path, codec="fp32")
-
-
-def test_where_too_many_certificates_are_between_the_ledger_begins_anew_with_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        await others[0].serve_state()
-        monkeypatch.setattr(replay, "MAX_TRAIL", 3)
-        await catch_up(late, others[:1])
-        assert late.place == others[0].place
-        assert (late.ledger.first, late.ledger.head) == (4, others[0].place.head)
 
     run_rounds(3, 5, body, tmp_path, codec="fp32")
 
@@ -286,10 +273,10 @@ def test_who_states_more_than_it_can_show_is_not_believed_again(tmp_path: Path) 
         assert "does not provide its certificate" in str(failed["reason"])
         assert not honest.named("peer.charged")  # It may have gone over to a better chain.
         assert honest.catch_up.provider([claim]) is None
-        assert honest.catch_up.proofs.credible([claim, honest.member()]) == [honest.member()]
+        assert honest.catch_up.chain.credible([claim, honest.member()]) == [honest.member()]
         assert not honest.held.changed
         another = liar.member(round=99, head=b"y" * 32, chain_tokens=10**6)
-        assert honest.catch_up.proofs.credible([another]) == [another]
+        assert honest.catch_up.chain.credible([another]) == [another]
 
     run_rounds(3, 1, body, tmp_path)
 
@@ -378,8 +365,9 @@ def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None
         provider.sim.node.on_ask(wire.LedgerAsk, answer)
         head = ChainLink.of(forged).head
         claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
-        with pytest.raises(RemoteError, match="with 1 of 2 votes"):
-            await late.catch_up.proofs.prove(claim, late.place)
+        assert await late.catch_up.examine([claim])
+        assert "with 1 of 2 votes" in str(late.named("head.unproven")[0]["reason"])
+        assert late.ledger.head.round == 2
         assert late.catch_up.provider([claim]) is None
 
     run_rounds(3, 1, body, tmp_path)
@@ -432,31 +420,23 @@ def test_the_ledger_is_served_page_by_page_and_only_to_its_own_run(tmp_path: Pat
     run_rounds(3, 3, body, tmp_path)
 
 
-def test_how_a_chain_relates_to_mine_is_known_by_its_certificates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [Relation.APART, Relation.TWICE])
+def test_a_chain_that_parts_from_mine_is_reported_once(tmp_path: Path, found: Relation) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        claim, proofs = others[0].member(), late.catch_up.proofs
-        head = others[0].place.head
-
-        async def found(place: ChainPosition) -> Relation | None:
-            await proofs.examine([claim], place)
-            proof = proofs.chains(place).proof(head)
-            return None if proof is None else proof.relation
-
-        assert await found(late.place) is Relation.EXTENDS
-        await proofs.examine([], late.place)
-        assert proofs.chains(late.place).proof(head) is None  # Nobody is there any more.
         founders = sorted(identities(3), key=lambda it: it.peer_id)
-        apart = [certify(None, 100, roster=founders, mark=b"apart")]
-        apart.append(certify(apart[-1], 100, roster=founders))
-        late.ledger.follow(apart[1:])
-        assert await found(position_after(apart[-1], RUN)) is Relation.APART
         liars = [identity for identity in founders if identity.peer_id != late.sim.peer]
-        twice = certify(None, 100, roster=founders, signers=liars, mark=b"twice")
-        late.ledger.follow([twice])
-        assert await found(position_after(twice, RUN)) is Relation.TWICE
-        assert late.sim.averager.why_not_average.startswith("there are two certificates of round 1: ")
-        assert [event["reason"] for event in late.named("chain.conflict")] == [Relation.TWICE.value]
-        assert [event["reason"] for event in late.named("chain.parted")] == [Relation.APART.value]
+        mine = [certify(None, 100, roster=founders, signers=liars, mark=b"twice")]
+        mine.append(certify(mine[0], 100, roster=founders))
+        late.ledger.follow([])
+        late.ledger.follow(mine if found is Relation.TWICE else mine[1:])
+        late.held.place = position_after(mine[-1], RUN)
+        for _ in range(2):
+            assert await late.catch_up.examine([other.member() for other in others])
+            assert late.catch_up.provider([other.member() for other in others]) is None
+        (event,) = late.named("chain.conflict" if found is Relation.TWICE else "chain.parted")
+        assert event["reason"] == found.value
+        alarm = late.sim.averager.why_not_average
+        assert alarm.startswith("there are two certificates of round 1: ") is (found is Relation.TWICE)
 
     run_rounds(3, 3, body, tmp_path)
 
@@ -481,62 +461,30 @@ def test_a_head_that_the_certificates_before_it_do_not_lead_to_is_not_believed(t
     run_rounds(3, 5, body, tmp_path)
 
 
-def test_so_many_certificates_are_fetched_at_a_time_and_the_next_search_goes_on_from_there(
+def test_what_was_read_is_kept_and_the_next_search_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run moves on while who was away for long checks its chain: it asks for no certificate twice, and catches up."""
-    monkeypatch.setattr(wire, "MAX_PAGE", 2)
-    monkeypatch.setattr(reader, "MAX_WALK", 4)
-
-    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        asked: list[int] = []
-        for other in others:
-            ledger = other.ledger
-
-            async def answer(peer: str, question: wire.LedgerAsk, ledger: Ledger = ledger) -> wire.LedgerPage:
-                if question.limit > 1:
-                    asked.append(question.from_round)
-                return wire.LedgerPage(ledger.since(question.from_round, question.limit, max_bytes=1 << 20))
-
-            other.sim.node.on_ask(wire.LedgerAsk, answer)
-        for _ in range(3):
-            assert late.catch_up.provider([other.member() for other in others]) is None
-            await late.catch_up.examine([others[0].member()])
-            await all_of(others, 1)
-        assert "more than 4 rounds to check: round 5 is reached" in str(late.named("head.unproven")[0]["reason"])
-        assert asked == [2, 4, 6, 8, 10]
-        assert await late.catch_up.examine([others[0].member()])
-        await catch_up(late, others)
-        assert late.place.head == others[0].place.head
-
-    run_rounds(3, 8, body, tmp_path)
-
-
-def test_a_walk_along_a_chain_is_not_taken_for_one_along_another_chain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Voters that sign twice show other rounds from 4 on; before, their first ones were checked up to the same round."""
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
 
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        provider, real = others[0], others[0].ledger
-        assert await late.catch_up.examine([provider.member()])
-        own = [certify(real.certificate(3), 100, roster=identities(3), run=RUN)]
-        own += [certify(own[-1], 100, roster=identities(3), run=RUN)]
-        own += [certify(own[-1], 100, roster=identities(3), run=RUN)]
+        giver, asked = others[0], list[int]()
 
         async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            wanted = range(question.from_round, min(question.from_round + question.limit, 7))
-            found = [own[it - 4] if it >= 4 else real.certificate(it) for it in wanted]
-            return wire.LedgerPage(tuple(pack_certificate(it) for it in found if it is not None))
+            if question.limit > 1:
+                asked.append(question.from_round)
+                if question.from_round == 6 and asked.count(6) == 1:
+                    raise NetworkError("the line is full")
+            return wire.LedgerPage(giver.ledger.since(question.from_round, question.limit, max_bytes=1 << 20))
 
-        provider.sim.node.on_ask(wire.LedgerAsk, answer)
-        head, root = ChainLink.of(own[-1]).head, value_of(own[-1]).next_root
-        claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens, root=root)
-        assert await late.catch_up.examine([claim])
-        assert not late.named("peer.charged")
+        giver.sim.node.on_ask(wire.LedgerAsk, answer)
+        assert not await late.catch_up.examine([giver.member()])
+        assert late.ledger.head == giver.ledger.at(5)
+        assert late.place.round == 1
+        assert await late.catch_up.examine([giver.member()])
+        assert late.catch_up.provider([giver.member()]) is not None
+        assert asked == [2, 4, 6, 6, 8]
 
-    run_rounds(3, 4, body, tmp_path)
+    run_rounds(3, 8, body, tmp_path)
 
 
 def test_who_signed_two_certificates_of_one_slot_is_accused_and_everybody_keeps_its_own(tmp_path: Path) -> None:
@@ -546,7 +494,7 @@ def test_who_signed_two_certificates_of_one_slot_is_accused_and_everybody_keeps_
         assert before is not None
         voters = [identity for identity in identities(4) if identity.peer_id in {late.sim.peer, *theirs.voters[:2]}]
         other = open_value(certify(before, 100, roster=identities(4), run=RUN).value)
-        late.ledger.append(mine := decided(other, theirs.slot, voters))
+        late.ledger.extend([mine := decided(other, theirs.slot, voters)])
         late.held.place = position_after(mine, RUN)
         claim = next(other.member() for other in others if other.sim.peer not in theirs.voters[:2])
         for _ in range(2):
@@ -576,6 +524,33 @@ def test_who_could_not_be_asked_for_a_head_is_asked_after_the_others_the_next_ti
         assert sorted(asked) == sorted(other.sim.peer for other in others)
 
     run_rounds(5, 1, body, tmp_path)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_newcomer_begins_with_the_first_round_or_with_a_certificate_that_is_named(tmp_path: Path, is_named: bool) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        first, late = map(RestoringPeer, swarm.sims)
+        del swarm.sims[1:]
+        await first.rounds(5)
+        await first.serve_state()
+        last = [certificate for number in (3, 4, 5) if (certificate := first.ledger.certificate(number))]
+        first.ledger.follow([])
+        first.ledger.follow(last)
+        await late.held.hash()
+        anchor = replace(ChainLink.of(last[1]).head, tokens=0) if is_named else None  # A link names no tokens.
+        late.catch_up = CatchUp(late.sim.node, late.held.spec, late.held, late.archive, anchor=anchor)
+        members = [first.member()]
+        assert await late.catch_up.examine(members) is is_named
+        assert (late.catch_up.provider(members) is not None) is is_named
+        if not is_named:
+            assert "read up to round 0" in str(late.named("head.unproven")[0]["reason"])
+            return
+        await late.catch_up.take_from(members[0], members)
+        assert late.place.head == first.place.head
+        assert [late.ledger.certificate(number) for number in range(4, 6)] == last[1:]
+
+    charter = replace(OPEN, founders=frozenset({identities(1)[0].peer_id}))
+    run_virtual(lambda: with_swarm(2, body, cells=CELLS, home=(tmp_path, 100), charter=charter))
 
 
 def test_newcomers_follow_a_chain_whose_certificates_did_not_arrive_at_first(tmp_path: Path) -> None:

@@ -179,9 +179,10 @@ def test_who_is_killed_in_the_middle_fetches_nothing_again_in_its_next_life(tmp_
         assert again.place.head == others[0].place.head
         assert leaves_of(again) == leaves_of(others[0])
         assert again.named("state.taking")[0]["bytes"] == STATE_BYTES - again.held.num_bytes >= begun
-        assert sum(counts.values()) - first == again.held.num_bytes // LEAF_BYTES
+        twice = len(again.named("state.leaf_late"))  # The last leaves, of which another provider was faster.
+        assert sum(counts.values()) - first - twice == again.held.num_bytes // LEAF_BYTES
         # What was under way at the moment of the death had not come: two leaves of each of three providers.
-        assert NUM_LEAVES <= sum(counts.values()) <= NUM_LEAVES + 6
+        assert NUM_LEAVES <= sum(counts.values()) - twice <= NUM_LEAVES + 6
 
     run_rounds(4, body, tmp_path, uploads=[4 * LEAF_BYTES] * 3)
 

@@ -310,7 +310,7 @@ def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_
     chain, charter = chain_of(12, signed=closed), charter_of(closed)
     ledger = Ledger.open(tmp_path / LEDGER_FILE, closed.run_id, verify=verify_signed, telemetry=Telemetry(), charter=charter)
     for certificate in chain[:8]:
-        ledger.append(certificate)
+        ledger.extend([certificate])
 
     async def body(scene: Scene) -> None:
         scene.signed = closed
@@ -323,7 +323,7 @@ def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_
         assert [row.round for row in user.picture().rounds] == list(range(1, 9))
         assert user.picture().verified == "every certificate from the first round on"
         for certificate in chain[8:]:
-            ledger.append(certificate)
+            ledger.extend([certificate])
             member.chain.append(certificate)
             member.state()
             await trio.sleep(100)  # A record holds for 180 s.

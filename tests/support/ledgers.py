@@ -32,6 +32,6 @@ def write(path: Path, certificates: list[wire.Certificate]) -> list[int]:
     ledger, _ = open_ledger(path)
     ends: list[int] = []
     for certificate in certificates:
-        ledger.append(certificate)
+        ledger.extend([certificate])
         ends.append(path.stat().st_size)
     return ends

@@ -288,7 +288,7 @@ class SimulatedPeer:
     def _look(self) -> _View:
         """Return what I see; computed anew if any member, my position or a proof has changed."""
         catch_up, members, place = self.member.catch_up, self._contact.presence.active(), self.place
-        view, news = self._view, catch_up.proofs.news
+        view, news = self._view, catch_up.chain.news
         if view is None or view.members is not members or view.place is not place or view.news != news:
             follows = catch_up.follows_another_chain(members)
             self._view = view = _View(members, place, news, follows, self.averager.drawn())

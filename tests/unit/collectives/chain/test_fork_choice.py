@@ -5,19 +5,15 @@ from dataclasses import replace
 
 import pytest
 from flockstep.collectives.chain.certificate import value_of
-from flockstep.collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
+from flockstep.collectives.chain.chain import NOTHING, ChainPosition, Head, HeldChain
 from flockstep.collectives.chain.fork_choice import (
-    ENOUGH,
-    Chains,
     Expected,
-    HeadProof,
-    Relation,
+    OwnChain,
     alike,
     check_model,
     choose_provider,
     elected,
     goes_first,
-    head_of,
     is_keeper,
     lagging,
 )
@@ -28,7 +24,7 @@ from flockstep.dht.run.layout import NO_LAYOUT
 from flockstep.peer import wire
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
-from support.certificates import certify, decided, grow
+from support.certificates import certify, grow
 
 A, B = b"a" * 32, b"b" * 32
 START = ChainPosition(0, A, 0, None)
@@ -64,142 +60,66 @@ def member(peer: str, at: ChainPosition, state: MemberState = MemberState.TRAINI
     return Member(record, body, expires=60.0)
 
 
-def heads(at: ChainPosition) -> list[Head]:
-    return [ChainLink.of(certificate).head for certificate in CHAINS[at.head]]
+def own(at: ChainPosition, chain: ChainPosition | None = None, first: int = 1) -> OwnChain:
+    """Where a peer stands whose ledger leads from `first` on to its state, or further."""
+    ahead = at if chain is None else chain
+    return OwnChain(at, HeldChain.of(CHAINS[ahead.head][first - 1 :], ahead.head))
 
 
-def proof(head: Head, mine: ChainPosition) -> HeadProof:
-    """What comparing a chain to mine proves, as `state.head_proofs` does it over the network."""
-    chain, my_chain = CHAINS[head], CHAINS[mine.head]
-    at = ChainPosition(head.round, value_of(chain[-1]).next_root, head.tokens, chain[-1])
-    if not my_chain:
-        return HeadProof(at, None, NOTHING, is_whole=True)
-    common = sum(ours == theirs for ours, theirs in zip(my_chain, chain, strict=False))
-    if common < len(my_chain):
-        return HeadProof(at, Relation.TWICE, heads(mine)[common])
-    return HeadProof(at, Relation.EXTENDS, mine.head)
-
-
-def chains(members: list[Member], at: ChainPosition, first: int = 1) -> Chains:
-    """Every head is proven."""
-    mine = {head.round: head for head in heads(at) if head.round >= first}
-    view = Chains(at, at.head, mine.get, first, {})
-    stated = {head_of(row) for row in members if head_of(row) in CHAINS and not view.is_mine(head_of(row))}
-    return replace(view, proven={head: proof(head, at) for head in stated})
-
-
-def unverified(members: list[Member]) -> Chains:
-    """A newcomer's view of chains that are too long to verify them from the first round on."""
-    view = chains(members, START)
-    return replace(view, proven={head: replace(proof, is_whole=False) for head, proof in view.proven.items()})
-
-
-def provider(members: list[Member], at: ChainPosition, backed_off: tuple[str, ...] = ()) -> str | None:
-    chosen = choose_provider(members, "me", chains(members, at), backed_off=backed_off)
+def provider(
+    members: list[Member], at: ChainPosition, backed_off: tuple[str, ...] = (), chain: ChainPosition | None = None
+) -> str | None:
+    chosen = choose_provider(members, "me", own(at, chain), backed_off=backed_off)
     return chosen.peer if chosen else None
 
 
-def follows(members: list[Member], at: ChainPosition, first: int = 1) -> Head | None:
-    return elected(members, "me", chains(members, at, first))
+def follows(members: list[Member], at: ChainPosition, chain: ChainPosition | None = None, first: int = 1) -> Head | None:
+    return elected(members, "me", own(at, chain, first))
 
 
 def all_at(peers: Sequence[str], at: ChainPosition) -> list[Member]:
     return [member(peer, at) for peer in peers]
 
 
-def test_no_number_of_records_moves_a_peer_that_holds_a_chain() -> None:
+def test_no_number_of_records_moves_a_peer_along_a_chain_that_it_does_not_hold() -> None:
     mine, other = after(SEVEN, SEVEN), end(grow(None, 9, tokens=10**9))
     crowd = [member(f"p{index}", other) for index in range(900)]
-    assert follows(crowd, mine) is None
-    assert provider(crowd, mine) is None
-    assert follows(crowd, START) == other.head  # Who holds nothing has nothing else to choose by.
+    for at in (mine, START):
+        assert follows(crowd, at) is None
+        assert provider(crowd, at) is None
 
 
-def test_a_chain_that_continues_mine_by_quorums_is_followed_however_few_members_state_it() -> None:
-    mine, ahead = after(SEVEN), after(SEVEN, SEVEN[:5], SEVEN[:4])
-    assert follows([*all_at(IDS[:5], mine), member(IDS[5], ahead)], mine) == ahead.head
-    assert provider([member("x", ahead)], mine) == "x"
+def test_what_the_chain_that_i_hold_leads_to_is_followed_however_few_members_state_it() -> None:
+    mine, ahead, newest = after(SEVEN), after(SEVEN, SEVEN[:5], SEVEN[:4]), after(SEVEN, SEVEN[:5], SEVEN[:4], SEVEN)
+    for at in (mine, START):
+        assert follows([*all_at(IDS[:5], mine), member(IDS[5], ahead)], at, newest) == ahead.head
+        assert provider([member("x", ahead)], at, chain=newest) == "x"
+        assert follows([member("x", newest), member("y", ahead)], at, newest) == newest.head
     assert follows([member("x", mine)], ahead) is None
+    assert follows([member("x", mine)], mine, newest) is None  # Nobody has what I know of.
 
 
 def test_once_a_provider_has_failed_those_come_first_that_decided_on_the_state() -> None:
     mine, ahead = after(SEVEN), after(SEVEN, SEVEN)
     crowd = [*all_at([f"p{index}" for index in range(900)], ahead), *all_at(IDS, ahead)]
-    first = provider(crowd, mine)
+    first = provider(crowd, mine, chain=ahead)
     assert first is not None
     assert first not in IDS
-    second = provider(crowd, mine, (first,))
+    second = provider(crowd, mine, (first,), ahead)
     assert second in IDS
-    assert provider(crowd, mine, (first, second)) in set(IDS) - {second}
-    assert provider(crowd, mine, (first, *IDS)) not in {first, *IDS}
-
-
-def test_what_was_seen_from_elsewhere_than_where_i_stand_counts_for_nothing() -> None:
-    mine, ahead = after(), after(SEVEN)
-    known = chains(all_at("abcd", ahead), mine)
-    assert elected(all_at("abcd", ahead), "me", known) == ahead.head
-    elsewhere = after(SEVEN[:6], mark=b"e")
-    assert elected(all_at("abcd", ahead), "me", replace(known, place=elsewhere, head=elsewhere.head)) is None
-
-
-def test_what_is_not_proven_counts_for_nobody() -> None:
-    mine, other = after(), after(SEVEN)
-    members = all_at("abc", other)
-    assert elected(members, "me", replace(chains(members, mine), proven={})) is None
-
-
-@pytest.mark.parametrize("found", [Relation.APART, Relation.OLDER, Relation.TWICE])
-def test_a_chain_without_a_reason_to_follow_it_is_not_followed(found: Relation) -> None:
-    mine, other = after(), after(SEVEN)
-    known = chains(all_at("a", other), mine)
-    proven = {head: replace(known_proof, relation=found) for head, known_proof in known.proven.items()}
-    assert elected(all_at("a", other), "me", replace(known, proven=proven)) is None
+    assert provider(crowd, mine, (first, second), ahead) in set(IDS) - {second}
+    assert provider(crowd, mine, (first, *IDS), ahead) not in {first, *IDS}
 
 
 def test_where_my_chain_was_before_is_no_other_chain() -> None:
     before, mine = after(), after(SEVEN, SEVEN)
-    assert follows(all_at("abcd", before), mine) is None
-    assert follows(all_at("abcd", before), mine, first=3) is None
-    assert follows(all_at("abcd", START), mine) is None
     older = end(grow(None, 1, tokens=1000))
-    assert follows(all_at("abcd", older), mine, first=3) is None  # What ends before all that I know cannot be compared.
-
-
-def test_of_chains_too_long_to_verify_a_newcomer_takes_the_head_that_more_members_state_whatever_its_tokens_are() -> None:
-    mine, other = end(grow(None, 2)), end(grow(None, 3, tokens=10**9, mark=b"o"))
-    for at_mine, at_other, chosen in (("ab", "x", mine), ("a", "xy", other), ("a", "x", other)):  # At a tie the later round.
-        rows = [*all_at(at_mine, mine), *all_at(at_other, other)]
-        assert elected(rows, "me", unverified(rows)) == chosen.head
-
-
-def test_a_newcomer_prefers_what_it_has_verified_from_the_first_round_on_however_few_state_it() -> None:
-    forged = end([certify(None, 100, roster=SEVEN[4:], mark=b"forged")])
-    honest = end([certify(None, 100, roster=SEVEN[:4])])
-    rows = [*all_at("abcdef", forged), *all_at("x", honest)]
-    known = chains([member("x", honest)], START)
-    forgery = {forged.head: replace(proof(forged.head, START), is_whole=False)}
-    assert elected(rows, "me", replace(known, proven={**known.proven, **forgery})) == honest.head
-
-
-def test_what_the_named_voters_began_is_followed_from_the_start_however_many_are_still_there() -> None:
-    value = value_of(certify(None, 100, roster=SEVEN, mark=A))
-    first = end([decided(value, wire.Slot(value.run, 1, value.previous), SEVEN[:5])])
-    rows = [*all_at([f"p{index}" for index in range(99)], START), member("x", first)]
-    assert elected(rows, "me", chains(rows, START)) == first.head
-
-
-def test_a_first_chain_that_is_too_long_to_verify_takes_nobody_along_as_long_as_the_others_are_a_quorum() -> None:
-    first = after()
-
-    def followed(rows: list[Member]) -> Head | None:
-        return elected(rows, "me", unverified(rows))
-
-    assert followed([*all_at("ab", START), *all_at("x", first)]) is None  # Three of four are a quorum.
-    assert followed([*all_at("a", START), *all_at("x", first)]) == first.head  # Two of three are none.
-    crowd = [member(f"p{index}", START) for index in range(900)]
-    roster = [member(f"r{index}", first) for index in range(ENOUGH)]
-    assert followed([*crowd, *roster]) == first.head
-    assert followed([*crowd, *roster[1:]]) is None
+    assert own(mine).has_applied(before.head)
+    assert own(mine).has_applied(START.head)
+    assert not own(mine).holds(older.head)
+    assert own(mine, first=3).holds(older.head)  # What ends before all that I know cannot be compared.
+    assert not own(before, mine).has_applied(mine.head)
+    assert own(before, mine).holds(mine.head)
 
 
 def test_at_the_start_of_a_run_the_state_that_most_hold_is_the_runs() -> None:
@@ -234,7 +154,7 @@ def test_the_founders_state_is_that_of_the_start(
     mine = start(me or b"c" * 32)
     members = [member(peer, start(root)) for peer, root in others.items()]
     members.append(member("me", mine, MemberState.TRAINING if me else MemberState.SYNCING))
-    chosen = choose_provider(members, "me", chains(members, mine), founders=founders)
+    chosen = choose_provider(members, "me", own(mine), founders=founders)
     assert (chosen and chosen.body.root) == taken
 
 
@@ -242,7 +162,7 @@ def test_a_founder_goes_on_without_the_start_state_that_another_one_does_not_giv
     members = [member("f", start(A)), member("me", start(B))]
 
     def chosen(*founders: str) -> Member | None:
-        return choose_provider(members, "me", chains(members, start(B)), founders=founders, backed_off=["f"])
+        return choose_provider(members, "me", own(start(B)), founders=founders, backed_off=["f"])
 
     assert chosen("me", "f") is None
     assert chosen("f") == members[0]  # Who founds nothing can begin nothing.
@@ -251,7 +171,7 @@ def test_a_founder_goes_on_without_the_start_state_that_another_one_does_not_giv
 def test_a_given_start_state_is_the_only_one_whatever_founders_and_members_hold() -> None:
     def chosen(mine: bytes, *others: bytes) -> bytes | None:
         members = [member(f"f{number}", start(root)) for number, root in enumerate(others)] + [member("me", start(mine))]
-        known = chains(members, start(mine))
+        known = own(start(mine))
         found = choose_provider(members, "me", known, start=A, founders=("f0", "f1", "me"))
         return None if found is None else found.body.root
 
@@ -263,8 +183,7 @@ def test_a_given_start_state_is_the_only_one_whatever_founders_and_members_hold(
 def test_who_knows_certificates_beyond_its_state_takes_no_state_of_the_start() -> None:
     members = [member("p", ChainPosition(0, B, 0, None)), member("q", ChainPosition(0, B, 0, None))]
     assert provider(members, START) in ("p", "q")
-    known = replace(chains(members, START), head=Head(5, A, 0))
-    assert choose_provider(members, "me", known) is None
+    assert provider(members, START, chain=place(5)) is None
 
 
 def test_at_a_tie_the_smaller_root_is_the_runs() -> None:
@@ -282,17 +201,17 @@ def test_a_certified_round_says_itself_which_state_is_right() -> None:
 
 def test_nobody_gives_to_who_is_ahead_and_newcomers_give_to_nobody() -> None:
     assert provider([member("p", place(1))], place(2)) is None
-    assert provider([member("p", place(5), MemberState.SYNCING)], START) is None
-    assert provider([member("me", place(5))], START) is None
+    assert provider([member("p", place(5), MemberState.SYNCING)], START, chain=place(5)) is None
+    assert provider([member("me", place(5))], START, chain=place(5)) is None
 
 
 def test_who_failed_to_give_is_asked_only_where_nobody_else_has_it() -> None:
     members = [member(peer, place(1)) for peer in ("p", "q")]
-    first = provider(members, START)
+    first = provider(members, START, chain=place(1))
     assert first is not None
     (other,) = {"p", "q"} - {first}
-    assert provider(members, START, (first,)) == other
-    assert provider(members, START, ("p", "q")) == first
+    assert provider(members, START, (first,), place(1)) == other
+    assert provider(members, START, ("p", "q"), place(1)) == first
 
 
 def test_the_smallest_id_begins_and_the_others_wait_for_it() -> None:

@@ -37,30 +37,32 @@ def test_a_new_ledger_is_empty(tmp_path: Path) -> None:
     assert ledger.since(1, 9, max_bytes=1 << 20) == ()
 
 
-def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path) -> None:
+def test_extend_takes_the_next_certificates_and_nothing_else(tmp_path: Path) -> None:
     ledger, _ = open_ledger(tmp_path / "ledger")
-    first, second, third = CHAIN[:3]
-    stranger = Identity.from_seed(bytes([9]) * 32)
     other = grow(None, 2, mark=b"other")
-    unsigned = certify(first, 1, roster=(LONE, stranger), signers=(stranger,))
-    fewer = certify(first, -1)
-    generous = certify(first, 100, credit=(101,))
-    with pytest.raises(RemoteError, match="next"):
-        ledger.append(second)
-    ledger.append(first)
+    assert not ledger.extend(CHAIN[1:2])
+    assert ledger.extend(CHAIN[:1])
+    assert not ledger.extend(CHAIN[2:3])
+    assert not ledger.extend(other[1:])
+    assert ledger.extend(CHAIN[:3])  # What is here already is left out.
+    assert ledger.extend(other)
+    assert rounds_in(ledger) == CHAIN[:3] == rounds_in(open_ledger(tmp_path / "ledger")[0])
+
+
+def test_follow_takes_no_certificate_that_is_not_valid_after_the_one_before(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    first = CHAIN[0]
+    stranger = Identity.from_seed(bytes([9]) * 32)
+    ledger.follow([first])
     for bad, why in (
-        (first, "next"),
-        (third, "next"),
-        (other[1], "next"),
-        (fewer, "takes tokens away"),
-        (generous, "round 2 credits 101 tokens and adds 100"),
-        (unsigned, "which has no vote in its round"),
+        (certify(first, -1), "takes tokens away"),
+        (certify(first, 100, credit=(101,)), "round 2 credits 101 tokens and adds 100"),
+        (certify(first, 1, roster=(LONE, stranger), signers=(stranger,)), "which has no vote in its round"),
         (certify(None, 1, run="b" * 52), "another run"),
     ):
         with pytest.raises(RemoteError, match=why):
-            ledger.append(bad)
+            ledger.follow([bad])
     assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == [first]
-    ledger.append(second)
 
 
 def test_another_chain_replaces_mine_from_where_they_part(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_another_chain_replaces_mine_from_where_they_part(tmp_path: Path) -> Non
 def test_what_is_no_chain_is_refused_with_the_reason(tmp_path: Path) -> None:
     ledger, _ = open_ledger(tmp_path / "ledger")
     for certificate in CHAIN[:3]:
-        ledger.append(certificate)
+        ledger.extend([certificate])
     elsewhere = grow(grow(None, 1, mark=b"x")[0], 4, tokens=900)
     with pytest.raises(RemoteError, match="does not follow round 3"):
         ledger.follow([CHAIN[2], CHAIN[4]])
@@ -99,7 +101,7 @@ def test_a_total_at_its_limit_ends_no_trail(tmp_path: Path) -> None:
     for _ in range(3):
         full.append(certify(full[-1], 0))
     ledger.follow(full[:2])
-    ledger.append(full[2])
+    ledger.extend([full[2]])
     ledger.follow(full)
     assert rounds_in(ledger) == full == rounds_in(open_ledger(tmp_path / "ledger")[0])
 
@@ -127,7 +129,7 @@ def test_the_ledger_follows_the_state_that_i_hold(tmp_path: Path) -> None:
     ledger.follow(())
     assert ledger.head == NOTHING
     worse = grow(None, 1, tokens=1)
-    ledger.append(worse[0])
+    ledger.extend([worse[0]])
     assert rounds_in(ledger) == worse == rounds_in(open_ledger(path)[0])
     ledger.follow(CHAIN)
     assert rounds_in(ledger) == CHAIN == rounds_in(open_ledger(path)[0])

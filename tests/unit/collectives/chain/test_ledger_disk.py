@@ -30,7 +30,7 @@ def test_a_crash_in_mid_write_costs_what_was_not_whole_and_nothing_else(tmp_path
         assert torn.read_bytes() == whole[: ends[kept]]
         assert len(named(events, "file.torn")) == (size != ends[kept])
         if size % 100 == 0:
-            ledger.append(CHAIN[kept])
+            ledger.extend([CHAIN[kept]])
             assert rounds_in(open_ledger(torn)[0]) == CHAIN[: kept + 1]
 
 
@@ -77,7 +77,7 @@ def test_a_record_of_another_run_or_of_nothing_is_passed_over(tmp_path: Path) ->
     (said,) = named(events, "file.damaged")
     assert "another run" in str(said["reason"])
     assert said["bytes"] == 4 + len(item) + len(b"not a certificate")
-    ledger.append(CHAIN[0])
+    ledger.extend([CHAIN[0]])
     assert rounds_in(open_ledger(path)[0]) == CHAIN[:1]
 
 
@@ -111,11 +111,11 @@ def test_a_full_disk_leaves_the_file_readable_and_the_run_going(
     path = tmp_path / "ledger"
     disk = Disk(monkeypatch)
     ledger, events = open_ledger(path)
-    ledger.append(CHAIN[0])
+    ledger.extend([CHAIN[0]])
     before = path.read_bytes()
     disk.full, disk.stuck = True, stuck
-    ledger.append(CHAIN[1])
-    ledger.append(CHAIN[2])
+    ledger.extend([CHAIN[1]])
+    ledger.extend([CHAIN[2]])
     assert [str(event["reason"]).split(" certificates")[0] for event in named(events, "ledger.unwritten")] == ["1", "2"]
     assert "No space left" in str(named(events, "ledger.unwritten")[0]["reason"])
     assert rounds_in(ledger) == CHAIN[:3]
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_file_readable_and_the_run_going(
     assert (path.read_bytes() == before) is not stuck
     assert [found.skipped for found in read_records(path)] == [0]
     disk.full = disk.stuck = False
-    ledger.append(CHAIN[3])
+    ledger.extend([CHAIN[3]])
     assert rounds_in(ledger) == CHAIN[:4]
     again, said = open_ledger(path)
     assert rounds_in(again) == CHAIN[:4]
@@ -138,10 +138,10 @@ def test_a_disk_that_fails_to_sync_is_a_disk_that_failed(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", fsync)
-        ledger.append(CHAIN[0])
+        ledger.extend([CHAIN[0]])
     assert len(named(events, "ledger.unwritten")) == 1
     assert (tmp_path / "ledger").read_bytes() == b""
-    ledger.append(CHAIN[1])
+    ledger.extend([CHAIN[1]])
     assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == CHAIN[:2]
 
 
@@ -158,11 +158,11 @@ def test_a_disk_that_stays_full_does_not_fill_the_memory(tmp_path: Path, monkeyp
     ledger, _ = open_ledger(tmp_path / "ledger")
     disk.full = True
     for certificate in CHAIN[:4]:
-        ledger.append(certificate)
+        ledger.extend([certificate])
     assert rounds_in(ledger) == [None, None, *CHAIN[2:4]]
     assert ledger.since(1, 4, max_bytes=1 << 20) == ()
     disk.full = False
-    ledger.append(CHAIN[4])
+    ledger.extend([CHAIN[4]])
     again, _ = open_ledger(tmp_path / "ledger")
     assert (again.first, rounds_in(again)) == (3, CHAIN[2:])
 
@@ -171,10 +171,10 @@ def test_a_ledger_that_cannot_be_opened_is_an_event_and_works_from_memory(tmp_pa
     (tmp_path / "file").write_bytes(b"")
     ledger, events = open_ledger(tmp_path / "file" / "ledger")
     assert len(named(events, "file.unavailable")) == 1
-    ledger.append(CHAIN[0])
+    ledger.extend([CHAIN[0]])
     assert rounds_in(ledger) == CHAIN[:1]
     (tmp_path / "file").unlink()
-    ledger.append(CHAIN[1])
+    ledger.extend([CHAIN[1]])
     assert rounds_in(open_ledger(tmp_path / "file" / "ledger")[0]) == CHAIN[:2]
 
 
@@ -209,17 +209,17 @@ def test_what_waits_for_the_disk_does_not_outlive_its_chain(tmp_path: Path, monk
     disk = Disk(monkeypatch)
     ledger, _ = open_ledger(tmp_path / "ledger")
     disk.full = True
-    ledger.append(CHAIN[0])
+    ledger.extend([CHAIN[0]])
     ledger.follow(CHAIN[3:4])
     disk.full = False
-    ledger.append(CHAIN[4])
+    ledger.extend([CHAIN[4]])
     assert rounds_in(ledger) == CHAIN[3:] == rounds_in(open_ledger(tmp_path / "ledger")[0])
     disk.full = True
     longer = grow(CHAIN[4], 3)
     for certificate in longer:
-        ledger.append(certificate)
+        ledger.extend([certificate])
     ledger.follow(longer[:1])
     disk.full = False
-    ledger.append(certify(longer[0], 7))
+    ledger.extend([certify(longer[0], 7)])
     assert rounds_in(ledger)[2:] == [longer[0], certify(longer[0], 7)]
     assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == rounds_in(ledger)

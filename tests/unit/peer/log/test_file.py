@@ -78,7 +78,7 @@ APPEND = {
     "ledger": "from support.certificates import grow\n"
     "from support.ledgers import open_ledger\n"
     "chain, ledger = grow(None, 3), open_ledger(path)[0]\n"
-    "append = lambda number: ledger.append(chain[number])\n",
+    "append = lambda number: ledger.extend([chain[number]])\n",
     "store": "from flockstep.dht.directory.store import Entry, Store\n"
     "from flockstep.dht.directory.store_file import StoreFile\n"
     "from flockstep.peer.quota.limits import BootstrapLimits\n"
@@ -153,11 +153,11 @@ def test_an_append_that_the_disk_refuses_is_taken_back(tmp_path: Path) -> None:
 def test_each_owner_says_that_the_disk_is_full_and_goes_on(tmp_path: Path) -> None:
     chain = grow(None, 3)
     ledger, events = open_ledger(tmp_path / "ledger")
-    ledger.append(chain[0])
+    ledger.extend([chain[0]])
     with files_up_to((tmp_path / "ledger").stat().st_size + 60):
-        ledger.append(chain[1])
+        ledger.extend([chain[1]])
     assert [event["event"] for event in events] == ["ledger.opened", "ledger.unwritten"]
-    ledger.append(chain[2])
+    ledger.extend([chain[2]])
     assert kept_by("ledger", tmp_path / "ledger") == (3, [])
     said: list[Event] = []
     telemetry, store = Telemetry(), Store(BootstrapLimits())

@@ -71,7 +71,7 @@ def left_after(home: Path) -> tuple[Path, list[Floats]]:
             outputs=tuple(by_key),
         )
         before = decided(value, drawn.slot.at(0), (identity,))  # The owner is the only keeper.
-        ledger.append(before)
+        ledger.extend([before])
         thetas.append(theta.copy())
     return run, thetas
 
