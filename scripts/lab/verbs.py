@@ -20,10 +20,7 @@ def allreduce(
     ] = None,
     rule: Annotated[list[str] | None, typer.Option(help="How contributions become one.  [default: mean]")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
-    baseline: Annotated[
-        list[str] | None, typer.Option(help="Also measure hivemind, or one codec of it: hivemind/fp16.")
-    ] = None,
-    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
+    hivemind: Annotated[str, typer.Option(help="Measure it, too, with this interpreter: hm/bin/python.")] = "",
     as_json: Json = False,
 ) -> None:
     """Average a vector among real peers here: time, CPU, bytes.
@@ -33,7 +30,7 @@ def allreduce(
     \b
     Examples:
       flockstep bench allreduce
-      flockstep bench allreduce --baseline hivemind --repeat 5
+      flockstep bench allreduce --hivemind hm/bin/python --repeat 5
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --json
     """
@@ -44,8 +41,7 @@ def allreduce(
         params=params or ["25M"],
         codec=codec or ["int8", "int4"],
         rule=rule or ["mean"],
-        baseline=baseline or [],
-        baseline_python=baseline_python,
+        baseline_python=hivemind,
     )
     run_allreduce(cases, repeat, typer.echo, as_json=as_json)
 
@@ -97,8 +93,6 @@ def outer(
     codec: Annotated[
         list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2]")
     ] = None,
-    delay: Annotated[list[str] | None, typer.Option(help="Of streaming, in inner steps.  [default: 1]")] = None,
-    fragments: Annotated[int, typer.Option(help="Of streaming.")] = 4,
     settings: Annotated[
         list[str] | None, typer.Option("--outer", help="Outer lr/momentum/warm-up; repeatable.  [default: 0.9/0.8/10]")
     ] = None,
@@ -106,50 +100,40 @@ def outer(
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
     size: Annotated[str, typer.Option(help="tiny, micro, small, 1m, 10m or 51m.")] = "small",
-    optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
     steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,
     rate: Annotated[list[str] | None, typer.Option(help="Multiples of the inner rates, such as 1,2,4.  [default: 1]")] = None,
-    baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
 ) -> None:
     """Train a swarm in one process: the loss at equal tokens.
 
-    One row for each mode, codec, delay and outer setting.
+    One row for each mode, codec and outer setting, and the gap to data parallel.
 
     \b
     Examples:
       flockstep bench outer                         # ten minutes of one core
       flockstep bench outer --size tiny --codec int4,lloyd2
       flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
-      flockstep bench outer --size 1m --delay 1,5 --seeds 0,1,2 --json
+      flockstep bench outer --size 1m --seeds 0,1,2 --json
     """
-    from .bench.outer import outer_trainings, run_outer
+    from .bench.outer import baseline_of, outer_tables, outer_trainings
+    from .training.rows import run_trainings
 
     trainings = outer_trainings(
         modes=mode or ["blocking,streaming"],
         codecs=codec or ["fp32,int4,lloyd2"],
-        delays=delay or ["1"],
-        fragments=fragments,
         outer=settings or ["0.9/0.8/10"],
         ramps=ramp or ["1"],
         peers=peers or ["8"],
         seeds=seeds or ["0"],
         rates=rate or ["1"],
         size=size,
-        optimizer=optimizer,
         steps=steps,
         rounds=rounds,
-        baseline=baseline,
         device=device,
     )
-    run_outer(trainings, _jobs(jobs, device), typer.echo, as_json=as_json)
-
-
-def _jobs(jobs: int | None, device: str) -> int | None:
-    return jobs or (None if device == "cpu" else 1)
+    run_trainings(trainings, baseline_of, outer_tables, typer.echo, as_json=as_json)
 
 
 @app.command()
@@ -165,7 +149,6 @@ def robust(
     peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
     size: Annotated[str, typer.Option(help="tiny, micro, small, 1m, 10m or 51m.")] = "tiny",
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
 ) -> None:
     """Train under attack: the loss above that without attackers.
@@ -179,7 +162,8 @@ def robust(
       flockstep bench robust --attacks ipm:4:1.5 --rules gramguard
       flockstep bench robust --size 1m --device cuda
     """
-    from .bench.robust import DEFAULT_ATTACKS, robust_trainings, run_robust
+    from .bench.robust import DEFAULT_ATTACKS, oracle_of, robust_table, robust_trainings
+    from .training.rows import run_trainings
 
     trainings = robust_trainings(
         rules=rules or ["gramguard", "mean"],
@@ -189,7 +173,7 @@ def robust(
         size=size,
         device=device,
     )
-    run_robust(trainings, _jobs(jobs, device), typer.echo, as_json=as_json)
+    run_trainings(trainings, oracle_of, robust_table, typer.echo, as_json=as_json)
 
 
 @app.command()

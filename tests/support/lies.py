@@ -303,10 +303,10 @@ class Moment(TrainingSwarm):
         self._before = self.loss(self.theta)
         self._rounds: dict[Case, tuple[LyingRound, float, float]] = {}
 
-    def launch(self, fragment: int, due: int) -> None:
+    def exchanged(self, fragment: int) -> None:
         """Keep the state before the round."""
         self._state = self.theta.copy(), self.momentum.copy()
-        super().launch(fragment, due)
+        super().exchanged(fragment)
 
     def harm(self, case: Case, lie: Lie) -> Harm:
         """Play a lie through the round."""

@@ -6,7 +6,6 @@ one case, `group` reads the machine's counters, `peer` is our own worker, and `h
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,12 @@ from rich.console import Console
 
 from ....collectives.robust.rules import rule_named
 from ....collectives.vector.codec import codec_named
-from ....peer.base.errors import UsageError
-from ....peer.base.install import WHERE, install_command
 from ..table import table_lines, written
 from ..words import count, listed, numbers
-from .group import enter_own_network, is_alone, raise_loopback
 from .measure import Case, Figures, measure_case
 
 BASELINE = "hivemind"
-BASELINE_CODECS = ("fp32", "fp16", "uniform8", "blockwise8")
+BASELINE_CODECS = ("fp32", "fp16", "uniform8")
 MAX_BENCH_PEERS = 256
 """The size of a full roster."""
 FIGURES = {"wall_s": "wall s", "cpu_s": "CPU s", "bytes_per_peer": "sent MB", "peak_memory_bytes": "peak MB"}
@@ -38,25 +34,19 @@ def allreduce_cases(
     params: Sequence[str],
     codec: Sequence[str],
     rule: Sequence[str],
-    baseline: Sequence[str],
     baseline_python: str,
 ) -> list[Case]:
     """Return all cases, for each size ours first; lists are as they were typed. Raises `UsageError`."""
-    codecs, rules, theirs = listed(codec), listed(rule), list[str]()
+    codecs, rules = listed(codec), listed(rule)
     for name in (name for pair in codecs for name in pair.split("/", 1)):
         codec_named(name)
     for name in rules:
         rule_named(name)
-    for one in listed(baseline):
-        name, _, chosen = one.partition("/")
-        if name != BASELINE or (chosen and chosen not in BASELINE_CODECS):
-            known = ", ".join(f"{BASELINE}/{each}" for each in BASELINE_CODECS)
-            raise UsageError(f"there is no baseline {one!r}", remedy=f"choose {BASELINE}, or of {known}")
-        theirs += [chosen] if chosen else BASELINE_CODECS
     cases = []
     for size in product(numbers(peers, "--peers", count, 2, MAX_BENCH_PEERS), numbers(params, "--params", count, 1)):
         cases += [Case("flockstep", sys.executable, one, *size, name) for one, name in product(codecs, rules)]
-        cases += [Case(BASELINE, baseline_python or sys.executable, one, *size) for one in theirs]
+        if baseline_python:
+            cases += [Case(BASELINE, baseline_python, one, *size) for one in BASELINE_CODECS]
     return cases
 
 
@@ -64,11 +54,6 @@ def run_allreduce(
     cases: Sequence[Case], repeat: int, write_line: Callable[[str], None], *, as_json: bool
 ) -> None:
     """Measure all cases and write their rows: each at once as JSON, or all as a table at the end."""
-    for python in {case.python for case in cases if case.system == BASELINE}:
-        require_baseline(python)
-    enter_own_network()
-    if is_alone():
-        raise_loopback()
     rows = []
     with tempfile.TemporaryDirectory(prefix="flockstep-bench-") as folder, Console(stderr=True).status("") as status:
         for number, case in enumerate(cases):
@@ -80,33 +65,13 @@ def run_allreduce(
         write_line(line)
 
 
-def require_baseline(python: str) -> None:
-    """Raise `UsageError` if an interpreter lacks the package of the baseline."""
-    look = f"import importlib.util as u, sys; sys.exit(u.find_spec({BASELINE!r}) is None)"
-    try:
-        missing = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode != 0
-    except OSError as error:
-        raise UsageError(f"cannot run {python}: {error.strerror}", remedy="see --baseline-python") from None
-    if missing:
-        remedy = f"{install_command(BASELINE)} 'numpy<2.4'{WHERE}, or name an interpreter that has it: --baseline-python"
-        raise UsageError(f"{BASELINE} is not installed for {python}", remedy=remedy)
-
-
 def tables(rows: Sequence[Figures]) -> Iterator[str]:
-    """Yield a table of medians over the rounds for each size of the task, then how ours compare with the baseline's best."""
+    """Yield a table of medians over the rounds for each size of the task."""
     for size in dict.fromkeys((row["peers"], row["params"]) for row in rows):
         those = [row for row in rows if (row["peers"], row["params"]) == size]
         title = f"{size[0]} peers × {size[1] / 1e6:g}M parameters"
         headings = ("system and codec", *FIGURES.values(), "error", "same", "exact", "reason")
         yield from table_lines(title, headings, [[*_cells(row)] for row in those])
-        for ours in (row for row in those if row["system"] != BASELINE and row["rounds"]):
-            ratios = []
-            for figure, heading in FIGURES.items():
-                theirs = [row[figure] for row in those if row["system"] == BASELINE and row[figure]]
-                if theirs and ours[figure] is not None:
-                    ratios.append(f"{heading} {ours[figure] / min(theirs):.2f}×")
-            if ratios:
-                yield f"flockstep {ours['codec']} against {BASELINE}'s best codec in each: {', '.join(ratios)}"
     yield "Medians. same: all hold the same bits; exact: these are the bits of the encoded mean."
 
 

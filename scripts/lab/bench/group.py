@@ -17,10 +17,8 @@ import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -44,9 +42,6 @@ spec.loader.exec_module(package)
 importlib.import_module("flockstep.scripts.lab." + sys.argv[2]).main()
 """
 """Loads this very package, also under an interpreter in which it is not installed."""
-ALONE = "FLOCKSTEP_BENCH_ALONE"
-"""Set in the environment of a bench that has a network namespace of its own."""
-INTERFACE = "lo"
 ASK_POLL = 0.2
 """Seconds to wait for the answer of one peer before it is the next one's turn: the first that fails ends all."""
 OURS = "bench.peer"
@@ -62,23 +57,22 @@ class Worker:
 
     def __init__(self, python: str, module: str, log: Path, inside: Sequence[str] = ()) -> None:
         self.log = log
-        with log.open("wb") as errors:
-            self._popen = subprocess.Popen(
-                [*inside, python, "-c", LAUNCH, str(PACKAGE), module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                # Ctrl-C in the terminal reaches the bench alone, which then ends its workers.
-                start_new_session=True,
-                # One thread each: several peers on one machine share its cores, and spinning threads slow all of them.
-                # Ours has the memory allocator of the network process, others what they would have.
-                env={
-                    **(ONE_ARENA if module == OURS else {}),
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                },
-            )
+        # One thread each: several peers on one machine share its cores, and spinning threads slow all of them.
+        # Ours has the memory allocator of the network process, others what they would have.
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            with log.open("wb") as errors:
+                self._popen = subprocess.Popen(
+                    [*inside, python, "-c", LAUNCH, str(PACKAGE), module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    # Ctrl-C in the terminal reaches the bench alone, which then ends its workers.
+                    start_new_session=True,
+                    env={**(ONE_ARENA if module == OURS else {}), **os.environ, **threads},
+                )
+        except OSError as error:
+            raise LocalError(f"cannot run {python}: {error.strerror}") from error
         self.pid = self._popen.pid
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -207,36 +201,9 @@ def _pids(workers: Sequence[Worker]) -> list[int]:
     return [pid for worker in workers for pid in (worker.pid, *descendants(worker.pid))]
 
 
-def is_alone() -> bool:
-    """Return True if the loopback interface carries the bytes of this bench alone."""
-    return os.environ.get(ALONE) == "1"
-
-
-def enter_own_network() -> None:
-    """Restart this very command in a network namespace of its own, if the system allows it; else return."""
-    unshare = shutil.which("unshare")
-    if is_alone() or unshare is None or sys.platform != "linux":
-        return
-    own = [unshare, "--net"] if os.geteuid() == 0 else [unshare, "--net", "--map-root-user"]
-    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0:
-        os.environ[ALONE] = "1"
-        os.execv(unshare, [*own, sys.executable, "-m", "flockstep", *sys.argv[1:]])
-
-
-def raise_loopback() -> None:
-    """Do what `ip link set lo up` does, without the program, which not every machine has: netdevice(7)."""
-    import fcntl
-    import socket
-    import struct
-
-    set_flags, up_and_running = 0x8914, 0x41
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, set_flags, struct.pack("16sh14x", INTERFACE.encode(), up_and_running))
-
-
-def interface_bytes() -> int | None:
-    """Return all bytes that the interface has sent; None if other programs use it, too."""
-    if not is_alone():
-        return None
-    counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    return int(counters[INTERFACE].bytes_sent)
+def interface_bytes(worker: Worker) -> int:
+    """Return all bytes that the loopback interface of a worker's network has sent (proc(5))."""
+    table = Path(f"/proc/{worker.pid}/net/dev").read_text()
+    found = re.search(r"^\s*lo:(?:\s*\d+){8}\s+(\d+)", table, re.MULTILINE)
+    assert found is not None
+    return int(found[1])

@@ -1,10 +1,9 @@
 """Bench baseline: hivemind's `DecentralizedAverager`, a DHT and a daemon for each peer.
 
-The bench runs it with the interpreter of `--baseline-python`; it imports hivemind, torch and `worker`, nothing else.
+The bench runs it with the interpreter of `--hivemind`; it imports hivemind, torch and `worker`, nothing else.
 The timing starts with a complete group: hivemind's matchmaking, several seconds, is not counted.
 """
 
-import importlib.util
 import time
 from typing import Any
 
@@ -20,7 +19,6 @@ CODECS = {
     "fp32": hivemind.compression.NoCompression,
     "fp16": hivemind.compression.Float16Compression,
     "uniform8": hivemind.compression.Uniform8BitQuantization,
-    "blockwise8": hivemind.compression.BlockwiseQuantization,
 }
 MATCHMAKING = 3.0
 """Seconds for matchmaking: with less, four peers on a busy machine end up in two groups."""
@@ -33,8 +31,6 @@ class Hivemind:
         """Start a DHT node; all but the first join the first one's DHT."""
         if command["codec"].endswith("8") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
             raise RuntimeError("hivemind's 8-bit codecs need numpy<2.4: with a newer one they fail silently")
-        if command["codec"] == "blockwise8" and importlib.util.find_spec("bitsandbytes") is None:
-            raise RuntimeError("without bitsandbytes this codec hangs: pip install 'hivemind[bitsandbytes]'")
         torch.set_num_threads(1)
         self._index, self._peers = command["index"], command["peers"]
         first = command["first"]

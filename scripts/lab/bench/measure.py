@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ....peer.base.errors import LocalError
+from ..namespaces import Namespaces, check_namespaces
 from .group import Group, Worker, ask, cpu_seconds, interface_bytes, peak_memory, reset_peaks
 from .worker import OPENING_SECONDS
 
@@ -58,13 +59,25 @@ def measure_case(case: Case, repeat: int, folder: Path) -> Figures:
     folder.mkdir(parents=True)
     program = f"bench.{PROGRAMS.get(case.system, case.system)}"
     try:
-        with Group(case.python, program, [()] * case.peers, folder) as group:
-            _open(group.workers, case)
-            for _ in range(repeat):
-                rounds.append(_round(group.workers))
+        with Namespaces(folder) as network:
+            inside = place_in(network)
+            with Group(case.python, program, [inside] * case.peers, folder) as group:
+                _open(group.workers, case)
+                for _ in range(repeat):
+                    rounds.append(_round(group.workers, is_alone=bool(inside)))
     except LocalError as error:
         return row_of(case, rounds, str(error))
     return row_of(case, rounds)
+
+
+def place_in(network: Namespaces) -> list[str]:
+    """Return the start of a command in a new namespace; nothing where the system or the user can make none."""
+    try:
+        check_namespaces(("ip",))
+    except LocalError:
+        return []
+    network.add("bench")
+    return network.command("bench")
 
 
 def _open(workers: Sequence[Worker], case: Case) -> None:
@@ -75,20 +88,20 @@ def _open(workers: Sequence[Worker], case: Case) -> None:
     ask(workers, [{"op": "meet", "greetings": greetings}] * case.peers, OPENING_SECONDS)
 
 
-def _round(workers: Sequence[Worker]) -> Figures:
+def _round(workers: Sequence[Worker], *, is_alone: bool) -> Figures:
     ask(workers, [{"op": "fill"}] * len(workers), OPENING_SECONDS)
     reset_peaks(workers)
-    cpu, sent = cpu_seconds(workers), interface_bytes()
+    cpu, sent = cpu_seconds(workers), interface_bytes(workers[0]) if is_alone else 0
     began = time.monotonic()
     ask(workers, [{"op": "go", "patience": MEASURE_PATIENCE}] * len(workers), MEASURE_PATIENCE)
     wall = time.monotonic() - began
-    spent, arrived = cpu_seconds(workers), interface_bytes()
+    spent, arrived = cpu_seconds(workers), interface_bytes(workers[0]) if is_alone else 0
     peaks = [peak for worker in workers if (peak := peak_memory(worker)) is not None]
     checks = ask(workers, [{"op": "check"}] * len(workers), OPENING_SECONDS)
     return {
         "wall_s": wall,
         "cpu_s": spent - cpu,
-        "bytes_per_peer": None if sent is None or arrived is None else (arrived - sent) / len(workers),
+        "bytes_per_peer": (arrived - sent) / len(workers) if is_alone else None,
         "peak_memory_bytes": max(peaks, default=None),
         "rel_l2": max(check["rel_l2"] for check in checks),
         "bit_identical": len({check["digest"] for check in checks}) == 1,

@@ -100,6 +100,7 @@ class BenchPeer:
         averaged = await self._averager.average(contribution, lambda bounds, outputs: ROOT)
         if averaged.outcome.kind is not OutcomeKind.DONE:
             raise LocalError(averaged.outcome.reason)
+        self._cut = [self._members.index(peer) for peer in averaged.outcome.cut]
         await self._node.compute(self._decode, averaged)
         return {}
 
@@ -114,11 +115,11 @@ class BenchPeer:
         return {**worker.compare(self._vector, self._peers), "exact": self._is_exact() if self._rule.blind else None}
 
     def _is_exact(self) -> bool:
-        """Return True if each bit is that of the codecs' weighted mean, in this order."""
+        """Return True if each bit is that of the codecs' weighted mean of the cut, in its order."""
         contribution, output = self._codecs
         num_cells = worker.FILL_BLOCK // CELL
-        parts = [contribution.encode(worker.block(index)) for index in range(self._peers)]
-        weights = token_weights([worker.weight(index) for index in range(self._peers)])
+        parts = [contribution.encode(worker.block(index)) for index in self._cut]
+        weights = token_weights([worker.weight(index) for index in self._cut])
         encoded = output.encode(weighted_mean(contribution, parts, weights, num_cells))
         due = np.empty(worker.FILL_BLOCK, np.float32)
         output.decode(encoded, due)

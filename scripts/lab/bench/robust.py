@@ -4,9 +4,8 @@ Every case (attack, rule, seed) is a training of its own, as is the oracle of ea
 `training.swarm` is one training, `attacks.gradients` lists the attacks.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -15,8 +14,8 @@ from ....peer.base.errors import UsageError
 from ..attacks.gradients import ATTACKS, Attackers
 from ..table import table_lines
 from ..training.batches import SIZES
-from ..training.pool import each_trained
-from ..training.swarm import NOBODY, Training, TrainingResult, train
+from ..training.rows import Results
+from ..training.swarm import NOBODY, Training
 from ..words import listed, numbers
 
 DEFAULT_ATTACKS = ("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4", "pairs:4")
@@ -55,37 +54,11 @@ def oracle_of(training: Training) -> Training:
     return replace(training, rule="mean", attackers=replace(NOBODY, count=training.attackers.count), oracle=True)
 
 
-def run_robust(
-    trainings: Sequence[Training], jobs: int | None, write_line: Callable[[str], None], *, as_json: bool
-) -> None:
-    """Train all cases; write a JSON object as each ends, or a table at the end."""
-    results: dict[Training, TrainingResult] = {}
-    for training, result in each_trained(train, trainings, jobs):
-        results[training] = result
-        if as_json and not training.oracle:
-            write_line(json.dumps(as_object(training, result.loss, results[oracle_of(training)].loss)))
-    for line in () if as_json else robust_table(results):
-        write_line(line)
-
-
-def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, object]:
-    """Return one object of `--json`; a loss that is not finite is null."""
-    return {
-        "rule": training.rule,
-        "attack": _named(training.attackers),
-        "attackers": training.attackers.count,
-        "peers": training.peers,
-        "seed": training.seed,
-        "loss": loss if math.isfinite(loss) else None,
-        "oracle_loss": oracle_loss if math.isfinite(oracle_loss) else None,
-    }
-
-
 def _named(attackers: Attackers) -> str:
     return str(attackers) if attackers.count else "none"
 
 
-def robust_table(results: Mapping[Training, TrainingResult]) -> Iterator[str]:
+def robust_table(results: Results) -> Iterator[str]:
     """Yield a table, attacks by rules: per cent above the oracle's loss, mean and worst of the seeds."""
     cases = [training for training in results if not training.oracle]
     rules = list(dict.fromkeys(case.rule for case in cases))

@@ -3,12 +3,11 @@
 Theory of operation. The flat vector is cut into F fragments, equal runs of cells. H inner steps are a round, in which
 every fragment is captured once: fragment f after step t where t ≡ ⌊fH/F⌋ mod H. A capture goes through the arithmetic of a
 run: pseudo-gradients θ_f - W_f with error feedback through the codec, their sketches under a fresh seed, the rule's weights,
-and a weighted sum for each part through the codec of results. `delay` inner steps later the fragment makes its
-outer step, and every peer goes on by rebase: W_f ← θ_f + (W_f - W_f at the capture). So no work is lost, and what a peer
-did after the capture is part of its next contribution. Blocking is one fragment without delay.
+and a weighted sum for each part through the codec of results. Then the fragment makes its outer step, and every peer goes on
+from there. Blocking is one fragment. A run makes the outer step some inner steps later, by rebase; here it is made at once.
 
-At the end what is under way is applied, and each fragment is captured once more where peers have trained it since: one more
-exchange than blocking, so that θ has all of the work. The loss is θ's.
+At the end each fragment is captured once more where peers have trained it since: one more exchange than blocking, so that θ
+has all of the work. The loss is θ's.
 
 The last peers may attack: they replace their contributions, or learn inverted targets. The oracle is the mean of the honest
 peers alone, which also draw from the attackers' domains.
@@ -62,8 +61,6 @@ class Training:
     """The codec of what the rule makes of them."""
     rule: str = "mean"
     fragments: int = 1
-    delay: int = 0
-    """Inner steps from a fragment's capture to its outer step."""
     outer: OuterSettings = field(default_factory=lambda: OuterSettings(lr=0.9, momentum=0.8, warmup=10))
     ramp: int = 1
     """The most batches of one optimizer step."""
@@ -88,13 +85,8 @@ class Training:
             raise UsageError(f"{self.attackers}: none of {self.peers} peers is honest", remedy=remedy)
         if min(self.size.steps, self.size.rounds) < 1:
             raise UsageError("a training has at least one round of one inner step", remedy="raise --steps or --rounds")
-        if not 1 <= self.fragments <= self.size.steps or not 0 <= self.delay < self.size.steps:
-            raise UsageError(
-                f"{self.fragments} fragments and a delay of {self.delay} in a round of {self.size.steps} inner steps",
-                remedy=f"choose 1 to {self.size.steps} fragments, and a delay below {self.size.steps}",
-            )
-        if self.mode != "streaming" and (self.fragments, self.delay) != (1, 0):
-            raise UsageError(f"{self.mode} has neither fragments nor a delay", remedy="choose the mode streaming")
+        if not 1 <= self.fragments <= (self.size.steps if self.mode == "streaming" else 1):
+            raise UsageError(f"{self.fragments} fragments in {self.size.steps} steps of {self.mode}", remedy="raise --steps")
 
     @property
     def num_honest(self) -> int:
@@ -263,18 +255,6 @@ class Exchange:
         return np.stack([sketch.gram(part) for part in np.asarray(tables).swapaxes(0, 1)])
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A fragment on its way."""
-
-    fragment: int
-    due: int
-    """The step after which it is applied."""
-    g: Floats
-    captured: torch.Tensor
-    """All peers' W of the fragment when it was captured."""
-
-
 class TrainingSwarm(ParallelSwarm):
     """All peers of a training and their shared state."""
 
@@ -286,7 +266,6 @@ class TrainingSwarm(ParallelSwarm):
         self.momentum = np.zeros_like(self.theta)
         self.spans = spans_of(self.layout.num_cells, training.fragments)
         self.residuals: Floats = np.zeros((training.num_present, self.layout.size), np.float32)
-        self.flights: list[_Flight] = []
         self.captured = [0] * training.fragments
         """The step after which each fragment was captured last."""
         self.landed = [0] * training.fragments
@@ -300,10 +279,8 @@ class TrainingSwarm(ParallelSwarm):
             self.advance(step)
             if step % steps == 0 and step < last:
                 watch(step // steps, self.theta)
-        self.land(last + self.training.delay)
         for fragment in [fragment for fragment, step in enumerate(self.captured) if step < last]:
-            self.launch(fragment, last)
-            self.land(last)
+            self.exchanged(fragment)
         watch(self.training.size.rounds, self.theta if not self.exchange.failed else np.full_like(self.theta, np.nan))
 
     def advance(self, step: int) -> None:
@@ -312,34 +289,21 @@ class TrainingSwarm(ParallelSwarm):
         is_due = bool(ending) or is_step(step - max(self.captured), n, self.training.size.steps // len(self.spans))
         flipped = self.training.num_present - self.training.num_honest if self.training.attackers.poisons_labels else 0
         self.stack.step(drawn(self.batches), step - 1, n, is_step=is_due, flipped=flipped)
-        self.land(step)
         for fragment in ending:
-            self.launch(fragment, step + self.training.delay)
+            self.exchanged(fragment)
             self.captured[fragment] = step
-        self.land(step)
 
     def due(self, step: int) -> Iterator[int]:
         """Yield the fragments that are captured after a step."""
         steps, fragments = self.training.size.steps, len(self.spans)
         return (fragment for fragment in range(fragments) if step % steps == fragment * steps // fragments)
 
-    def launch(self, fragment: int, due: int) -> None:
-        """Capture a fragment on every peer and aggregate it; it is applied after step `due`."""
+    def exchanged(self, fragment: int) -> None:
+        """Capture a fragment on every peer, aggregate it, make its outer step, and let every peer go on from there."""
         span = self.spans[fragment]
-        captured = self.weights[:, span].clone()
-        g = self.exchange.averaged(self.theta[span] - captured.numpy(force=True), self.residuals[:, span])
-        self.flights.append(_Flight(fragment, due, g, captured))
-
-    def land(self, step: int) -> None:
-        """Apply the fragments that are due after a step: the outer step, then the rebase of every peer."""
-        landing = [flight for flight in self.flights if flight.due <= step]
-        self.flights = [flight for flight in self.flights if flight.due > step]
-        for flight in landing:
-            self.outer_step(flight.fragment, flight.g)
-            span = self.spans[flight.fragment]
-            theta = torch.from_numpy(self.theta[span]).to(self.weights.device)
-            # Zeros without a delay, and where a peer has diverged: it begins anew.
-            self.weights[:, span] = theta + (self.weights[:, span] - flight.captured).nan_to_num_(0.0, 0.0, 0.0)
+        g = self.exchange.averaged(self.theta[span] - self.weights[:, span].numpy(force=True), self.residuals[:, span])
+        self.outer_step(fragment, g)
+        self.weights[:, span] = torch.from_numpy(self.theta[span]).to(self.weights.device)
 
     def outer_step(self, fragment: int, g: Floats) -> None:
         """Make the outer step of a fragment with an aggregate [d]."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.bench import worker
-from flockstep.scripts.lab.bench.allreduce import allreduce_cases, run_allreduce, tables
+from flockstep.scripts.lab.bench.allreduce import BASELINE_CODECS, allreduce_cases, tables
 from flockstep.scripts.lab.bench.group import PACKAGE, peak_of
 from flockstep.scripts.lab.bench.measure import Case, measure_case, row_of
 from flockstep.scripts.lab.bench.worker import FILL_BLOCK, block, compare, exact_mean, fill
@@ -38,7 +38,6 @@ def cases(**changes: Any) -> list[Case]:
         "params": ["25M"],
         "codec": ["int8"],
         "rule": ["mean"],
-        "baseline": [],
         "baseline_python": "",
     }
     return allreduce_cases(**{**words, **changes})
@@ -49,8 +48,6 @@ def cases(**changes: Any) -> list[Case]:
     [
         ({"codec": ["int8/int9"]}, "no codec 'int9'"),
         ({"rule": ["mean", "luck"]}, "no defence 'luck'"),
-        ({"baseline": ["horovod"]}, "no baseline 'horovod'"),
-        ({"baseline": ["hivemind/int4"]}, "no baseline 'hivemind/int4'"),
         ({"peers": ["1,4"]}, "--peers '1,4'"),
         ({"params": ["much"]}, "--params 'much'"),
     ],
@@ -61,22 +58,21 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(changes: dict[str
 
 
 def test_every_size_is_measured_on_all_systems_side_by_side() -> None:
-    found = cases(peers=["4,8"], codec=["int8,int4"], baseline=["hivemind/fp16"])
+    found = cases(peers=["4,8"], codec=["int8,int4"], baseline_python="hm/bin/python")
     systems = [(case.system, case.codec) for case in found]
-    assert systems == 2 * [("flockstep", "int8"), ("flockstep", "int4"), ("hivemind", "fp16")]
-    assert [case.peers for case in found] == [4] * 3 + [8] * 3
-    assert len(cases(baseline=["hivemind"])) == 1 + 4
+    theirs = [("hivemind", codec) for codec in BASELINE_CODECS]
+    assert systems == 2 * [("flockstep", "int8"), ("flockstep", "int4"), *theirs]
+    assert [case.peers for case in found] == [4] * 5 + [8] * 5
 
 
-def test_a_baseline_that_is_not_installed_is_one_line_with_its_remedy(tmp_path: Path) -> None:
+def test_an_interpreter_without_the_baseline_is_a_row_that_says_so(tmp_path: Path) -> None:
     bare = tmp_path / "python"  # Without site-packages: the standard library alone.
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(UsageError, match=f"hivemind is not installed for {bare}") as raised:
-        run_allreduce(cases(baseline=["hivemind"], baseline_python=str(bare)), 1, print, as_json=True)
-    assert "pip install" in raised.value.remedy
-    with pytest.raises(UsageError, match="cannot run /no/such/python"):
-        run_allreduce(cases(baseline=["hivemind"], baseline_python="/no/such/python"), 1, print, as_json=True)
+    row = measure_case(replace(CASE, system="hivemind", python=str(bare), peers=2), 1, tmp_path / "case")
+    assert (row["rounds"], "No module named" in row["reason"]) == ([], True)
+    row = measure_case(replace(CASE, system="hivemind", python="/no/such/python", peers=2), 1, tmp_path / "none")
+    assert "/no/such/python" in row["reason"]
 
 
 def test_baselines_need_nothing_of_ours_but_numpy() -> None:
@@ -132,15 +128,12 @@ def test_a_row_gives_medians_and_is_identical_only_if_every_round_was() -> None:
     assert (failed["reason"], failed["wall_s"], failed["bit_identical"]) == ("no luck", None, False)
 
 
-def test_we_are_compared_with_the_best_codec_in_each_figure() -> None:
-    theirs = replace(CASE, system="hivemind", codec="fp16")
-    slow = row_of(theirs, [FIGURES | {"wall_s": 4.0, "cpu_s": 1.0}])
-    busy = row_of(replace(theirs, codec="uniform8"), [FIGURES | {"wall_s": 2.0, "cpu_s": 8.0}])
-    larger = row_of(replace(theirs, params=1), [FIGURES | {"wall_s": 0.001}])
-    lines = [*tables([row_of(CASE, [FIGURES]), slow, busy, larger, row_of(theirs, (), failure="no luck")])]
-    (line,) = [line for line in lines if line.startswith("flockstep int4/int8 against hivemind")]
-    assert "wall s 0.50×, CPU s 2.00×, sent MB 1.00×, peak MB 1.00×" in line
-    assert any(line.endswith("no luck") for line in lines)
+def test_a_table_for_each_size_says_what_failed_and_why() -> None:
+    failed = row_of(replace(CASE, system="hivemind", codec="fp16"), (), failure="no luck")
+    lines = [*tables([row_of(CASE, [FIGURES]), failed, row_of(replace(CASE, params=1_000_000), [FIGURES])])]
+    assert [line for line in lines if "parameters" in line] == ["4 peers × 0.07M parameters", "4 peers × 1M parameters"]
+    assert any(line.startswith("flockstep int4/int8") and "1.00" in line for line in lines)
+    assert any(line.startswith("hivemind fp16") and line.endswith("no luck") for line in lines)
 
 
 def test_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_path: Path) -> None:
@@ -149,13 +142,6 @@ def test_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_path:
     assert [(figures["bit_identical"], figures["exact"]) for figures in row["rounds"]] == [(True, True)] * 2
     assert 0.01 < row["rel_l2"] < 0.3
     json.dumps(row)
-
-
-def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
-    row = measure_case(replace(CASE, system="bench_of_nobody", peers=2), 1, tmp_path / "case")
-    assert row["rounds"] == []
-    assert "bench_of_nobody" in row["reason"]
-    assert "No module named" in row["reason"]
 
 
 def test_an_error_in_a_worker_is_its_answer() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from flockstep.peer.base.errors import UsageError
-from flockstep.scripts.lab.bench import robust
-from flockstep.scripts.lab.bench.robust import ALL_ATTACKS, robust_trainings, run_robust
+from flockstep.scripts.lab.bench.robust import ALL_ATTACKS, oracle_of, robust_table, robust_trainings
+from flockstep.scripts.lab.training import rows
+from flockstep.scripts.lab.training.rows import run_trainings
 from flockstep.scripts.lab.training.swarm import Training, TrainingResult
 
 
@@ -49,27 +50,22 @@ def pretended(training: Training) -> TrainingResult:
     return TrainingResult(((24, loss),), 1)
 
 
-def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robust, "train", pretended)
+def ran(trainings: list[Training], monkeypatch: pytest.MonkeyPatch, *, as_json: bool) -> list[str]:
+    monkeypatch.setattr(rows, "train", pretended)
     written: list[str] = []
-    run_robust(cases(seeds=["3"]), 1, written.append, as_json=True)
-    assert json.loads(written[2]) == {
-        "rule": "gramguard",
-        "attack": "sign_flip:2:10",
-        "attackers": 2,
-        "peers": 5,
-        "seed": 3,
-        "loss": 2.5,
-        "oracle_loss": 2.0,
-    }
-    assert json.loads(written[3])["loss"] is None
-    assert [json.loads(line)["attack"] for line in written] == ["none", "none", "sign_flip:2:10", "sign_flip:2:10"]
+    run_trainings(trainings, oracle_of, robust_table, written.append, as_json=as_json)
+    return written
+
+
+def test_a_line_for_each_training_beside_its_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [json.loads(line) for line in ran(cases(seeds=["3"]), monkeypatch, as_json=True)]
+    assert [(one["rule"], one["loss"]) for one in found] == [("gramguard", 2.5), ("mean", None)] * 2
+    assert {one["baseline_loss"] for one in found} == {2.0}
+    assert [one["attackers"]["count"] for one in found] == [0, 0, 2, 2]
+    assert found[2]["attackers"] == {"name": "sign_flip", "count": 2, "scale": 10.0}
 
 
 def test_the_table_says_what_each_rule_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robust, "train", pretended)
-    written: list[str] = []
-    run_robust(cases(), 1, written.append, as_json=False)
-    rows = [" ".join(line.split()) for line in written]
-    assert "attack oracle gramguard mean" in rows
-    assert "sign_flip:2:10 2.000 +25.0 % (+25.0) diverged" in rows
+    lines = [" ".join(line.split()) for line in ran(cases(), monkeypatch, as_json=False)]
+    assert "attack oracle gramguard mean" in lines
+    assert "sign_flip:2:10 2.000 +25.0 % (+25.0) diverged" in lines

@@ -1,4 +1,4 @@
-"""The training of the benches: rounds, streaming by rebase, feedback, attackers, and data parallel."""
+"""The training of the benches: rounds, streaming, feedback, attackers, and data parallel."""
 
 import math
 from dataclasses import replace
@@ -77,22 +77,19 @@ def test_a_stack_trains_each_model_as_if_it_were_alone(optimizer: str) -> None:
         np.testing.assert_allclose(weights.numpy(force=True), alone, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 4), (2, 0), (3, 1), (5, 4)])
-def test_no_work_is_lost_whatever_the_delay(fragments: int, delay: int) -> None:
+@pytest.mark.parametrize("fragments", [1, 2, 3, 5])
+def test_no_work_is_lost_whatever_the_fragments(fragments: int) -> None:
     # Plain averaging with nobody else changes nothing: all of a lonely peer's work is in θ, and twice nowhere.
-    case = training(peers=1, mode="streaming", fragments=fragments, delay=delay, outer=AVERAGE)
-    swarm = trained(case)
+    swarm = trained(training(peers=1, mode="streaming", fragments=fragments, outer=AVERAGE))
     alone = each_alone(1, SMALLEST.rounds * SMALLEST.steps)[0]
     np.testing.assert_allclose(swarm.theta, alone, rtol=0, atol=1e-5)
-    assert not swarm.flights
     assert np.array_equal(swarm.weights[0].numpy(), swarm.theta)
 
 
-def test_one_fragment_without_a_delay_is_blocking() -> None:
+def test_one_fragment_is_blocking() -> None:
     outer = OuterSettings(lr=0.9, momentum=0.8)
     blocking = trained(training(outer=outer))
     assert np.array_equal(trained(training(mode="streaming", outer=outer)).theta, blocking.theta)
-    assert not np.array_equal(trained(training(mode="streaming", outer=outer, delay=2)).theta, blocking.theta)
 
 
 def test_a_blocking_round_is_the_mean_of_the_peers_and_a_nesterov_step() -> None:
@@ -134,7 +131,7 @@ def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:
 
 
 def test_a_training_learns_and_is_the_same_twice() -> None:
-    case = training(mode="streaming", fragments=2, delay=1, contribution="int4", result="int4")
+    case = training(mode="streaming", fragments=2, contribution="int4", result="int4")
     result = train(case)
     assert result == train(case)
     assert result.params == TrainingSwarm(case).layout.size
@@ -160,8 +157,7 @@ def test_what_has_diverged_has_a_loss_that_is_no_number() -> None:
     "wrong",
     [
         *({"mode": "eager"}, {"contribution": "int3"}, {"result": "int3"}, {"peers": 0}),
-        *({"peers": 65}, {"fragments": 2}, {"delay": 1}, {"mode": "streaming", "fragments": 6}),
-        *({"mode": "streaming", "fragments": 0}, {"mode": "streaming", "delay": 5}, {"mode": "streaming", "delay": -1}),
+        *({"peers": 65}, {"fragments": 2}, {"mode": "streaming", "fragments": 6}, {"mode": "streaming", "fragments": 0}),
         *({"size": replace(SMALLEST, rounds=0)}, {"size": replace(SMALLEST, steps=0)}),
         *({"rule": "gramgard"}, {"attackers": Attackers("alie", 2)}),
     ],
