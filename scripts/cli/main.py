@@ -254,7 +254,7 @@ def plan(
     gpu: PlanGpu = None,
     rate: PlanRate = None,
     tokens_per_s: Annotated[
-        float, typer.Option(help="Of one peer, as `flockstep doctor LINK` measures it.  [default: estimated from the GPU]")
+        float, typer.Option(help="Of one peer, as `flockstep join` says it.  [default: estimated from the GPU]")
     ] = 0.0,
     model: Annotated[str, typer.Option(help='MODULE:FUNCTION that makes the model of a run with source = "own".')] = "",
     as_json: Json = False,

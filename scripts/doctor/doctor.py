@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ...peer.base.config import PeerConfig
 from ...peer.base.install import how_to_install
 from ...peer.base.troubles import Trouble
-from .machine import packages_trouble, python_trouble
+from .machine import python_trouble
 from .sheet import DEADLINE, Sheet
 
 
@@ -29,13 +29,6 @@ def doctor(link: str | None, config: PeerConfig, write_line: Callable[[str], Non
         sheet.failed("python", trouble)
     else:
         sheet.passed("python", f"{version} on {platform.platform()}")
-    trouble, found = packages_trouble()
-    if trouble is not None:
-        sheet.failed("packages", trouble)
-    elif found:
-        sheet.passed("packages", found)
-    else:
-        sheet.skipped("packages", "flockstep is not installed as a package, so its requirements are not known")
     try:
         from .visit import visit_run
     except ImportError as error:

@@ -20,7 +20,6 @@ class TorchProcess:
     def __init__(self, device: str, sheet: Sheet) -> None:
         self.described = trio.Event()
         self.found: dict[str, Any] = {}
-        self.fitted: dict[str, Any] = {}
         self._device = device
         self._sheet = sheet
         self._buffer = bytearray()
@@ -48,19 +47,11 @@ class TorchProcess:
             self._sheet.failed("model", Trouble(answer["cause"], answer["remedy"]))
         return ModelSize(answer["trained"], answer["weights"]) if "trained" in answer else None
 
-    async def measure(self, signed: SignedManifest, seconds: float) -> None:
-        """Measure for so many seconds how fast the device trains the run's model; `fitted` is the best result so far."""
-        answer = await self._ask(signed, seconds=seconds)
-        while answer:
-            self.fitted = answer
-            answer = await self._line()
-
-    async def _ask(self, signed: SignedManifest, **how: float) -> dict[str, Any]:
-        """Return the first line of the answer; empty if the process has crashed, which `_describe` has reported."""
+    async def _ask(self, signed: SignedManifest) -> dict[str, Any]:
+        """Return the answer; empty if the process has crashed, which `_describe` has reported."""
         assert self._process.stdin is not None
         try:
-            question = {"manifest": signed.publishable.hex(), **how}
-            await self._process.stdin.send_all(json.dumps(question).encode() + b"\n")
+            await self._process.stdin.send_all(signed.publishable.hex().encode() + b"\n")
         except trio.BrokenResourceError:
             return {}
         return await self._line()

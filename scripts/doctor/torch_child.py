@@ -1,11 +1,9 @@
-"""The child process of `flockstep doctor` that loads torch, finds the device, and sizes and times a model.
+"""The child process of `flockstep doctor` that loads torch, finds the device, and sizes a model.
 
     python -m flockstep.scripts.doctor.torch_child <device>
 
-writes a JSON object about torch and the device. Then it answers objects with a signed manifest in
-hex: by one about its model, or, where `seconds` to measure are given, by one each time that more
-samples at once train faster, and an empty one. It ends with its input, even while it loads, so that
-it does not outlive its parent.
+writes a JSON object about torch and the device. Then it answers the hex of a signed manifest, a line, by
+one about its model. It ends with its input, even while it loads, so that it does not outlive its parent.
 """
 
 import json
@@ -13,11 +11,9 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from ...dht.run.manifest import SignedManifest
-from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError
 
 
@@ -27,14 +23,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     _write(_device(sys.argv[1]))
     while True:
-        question = json.loads(lines.get())
-        signed = SignedManifest.decode(bytes.fromhex(question["manifest"]))
-        if seconds := question.get("seconds"):
-            for answer in _fits(signed, sys.argv[1], seconds):
-                _write(answer)
-            _write({})
-        else:
-            _write(_size(signed))
+        _write(_size(SignedManifest.decode(bytes.fromhex(lines.get()))))
 
 
 def _read(lines: "queue.SimpleQueue[str]") -> None:
@@ -59,17 +48,6 @@ def _device(name: str) -> dict[str, Any]:
     own = device_memory(device)
     title = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     return {**found, "device": str(device), "title": title, "memory": [own.total, own.free] if own else None}
-
-
-def _fits(signed: SignedManifest, device: str, seconds: float) -> Iterator[dict[str, Any]]:
-    from ...optim.step.precision import name_of, pass_dtype
-    from ...optim.train.device import choose_device
-    from .fit import fits
-
-    config, chosen = PeerConfig(), choose_device(device)
-    precision = name_of(pass_dtype(config.precision, chosen))
-    for fit in fits(signed.manifest, chosen, config, seconds):
-        yield {"samples": fit.samples, "tokens_per_s": fit.tokens_per_s, "precision": precision}
 
 
 def _size(signed: SignedManifest) -> dict[str, Any]:

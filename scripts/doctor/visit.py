@@ -1,8 +1,5 @@
 """The checks that need flockstep's packages: network and torch concurrently, to a deadline."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import trio
 
 from ...dht.run.link import JoinLink
@@ -14,17 +11,14 @@ from ...optim.models.needs import (
     Needs,
     disk_trouble,
     gigabytes,
-    hours_of,
     memory_trouble,
     needs_of,
-    num,
     round_bytes,
     size_of_gpt,
 )
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError, UsageError, sole_error
-from ...peer.base.plain import plain_text
 from ...peer.base.troubles import LINE_SLOW, Trouble, duration
 from ...peer.nat.upnp import find_router
 from .machine import folder_trouble
@@ -32,8 +26,6 @@ from .network import LineRates, NetworkVisit
 from .process import TorchProcess
 from .sheet import Sheet
 
-FIT_SECONDS = 3.0
-"""Seconds to measure what the device trains: a GPU passes its best micro-batch in one, a processor one sample of 25 M."""
 VISIT_LAST_SECONDS = 2.0
 """Seconds reserved for the checks of memory, disk and line, even if the network never answers."""
 
@@ -79,14 +71,6 @@ async def _check_run_needs(
     needs = needs_of(signed.manifest, size) if signed and size else None
     check_memory_and_disk(sheet, config, link, needs, torch.memory if torch.described.is_set() else None)
     check_line(sheet, signed.manifest if signed else None, size, network.rates)
-    if signed is None or needs is None or not torch.found.get("device"):
-        sheet.skipped("fits", "needs the size of the run's model and a device")
-    elif memory_trouble(needs, machine.memory(), torch.memory):
-        sheet.skipped("fits", "the run needs more memory than is free")
-    else:
-        with trio.move_on_at(deadline - VISIT_LAST_SECONDS / 2):
-            await torch.measure(signed, FIT_SECONDS)
-        check_fit(sheet, signed.manifest, needs.size, torch.fitted)
 
 
 async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> ModelSize | None:
@@ -165,18 +149,3 @@ def check_line(sheet: Sheet, manifest: Manifest | None, size: ModelSize | None, 
         sheet.passed("line and run", found)
     else:
         sheet.failed("line and run", LINE_SLOW.with_details(found))
-
-
-def check_fit(sheet: Sheet, manifest: Manifest, size: ModelSize, fitted: Mapping[str, Any]) -> None:
-    """Show what the device trains of a run, as `TorchProcess.measure` found."""
-    model = f"{plain_text(manifest.model_name)} of {num(size.num_trained)} parameters"
-    if not fitted:
-        sheet.skipped("fits", f"{model}: a sample and a step of the optimizer take longer here than this check may")
-        return
-    rate, batch = fitted["tokens_per_s"], manifest.data.batch_size
-    hours = hours_of(manifest, manifest.num_rounds, rate)
-    sheet.passed(
-        "fits",
-        f"{model}, {fitted['samples']} of {batch} samples at once in {fitted['precision']}: {rate:,.0f} tokens/s, "
-        f"so the run's rounds take {hours:,.1f} h here, beside the programs that run now",
-    )

@@ -81,7 +81,7 @@ class Fleet:
             raise UsageError(f"a line has 0.1 to 100,000 Mbit/s, not {self.rate:g}", remedy="such as --rate 50")
         if not 0 <= self.tokens_per_s <= 1e9:
             raise UsageError(
-                f"no computer trains {self.tokens_per_s:g} tokens/s", remedy="`flockstep doctor LINK` measures it"
+                f"no computer trains {self.tokens_per_s:g} tokens/s", remedy="`flockstep join` says what it measures"
             )
 
 

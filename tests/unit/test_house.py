@@ -174,7 +174,7 @@ BUDGETS: dict[str, int] = {
     "scripts/checkpoints": 390,
     "scripts/cli": 290,
     "scripts/demo": 360,
-    "scripts/doctor": 680,
+    "scripts/doctor": 560,
     "scripts/lab": 190,
     "scripts/lab/attacks": 240,
     "scripts/lab/bench": 790,

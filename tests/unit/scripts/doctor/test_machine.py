@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from flockstep.dht.run.manifest import Manifest
+from flockstep.dht.run.manifest import Data, Inner, Manifest
 from flockstep.optim.models import machine
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
@@ -17,13 +18,13 @@ from flockstep.optim.models.needs import (
     ModelSize,
     cannot_fit,
     disk_trouble,
+    hours_of,
     memory_trouble,
     needs_of,
 )
 from flockstep.optim.models.registry import size_of_model
-from flockstep.peer.base.troubles import Trouble
 from flockstep.peer.identity import Identity
-from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
+from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, python_trouble
 from flockstep.scripts.doctor.sheet import Sheet
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
@@ -36,21 +37,6 @@ def test_python_must_be_new_enough(version: str, fits: bool) -> None:
     trouble = python_trouble(version)
     assert (trouble is None) == fits
     assert trouble is None or "3.11" in trouble.remedy
-
-
-def test_packages_are_held_against_what_is_needed() -> None:
-    needed = ["libp2p==0.8.1", "torch>=2.9", "trio>=0.27", 'hivemind==1.1.12; extra == "hivemind"']
-    there = {"flockstep": "0.1.0", "libp2p": "0.8.1", "torch": "2.13.0+cpu", "trio": "0.27"}
-    trouble, found = judge_packages(needed, lambda name: there.get(name, ""))
-    assert (trouble, found) == (None, "flockstep 0.1.0, 3 as needed, libp2p 0.8.1")
-
-    there |= {"libp2p": "0.8.0", "torch": "2.8"}
-    del there["trio"]
-    trouble, _ = judge_packages(needed, lambda name: there.get(name, ""))
-    assert trouble == Trouble(
-        "trio is missing; libp2p 0.8.0 does not fit ==0.8.1; torch 2.8 does not fit >=2.9",
-        "pip install 'libp2p==0.8.1' 'torch>=2.9' 'trio>=0.27'",
-    )
 
 
 def test_a_folder_must_be_writable_and_have_some_room(tmp_path: Path) -> None:
@@ -89,6 +75,12 @@ def test_a_run_needs_memory_for_its_vectors_and_the_bytes_of_a_round(mode: str, 
     assert needs_of(manifest, MILLION).memory == BASE_MEMORY + bytes_each * 1_000_000
     parts = needs_of(manifest, ModelSize(10**9, 4 * 10**9)).parts
     assert parts == {"int4": 1_062_500_000, "fp32": 8_000_000_000}[codec] // (5 if mode == "streaming" else 1)
+
+
+def test_the_hours_of_a_run_follow_from_its_steps_or_from_its_seconds() -> None:
+    run = Manifest(owner="", name="run", data=Data("own", sequence_length=10, batch_size=8), inner=Inner(steps=90))
+    assert hours_of(run, 5, 10.0) == 5 * 90 * 80 / 10.0 / 3600
+    assert hours_of(replace(run, inner=Inner(seconds=600.0)), 6, 10.0) == 1.0
 
 
 def test_frozen_weights_have_no_gradients_and_no_moments() -> None:
