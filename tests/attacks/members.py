@@ -5,7 +5,7 @@ Every wait is for an event of a process; `PATIENCE` bounds only how long a broke
 
 import queue
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,24 +159,22 @@ class Company:
         return sorted(member.id for member in self.honest)
 
     @contextmanager
-    def joined_by(self, *attacks: str, proposing: bool = False) -> Iterator[list[Member]]:
-        """Newcomers who make these attacks: each knows those behind it, who know nothing of it. They vote from their second
-        round on; `proposing`: whether the first of them, and not one of the honest, proposes in the first attempt of that.
+    def joined_by(self, attack: str, *, proposing: bool = False) -> Iterator[Member]:
+        """A newcomer that makes this attack. It votes from its second round on; `proposing`: whether it, and not one of the
+        honest, proposes in the first attempt of that.
         """
         for _ in range(self._num_liars and wire.MAX_MISSED + 1):
-            self.run_rounds()  # Newcomers before these, which are gone, have votes until they have missed so many rounds.
-        homes = [self._folder / f"liar-{self._num_liars + number}" for number in range(len(attacks))]
-        self._num_liars += len(attacks)
-        self._choose_keys(homes, proposing)
-        liars = [self._start(home) for home in homes]
+            self.run_rounds()  # The newcomer before it, which is gone, has a vote until it has missed so many rounds.
+        home = self._folder / f"liar-{self._num_liars}"
+        self._num_liars += 1
+        self._choose_key(home, proposing)
+        liar = self._start(home)
         try:
-            for number, (liar, attack) in enumerate(zip(liars, attacks, strict=True)):
-                liar.call(Corrupt(attack, tuple(fellow.id for fellow in liars[number + 1 :])))
-                liar.stand()
-            yield liars
+            liar.call(Corrupt(attack))
+            liar.stand()
+            yield liar
         finally:
-            for liar in liars:
-                liar.kill()
+            liar.kill()
 
     def run_rounds(self, *liars: Member, falling: Member | None = None) -> None:
         """The next round of all, in which one may fall and come back: all who are honest end it with one state.
@@ -217,13 +215,9 @@ class Company:
         self._banned.add(liar.id)
         assert self.banned() <= self._banned
 
-    def accused(self, name: str) -> set[str]:
-        """Of whom anybody has told such an event in the last round."""
-        return {event["peer"] for member in self.honest for event in member.news(name)}
-
     def banned(self) -> set[str]:
         """Whom anybody has banned in the last round."""
-        return self.accused("peer.banned")
+        return {event["peer"] for member in self.honest for event in member.news("peer.banned")}
 
     def voids(self) -> list[int]:
         """How many attempts of the last round came to nothing, for each."""
@@ -252,14 +246,13 @@ class Company:
             raise
         return member
 
-    def _choose_keys(self, homes: Sequence[Path], proposing: bool) -> None:
-        """Make keys until one of the honest, or the first of the newcomers, proposes in the round after the next."""
+    def _choose_key(self, home: Path, proposing: bool) -> None:
+        """Make keys until one of the honest, or the newcomer, proposes in the round after the next."""
         while True:
-            identities = [Identity.generate() for _ in homes]
-            voters = sorted([*(identity.peer_id for identity in identities), *self.ids])
+            identity = Identity.generate()
+            voters = sorted([identity.peer_id, *self.ids])
             proposer = Electorate(dict.fromkeys(voters, 1)).proposer(self.round + 2, attempt=0)
-            if proposer == identities[0].peer_id if proposing else proposer in self.ids:
+            if proposer == identity.peer_id if proposing else proposer in self.ids:
                 break
-        for home, identity in zip(homes, identities, strict=True):
-            home.mkdir()
-            (home / "identity.key").write_bytes(identity._to_pem())
+        home.mkdir()
+        (home / "identity.key").write_bytes(identity._to_pem())

@@ -2,9 +2,8 @@
 
     cd tests && PYTHONPATH=. python -m attacks.peer lying_owner join LINK --home /tmp/liar
 
-`honest`, or an attack by name, with a scale where it takes one (`noise:3`): `scripts.lab.attacks.protocol` has those on the
-protocol, `scripts.lab.attacks.gradients` those on contributions, here of a peer that knows only its own. The other arguments
-are those of the `flockstep` command, whose trainer is unchanged.
+`honest`, or an attack of `scripts.lab.attacks.protocol` by name. The other arguments are those of the `flockstep` command,
+whose trainer is unchanged.
 
 The tests have no trainer, since torch takes seconds to load: they command the process over the bridge, `Corrupt` names the
 attack, and `Stand` and `Train` do what the trainer would, with random numbers for a gradient.
@@ -14,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,12 @@ from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.vector.arrays import Floats
-from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named, round_into
+from flockstep.collectives.vector.codec import CELL, codec_named, round_into
 from flockstep.optim.member import client
 from flockstep.optim.member.border import (
     AttachVectors,
     AverageDelta,
     JoinRun,
-    RoundEnded,
     SyncState,
     TrainingVectors,
     vectors_of,
@@ -43,9 +41,7 @@ from flockstep.peer.base.transport import PeerId
 from flockstep.peer.log.telemetry import Event
 from flockstep.peer.process.bridge import Channel, Command, Handler
 from flockstep.peer.process.shared import SharedVectors
-from flockstep.scripts.lab.attacks.gradients import ATTACKS, Attack, Attackers
-from flockstep.scripts.lab.attacks.protocol import LIARS, TOGETHER, made
-from support.careless import careless
+from flockstep.scripts.lab.attacks.protocol import LIARS
 
 HONEST = "honest"
 TESTS = str(Path(__file__).parents[1])
@@ -61,10 +57,9 @@ DRAIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Corrupt(Command[None]):
-    """Make this attack, together with these fellows."""
+    """Make this attack."""
 
     attack: str
-    fellows: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ class Fall(Command[None]):
 class Corruptor(Connected):
     """A peer that has reached its run and will be corrupted as soon as it is a member."""
 
-    corruption = Corrupt(HONEST, ())
+    corruption = Corrupt(HONEST)
 
     def handlers(self) -> Sequence[Handler]:
         return *super().handlers(), Corrupt.handled_by(self._corrupt), Stand.handled_by(self._stand)
@@ -123,18 +118,9 @@ class Peer(Participant):
     ) -> None:
         super().__init__(connected, vectors, member)
         self.node, self.identity = self._node, self._node.identity
-        self._attack: Attack | None = None
         self._training = trio.Lock()
-        name, _, scale = corruption.attack.partition(":")
-        if name == HONEST:
-            return
-        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", {**LIARS, **ATTACKS})
-        if name in LIARS:
-            LIARS[name](self, **({"fellows": corruption.fellows} if name in TOGETHER else {}))
-        else:
-            self._attack = attackers.fresh()
-            spec = self.averager._spec
-            self.averager._spec = replace(spec, contribution=careless(spec.contribution), settings=None)
+        if corruption.attack != HONEST:
+            LIARS[corruption.attack](self)
 
     @property
     def averager(self) -> Averager:
@@ -148,16 +134,6 @@ class Peer(Participant):
 
     def handlers(self) -> Sequence[Handler]:
         return *super().handlers(), Train.handled_by(self._train), Fall.handled_by(self._fall)
-
-    async def average_delta(self, command: AverageDelta) -> RoundEnded:
-        if self._attack is not None:
-            delta = self._vectors.delta
-            own = FlatSum([delta]).whole()
-            draw = np.random.default_rng(self._position.round)
-            with np.errstate(all="ignore"):
-                round_into(self._attack(own[None].copy(), own[None].copy(), self._position.round, draw).reshape(-1), delta)
-            made(self, "contribute")
-        return await super().average_delta(command)
 
     async def _train(self, command: Train) -> ChainPosition:
         vectors, members = self._vectors, frozenset(command.members)
@@ -197,7 +173,7 @@ class Peer(Participant):
 
 async def corrupted(attack: str, channel: Channel) -> None:
     """The network process, until its trainer closes the pipe."""
-    await serve(channel, type("Attacker", (Corruptor,), {"corruption": Corrupt(attack, ())}))
+    await serve(channel, type("Attacker", (Corruptor,), {"corruption": Corrupt(attack)}))
 
 
 def entry(attack: str) -> str:

@@ -1,4 +1,4 @@
-"""Members that crash or stop, or whose bootstraps all die: real processes under `Swarm`."""
+"""Members that crash, and whose bootstraps all die: real processes under `Swarm`."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -88,21 +88,3 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(
     common = min(len(member.roots) for member in members)
     assert common
     assert set(stays.roots) & set(crashes.roots)
-
-
-def test_a_stopped_member_wakes_up_and_takes_part_again(bootstraps: list[Bootstrap], tmp_path: Path) -> None:
-    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (bootstraps[0].address(),), tmp_path / "a")
-    members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
-    *others, stopped = members
-    with running(members):
-        last = stopped.heard("round.done", with_all(members))["round"]
-        stopped.signal_network(signal.SIGSTOP)
-        before = len(others[0].events)
-        others[0].heard("peer.lost", lambda event: event["peer"] == stopped.peer_id, since=before)
-        others[0].heard("round.done", with_all(others), since=before)
-        before = len(stopped.events)
-        stopped.signal_network(signal.SIGCONT)
-        done = stopped.heard("round.done", with_all(members), since=before)
-        assert int(str(done["round"])) > int(str(last)) + 1
-        roots = {str(others[0].heard("round.done", lambda event: event["round"] == done["round"])["root"])}
-        assert roots == {done["root"]}

@@ -354,11 +354,12 @@ def test_the_directory_in_memory_keeps_the_same_promises() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def test_questions_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_and_records_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one stream a stranger could ask without end, with answers 700 times as long."""
     monkeypatch.setattr("flockstep.dht.directory.server.QUESTIONS_PER_SECOND", 0.01)
-    monkeypatch.setattr("flockstep.dht.directory.server.QUESTIONS_BURST_SECONDS", 500.0)
-    limits = BootstrapLimits(exempt=("192.0.2.0/24",))
+    monkeypatch.setattr("flockstep.dht.directory.server.QUESTIONS_BURST_SECONDS", 800.0)
+    monkeypatch.setattr("flockstep.dht.directory.server.BURST_SECONDS", 1000.0)
+    limits = BootstrapLimits(exempt=("192.0.2.0/24",), record_rate=0.001)
 
     async with (
         open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=limits) as host,
@@ -367,6 +368,17 @@ async def test_questions_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPa
         server = directory.server
         assert server is not None
         question, here = Message(type=Message.GET_VALUE, key=KEY.encode()), Origins(limits.exempt)
-        answers = [server._answer(question, host.peer_id, here.of("198.51.100.7"), "198.51.100.7") for _ in range(8)]
-        assert [answer is not None for answer in answers] == [True] * 5 + [False] * 3
-        assert server._answer(question, host.peer_id, here.of("203.0.113.7"), "203.0.113.7") is not None
+        record = Message(type=Message.PUT_VALUE, key=KEY.encode())
+        record.record.key, record.record.value = KEY.encode(), value(1)
+
+        def answers(message: Message, count: int, ip: str = "198.51.100.7") -> list[bool]:
+            return [server._answer(message, host.peer_id, here.of(ip), ip) is not None for _ in range(count)]
+
+        assert answers(record, 3) == [True, False, False]
+        assert answers(question, 8) == [True] * 5 + [False] * 3
+        assert answers(question, 1, "203.0.113.7") == answers(record, 1, "203.0.113.7") == [True]
+        assert host.bootstrap_server is not None
+        assert host.bootstrap_server.refusals.counts == {
+            ("record", "too many records a second from one address"): 2,
+            ("directory", "too many questions a second from one address"): 3,
+        }
