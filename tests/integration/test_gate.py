@@ -223,25 +223,6 @@ async def test_who_votes_no_more_competes_for_a_place_again(monkeypatch: pytest.
         assert voter.connected()
 
 
-async def test_the_network_with_most_connections_loses_one_first() -> None:
-    async with Member.of(GateLimits(connections=3)) as member:
-        lone = await member.visitor("127.0.1.1")
-        many = [await member.visitor(f"127.0.2.{number}") for number in (1, 2)]
-        await member.visitor("127.0.3.1")
-        await is_gone(many[0])
-        assert lone.connected()
-        assert many[1].connected()
-
-
-async def test_of_one_address_a_stranger_gives_way_to_the_next() -> None:
-    async with Member.of(GateLimits(per_address=1, exempt=NOT_EXEMPT)) as member:
-        first = await member.visitor("127.0.1.1")
-        other = await member.visitor("127.0.2.1")
-        await member.visitor("127.0.1.1")
-        await is_gone(first)
-        assert other.connected()
-
-
 async def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_RELAYED", 1)
 

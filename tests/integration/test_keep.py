@@ -35,8 +35,8 @@ def processes() -> Iterator[list[Command]]:
             process.stdout.close()
 
 
-def join(link: str, home: Path) -> Command:
-    return Command("join", link, "--home", str(home), *HERE, "--threads", "1", "--json", "--yes")
+def join(link: str, home: Path, *options: str) -> Command:
+    return Command("join", link, "--home", str(home), *HERE, "--threads", "1", "--json", "--yes", *options)
 
 
 def line_with(process: Command, text: str) -> str:

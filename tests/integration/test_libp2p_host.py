@@ -142,34 +142,6 @@ async def test_a_stream_that_breaks_before_its_end_is_not_taken_for_complete() -
             await second.open_stream(first.peer_id, ECHO)
 
 
-async def test_a_reset_reaches_both_directions_of_the_other_side() -> None:
-    async with pair(Log()) as (first, second):
-        seen: list[Exception] = []
-        done = trio.Event()
-
-        async def victim(stream: Stream) -> None:
-            try:
-                while True:
-                    await stream.receive_some(MEGABYTE)
-            except StreamClosed as error:
-                seen.append(error)
-            try:
-                await stream.send_all(b"x")
-            except StreamClosed as error:
-                seen.append(error)
-            done.set()
-
-        first.handle("/test/victim/1", victim)
-        stream = await second.open_stream(first.peer_id, "/test/victim/1")
-        await stream.send_all(b"begin")
-        await stream.reset()
-        await done.wait()
-        assert len(seen) == 2
-        with pytest.raises(StreamClosed):
-            await stream.send_all(b"x")
-        assert second.connected() == {first.peer_id}  # Only the stream is gone.
-
-
 async def test_a_cancelled_sender_leaves_the_other_streams_whole() -> None:
     async with pair(Log()) as (first, second):
         first.handle(ECHO, echo)

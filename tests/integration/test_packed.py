@@ -93,7 +93,11 @@ def test_two_peers_train_on_packed_data_by_the_link_alone(
     home = str(tmp_path / "a")
     evaluated = flockstep("eval", home, "--home", home, "--data", f"{tmp_path}/p", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads(evaluated.stdout)["samples"][0]["prompt"] == "once upon"
+    found, measured = json.loads(evaluated.stdout), [event for event in events[0] if event["event"] == "eval.measured"]
+    assert (found["round"], found["samples"][0]["prompt"]) == (3, "once upon")
+    for event in measured:
+        if (event["round"], event["tokens"]) == (3, found["tokens"]):  # As long as the peer had time for.
+            assert event["loss"] == pytest.approx(found["loss"], abs=0.01)
 
 
 TEMPLATE = (

@@ -9,19 +9,15 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from flockstep import Swarm
-from flockstep.dht.run.layout import UNPINNED
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import load_manifest
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
-from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, list_run, show_runs
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN, kept
 from support.commands import Command
-from torch import nn
 from typer.testing import CliRunner
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -39,43 +35,21 @@ def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
     return list(found)
 
 
-def test_a_run_that_takes_a_program_is_created_with_a_link_and_no_command(bootstrap_address: str, tmp_path: Path) -> None:
-    said, toml = list[str](), tmp_path / "run.toml"
-    toml.write_text(README_TOML)
-    link = create_run(toml, [bootstrap_address], config(tmp_path), said.append)
-    assert said[0].startswith(f"Not pinned: {UNPINNED}. To pin it, give --model MODULE:FUNCTION, or in run.toml the layout")
-    assert f"    {link}" in said
-    assert f"{NEEDS_PROGRAM}." in said
-    assert not any("flockstep join '" in line for line in said)
-
-
-def test_the_run_of_the_readme_pins_the_model_that_its_line_names(
-    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.toml").write_text(README_TOML)
-    (tmp_path / "lent_net.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(3, 2)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "lent_net", None)  # To forget it again.
-    monkeypatch.delitem(sys.modules, "lent_net")
-    said, before = list[str](), list(sys.path)
-    create_run(Path("run.toml"), [bootstrap_address], config(tmp_path), said.append, model="lent_net:make")
-    assert load_manifest(tmp_path / "mine.flockstep").manifest.layout == Swarm.layout_of(nn.Linear(3, 2))
-    assert not any("Not pinned" in line for line in said)
-    assert sys.path == before
-
-
 def test_the_program_of_the_readme_trains_and_prints_its_rounds(
     bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its three files as they stand there, and a keeper, as `run create` goes on to be one."""
+    """Its three files as they stand there, and a keeper, as `run create` goes on to be one. The run pins the model."""
     for text in re.findall(r"```python\n(# (?:my_model|train)\.py.*?)```", README, re.DOTALL):
         (tmp_path / text[2:].split(".py")[0]).with_suffix(".py").write_text(text)
     (tmp_path / "run.toml").write_text(README_TOML)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "my_model", None)  # To forget it again.
     monkeypatch.delitem(sys.modules, "my_model")
-    owner = config(tmp_path / "owner")
-    link = create_run(Path("run.toml"), [bootstrap_address], owner, list[str]().append, model="my_model:MyModel")
+    owner, said, before = config(tmp_path / "owner"), list[str](), list(sys.path)
+    link = create_run(Path("run.toml"), [bootstrap_address], owner, said.append, model="my_model:MyModel")
+    assert load_manifest(tmp_path / "mine.flockstep").manifest.layout
+    assert not any("Not pinned" in line for line in said)
+    assert sys.path == before
     environment = {**os.environ, "FLOCKSTEP_HOME": str(tmp_path / "volunteer")}
     with kept(link, owner.home), Command(link, program=tmp_path / "train.py", env=environment) as trainer:
         lines = list(islice((line for line in trainer.stdout if line.startswith("round ")), 2))

@@ -30,19 +30,18 @@ steps = 4
 [outer]
 rounds = 2
 [admission]
-kind = "{kind}"
+kind = "invite"
 voters = "members"
 """
 
 
-@pytest.mark.parametrize("kind", ["open", "invite"])
-def test_a_run_packs_its_documents_and_newcomers_have_them_by_the_link(
-    kind: str, bootstrap_address: str, tmp_path: Path
+def test_a_closed_run_packs_its_documents_and_newcomers_have_them_by_link_and_invitation(
+    bootstrap_address: str, tmp_path: Path
 ) -> None:
     train_tokenizer(tmp_path / "words.json")
     rows = [None if index % 50 == 7 else story for index, story in enumerate(STORIES)]
     parquet.write_table(pyarrow.table({"story": rows}), tmp_path / "x.parquet", row_group_size=10)
-    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path, kind=kind))
+    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path))
     said: list[str] = []
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     link = create_run(tmp_path / "run.toml", [bootstrap_address], config, said.append)
@@ -53,9 +52,8 @@ def test_a_run_packs_its_documents_and_newcomers_have_them_by_the_link(
     for file in ("words.json", "x.parquet"):
         (tmp_path / file).unlink()
     place = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0"]
-    if kind == "invite":
-        invite = ("run", "invite", str(tmp_path / "packed-here.flockstep"), "--home", str(tmp_path / "owner"))
-        place += ["--invite", flockstep(*invite, check=True).stdout.strip()]
+    invite = ("run", "invite", str(tmp_path / "packed-here.flockstep"), "--home", str(tmp_path / "owner"))
+    place += ["--invite", flockstep(*invite, check=True).stdout.strip()]
     with kept(link, tmp_path / "owner"):
         joined = flockstep("join", link, *place, "--threads", "1", "--json", "--yes")
     assert joined.returncode == 0, joined.stderr

@@ -1,5 +1,6 @@
 """A run of real processes is looked at: by status, as JSON, and in the terminal."""
 
+import csv
 import json
 import os
 import pty
@@ -41,7 +42,7 @@ def test_a_run_is_shown_by_status_as_json_and_in_the_terminal(bootstrap_address:
         owner = Command("run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE)
         started.append(owner)
         link = line_with(owner, "flockstep://").split("'")[1]
-        started.append(join(link, tmp_path / "anna"))
+        started.append(join(link, tmp_path / "anna", "--name", "Anna [red]"))
         event_of(started[-1], "round.done", 3)
         anna = Identity.load_or_create(tmp_path / "anna" / "identity.key").peer_id
 
@@ -59,6 +60,14 @@ def test_a_run_is_shown_by_status_as_json_and_in_the_terminal(bootstrap_address:
         assert rounds == list(range(1, rounds[-1] + 1))
         assert rounds[-1] >= 3
         assert {member["peer"] for member in figures["members"]} >= {anna}
+
+        credit = json.loads(flockstep("run", "credit", link, "--json", *stranger, check=True).stdout)
+        (row,) = credit["credit"]
+        assert (row["peer"], row["name"], credit["first_round"]) == (anna, "Anna [red]", 1)
+        assert row["rounds"] == credit["round"] >= 3
+        assert row["tokens"] >= 3 * 5 * 16  # Three rounds of five steps of a sequence of 16.
+        (line,) = csv.DictReader(flockstep("run", "credit", link, "--csv", *stranger, check=True).stdout.splitlines())
+        assert (line["peer"], line["name"]) == (anna, "Anna [red]")
 
         started.append(Command("status", link, "--follow", "--json", *stranger))
         first, second = (json.loads(next(started[-1].stdout)) for _ in range(2))

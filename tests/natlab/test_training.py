@@ -17,7 +17,6 @@ import pytest
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Event, log_path, read_events
 from natlab.lab import Home, Lab, environment
-from natlab.losses import losses
 from natlab.people import start_bootstrap
 
 HOMES = (
@@ -149,8 +148,6 @@ def cut_of(event: Event) -> list[str]:
 def test_six_homes_train_together(mode: dict[str, object], tmp_path: Path) -> None:
     with training(tmp_path, min_peers=len(HOMES), **mode) as street:
         done = street.finish()
-    lost = losses(street.homes, range(1, ROUNDS + 1))
-    assert not lost, "\n".join(lost)
     for rounds in zip(*done, strict=True):
         assert len({event["root"] for event in rounds}) == 1
         assert {len(cut_of(event)) for event in rounds} == {len(HOMES)}

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import Outcome, OutcomeKind
 from flockstep.collectives.driver.averager import Averager
-from flockstep.collectives.driver.contribution import Averaged, Contribution
+from flockstep.collectives.driver.contribution import Contribution
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
@@ -20,7 +20,7 @@ from flockstep.collectives.state.merkle import state_root
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.member.apply import OuterState, decode_outputs
+from flockstep.optim.member.apply import OuterState
 from flockstep.optim.step.outer import OuterSettings
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -102,12 +102,6 @@ class SimPeer:
             OuterState(self.theta, self.momentum, OUTER, codec).apply(averaged.outcome.value.bounds, averaged.outputs)
         self.outcomes.append(averaged.outcome)
         return averaged.outcome
-
-    def mean_of(self, averaged: Averaged) -> Floats:
-        g = np.empty(self.theta.size, np.float32)
-        whole = slice(0, self.theta.size)
-        decode_outputs(codec_named(self.codec), averaged.outcome.value.bounds, averaged.outputs, whole, g)
-        return g
 
 
 @dataclass

@@ -2,10 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.peer.log.telemetry import Event
@@ -148,9 +147,3 @@ def run_rounds(peers: list[Trainer]) -> None:
 def network_pid(swarm: Swarm) -> int:
     """The process id of a member's network process."""
     return swarm._first._process.pid
-
-
-def network_of(parent: int) -> Iterator[psutil.Process]:
-    for child in psutil.Process(parent).children(recursive=True):
-        if "flockstep.peer.process.bridge" in child.cmdline():
-            yield child
