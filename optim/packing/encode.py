@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...peer.base.digest import digest
 from ...peer.base.disk import user_path
 from ...peer.base.errors import UsageError
 from ..data.tokenizer import BYTES, UNTAKEN, FileTokenizer, Tokenizer, read_tokenizer
@@ -101,8 +100,6 @@ class Found:
     """Chats without an answer."""
     num_unfound: int = 0
     """Answers that are context."""
-    texts: list[str] = field(default_factory=list)
-    """The hashes of two different texts, or of the only one."""
 
 
 class Encoder:
@@ -139,7 +136,6 @@ class Encoder:
                 if isinstance(text, Flaw):
                     found.skips.add(part.file, number, text)
                     continue
-                _note(found, text)
                 is_rest, ends = part.kind == "text" and part.start > 0, part.kind != "text" or part.is_last
                 for place, start, end in _cuts(text):
                     is_last = ends and end >= len(text)
@@ -156,13 +152,7 @@ class Encoder:
                 found.num_unanswered += chat is None
                 if chat is not None:
                     found.num_unfound += chat.num_unfound
-                    _note(found, chat.text)
                     yield chat, part.file, number
-
-
-def _note(found: Found, text: str) -> None:
-    if len(found.texts) < 2 and (hash_ := digest(text.encode(errors="replace")).hex()) not in found.texts:
-        found.texts.append(hash_)
 
 
 def _cuts(text: str) -> Iterator[tuple[int, int, int]]:

@@ -240,7 +240,6 @@ def _join(work: _Work, files: TokenizerFiles, dtype: str, wanted: int, draft: Pa
         all_found.num_unanswered += found["num_unanswered"]
         all_found.num_unfound += found["num_unfound"]
         all_found.skips.merge(found["skips"])
-        all_found.texts = list(dict.fromkeys(all_found.texts + found["texts"]))[:2]
     if num_tokens - num_held < 2:
         raise nothing_in(work.source)
     enough = max(LEAST_SHARD_TOKENS, -(-(num_tokens - num_held) // ENOUGH_SHARDS))

@@ -17,7 +17,6 @@ import gzip
 import json
 import math
 import os
-import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from ...peer.base.install import how_to_install
 from ...peer.base.plain import shortened
 from .hub import ADDRESS, ENDINGS, chosen, dataset_files, opened
 from .listing import listing, stdlib_files
-from .skips import GZIP, MAX_REASON, Flaw, Skips, form_of
+from .skips import MAX_REASON, Flaw, Skips
 
 TABLES = ("hf", "parquet", "json")
 """The kinds of sources whose documents are rows."""
@@ -47,9 +46,9 @@ ROWS = 64
 FEW = 1000
 """Bytes of a text for each zero in it, at least; what is no text has more of them."""
 PROBE_BYTES = 4096
-"""Of a file, by which text in another form is known."""
-SAVED = ("state.json", "dataset_dict.json")
-"""Either is in a folder of `save_to_disk`, beside files of Arrow."""
+"""Of a file, by which it is known what it is."""
+GZIP = b"\x1f\x8b"
+"""What a file packed by gzip begins with (RFC 1952)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,9 @@ def open_source(name: str, *, chat: bool = False) -> Source:
     kind, _, place = name.partition(":")
     if kind not in ("text", *TABLES):
         if ":" in name and not user_path(name).exists():
-            raise _unknown(name)
-        kind, place = _kind_by_name(name), name
+            remedy = "write text:, json:, parquet: or hf: and a place, or the path of a file"
+            raise UsageError(f"there is no data source {name!r}", remedy=remedy)
+        kind, place = next((kind for kind, ends in ENDINGS.items() if name.lower().endswith(ends)), "text"), name
     path, options = (place, {}) if kind == "text" else _options(name, place)
     is_chat = chat or options.get("chat") == "1"
     if is_chat and kind == "text":
@@ -121,7 +121,7 @@ def nothing_in(source: Source) -> UsageError:
         remedy = "name its column of text by ?column=…, or other files"
     elif "is no JSON" in reason:
         remedy = "write one object a line, or one list of objects"
-    return UsageError(f"{source.name} holds no text{why}", remedy=(first and first.remedy) or remedy)
+    return UsageError(f"{source.name} holds no text{why}", remedy=remedy)
 
 
 def read(part: Part, columns: Sequence[str], skips: Skips) -> Iterator[tuple[int, Any]]:
@@ -200,10 +200,6 @@ def _files_of(kind: str, path: str, split: str, skips: Skips) -> Iterator[tuple[
         how, found = dataset_files(path, split)
         yield from ((how, address, size) for address, size in found)
         return
-    if kind == "hf" and any((folder / name).is_file() for name in SAVED):
-        code = shlex.quote("import sys, datasets as d; d.load_from_disk(sys.argv[1]).to_parquet(sys.argv[2])")
-        remedy = f"convert it: python -c {code} {shlex.quote(path)} NEW.parquet, and write parquet:NEW.parquet"
-        raise UsageError(f"hf:{path} is what save_to_disk has written, which datasets alone reads", remedy=remedy)
     files = wanted = listing(kind, path, skips)
     if kind == "hf":
         kind, names = chosen([str(file.relative_to(folder)) for file in files], "", split, f"hf:{path}")
@@ -213,11 +209,7 @@ def _files_of(kind: str, path: str, split: str, skips: Skips) -> Iterator[tuple[
         if not wanted:
             raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(ENDINGS[kind])}", remedy="check the path")
     for file in sorted({*files} - {*wanted}):
-        name, endings = file.name.lower(), sum(ENDINGS.values(), ())
-        if not name.endswith(endings) and any(ending in name for ending in endings):
-            skips.add(str(file), 0, Flaw("is packed, or a copy: unpack it"))
-        else:
-            skips.leave(str(file), f"is not named as {kind} of the split {split} is")
+        skips.leave(str(file), f"is not named as {kind} of the split {split} is")
     yield from ((kind, str(file), file.stat().st_size) for file in wanted)
 
 
@@ -232,9 +224,7 @@ def _cut(kind: str, name: str, size: int, skips: Skips) -> Iterator[Part]:
             is_packed = kind == "json" and head.startswith(GZIP)
             if not head:
                 return
-            if not is_packed and (flaw := form_of(head)) is not None:
-                skips.add(name, 0, flaw)
-            elif kind == "text" and head.count(0) * FEW >= len(head):
+            if kind == "text" and head.count(0) * FEW >= len(head):
                 skips.leave(name, "is no text")
             elif name.startswith(ADDRESS) or is_packed or (kind == "json" and _is_list(head)):
                 yield Part(kind, name, size)
@@ -281,9 +271,8 @@ def _read_text(file: BinaryIO, part: Part, columns: Sequence[str]) -> Iterator[t
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        is_text = broken < 0
         broken = error.start
-        flaw = Flaw(f"is no UTF-8: byte {data[broken]:#04x}", "LATIN1") if is_text else Flaw("is no text")
+        flaw = Flaw(f"is no UTF-8: byte {data[broken]:#04x}")
     line = part.first + 1
     yield (line, text) if broken < 0 else (line + data.count(b"\n", 0, broken), flaw)
 
@@ -295,8 +284,6 @@ def _read_json(file: BinaryIO, part: Part, columns: Sequence[str]) -> Iterator[t
         file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
         head = file.read(PROBE_BYTES)
         file.seek(0)
-    if is_whole and (flaw := form_of(head)) is not None:
-        raise _Unreadable(flaw)
     if is_whole and _is_list(head):
         try:
             yield from enumerate(json.load(file), 1)
@@ -347,7 +334,7 @@ def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
     except UnicodeDecodeError as error:
-        return Flaw(f"is no UTF-8: byte {line[error.start]:#04x} in column {error.start + 1}", "LATIN1")
+        return Flaw(f"is no UTF-8: byte {line[error.start]:#04x} in column {error.start + 1}")
     except (ValueError, RecursionError) as error:
         return Flaw(f"is no JSON: {_reason(error)}")
 
@@ -362,26 +349,3 @@ def _reason(error: BaseException) -> str:
 
 def _open(name: str) -> BinaryIO:
     return opened(name) if name.startswith(ADDRESS) else Path(name).open("rb")
-
-
-def _unknown(name: str) -> UsageError:
-    """Return the error for a source of no known kind, with a remedy that works for its file."""
-    kind, _, place = name.rpartition(":")
-    path = shlex.quote(place)
-    if kind in ("csv", "tsv"):
-        tabs = ", parse_options=c.ParseOptions(delimiter=chr(9))" if kind == "tsv" else ""
-        code = f"p.write_table(c.read_csv(sys.argv[1]{tabs}), sys.argv[2])"
-        code = f"import sys, pyarrow.csv as c, pyarrow.parquet as p; {code}"
-        remedy = f'convert it: python -c "{code}" {path} NEW.parquet, and write parquet:NEW.parquet?column=COLUMN'
-    elif kind == "tokens":
-        remedy = "name the text that its tokens were made of, by text:, json:, parquet: or hf:"
-    elif place.startswith("//"):
-        remedy = "download it and name the file"
-    else:
-        remedy = f"write {_kind_by_name(place)}:{place}"
-    return UsageError(f"there is no data source {name!r}", remedy=remedy)
-
-
-def _kind_by_name(name: str) -> str:
-    """Return the kind of source that reads a file, by how its name ends."""
-    return next((kind for kind, endings in ENDINGS.items() if name.lower().endswith(endings)), "text")

@@ -120,15 +120,12 @@ def _describe(packed: Packed, source: Source, files: TokenizerFiles, out: Path, 
         say(f"{found.num_unfound:,} answers are context alone: {why}.")
     skips = found.skips
     if skips.first is not None:
-        remedy = f"; {skips.first.remedy}" if skips.first.remedy else ""
-        say(f"What could not be read was left out, {skips.count:,} in all, such as {skips.first}{remedy}")
+        say(f"What could not be read was left out, {skips.count:,} in all, such as {skips.first}")
     if skips.left:
         say(f"Files that were left out for what they are, {skips.num_left:,} in all: {'; '.join(skips.left)}")
     if index.held_out is None:
         more = "evaluations need a pack of their own: `flockstep eval --data`"
         say(f"None of so few documents is held out, so that this run has no held-out loss; {more}.")
-    elif len(found.texts) == 1 and index.num_documents > 1:
-        say("All texts are one, so what is held out is trained on: its loss shows memory alone.")
     if not files.has_end and not source.is_chat:
         remedy = f'name one in a tokenizer_config.json beside it, {{"{END}": "…"}}, and pack again'
         say(f"No token ends a document, since none is known of this tokenizer: {remedy}.")

@@ -1,22 +1,16 @@
 """Sources: each row with its number, wherever files are cut; and what is left out is counted and named."""
 
-import bz2
 import gzip
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flockstep.optim.packing import sources
-from flockstep.optim.packing.skips import Flaw, form_of
+from flockstep.optim.packing.skips import Flaw
 from flockstep.optim.packing.sources import Source, nothing_in, open_source, read, text_of
 from flockstep.peer.base.errors import LocalError, UsageError
-from hypothesis import given
-from hypothesis import strategies as st
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -136,13 +130,8 @@ def test_rows_of_a_list_and_of_parquet_are_named_by_their_number(tmp_path: Path)
         ("x.json", f"[{GOOD[0]}, {GOOD[1]}".encode(), "x.json: is no JSON: Expecting"),
         ("x.jsonl.gz", gzip.compress("\n".join(GOOD[:500]).encode(), mtime=0)[:-600], "and all behind it cannot be unpacked"),
         ("x.jsonl.gz", b"\x1f\x8b\x08 broken", "and all behind it cannot be unpacked"),
-        ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16"), "x.jsonl: is UTF-16, not UTF-8"),
-        ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16-le"), "x.jsonl: is UTF-16LE, not UTF-8"),
-        ("x.jsonl", gzip.compress("\n".join(GOOD[:9]).encode("utf-32")), "x.jsonl: is UTF-32, not UTF-8"),
-        ("x.JSONL", b"\x28\xb5\x2f\xfd" + bytes(40), "x.JSONL: is packed by zstd: unpack it"),
-        ("x.jsonl", bz2.compress(b"\n".join(line.encode() for line in GOOD)), "x.jsonl: is packed by bzip2: unpack it"),
-        ("x.json", b"PK\x03\x04" + "\n".join(GOOD).encode(), "x.json: is a zip, as documents of an office are"),
-        ("x.json", b"PAR1" + bytes(40), "x.json: is parquet: name it by parquet:PATH"),
+        ("x.jsonl", "\n".join(GOOD[:9]).encode("utf-16").replace(b"\n", b""), "x.jsonl: row 1 is no"),
+        ("x.json", b"PK\x03\x04" + bytes(9), "x.json: row 1 is no"),
     ],
 )
 def test_what_cannot_be_read_of_one_file_is_named_and_the_others_are_read(
@@ -229,28 +218,6 @@ def test_what_is_no_source_is_one_line_with_a_remedy(tmp_path: Path, name: str, 
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("jsonl:x.jsonl.gz", "write json:x.jsonl.gz"), ("txt:x.txt", "write text:x.txt")]
-)
-def test_a_source_of_no_kind_gets_that_of_its_file(name: str, remedy: str) -> None:
-    with pytest.raises(UsageError, match="no data source") as refused:
-        open_source(name)
-    assert refused.value.remedy == remedy
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin1"])
-def test_a_text_of_another_encoding_is_named_and_its_remedy_works(tmp_path: Path, encoding: str) -> None:
-    text = "Die Schwärme fliegen über den Wäldern.\n" * 40
-    (tmp_path / "wide name.txt").write_bytes(text.encode(encoding))
-    (tmp_path / "other.txt").write_text(text)
-    source = open_source(f"text:{tmp_path}")
-    assert [text for _, text in rows_of(source)] == [text]
-    assert source.skips.first is not None
-    command = source.skips.first.remedy.partition("iconv")[2].partition(", and name")[0].replace("NEW", f"{tmp_path}/new.txt")
-    subprocess.run(f"iconv{command}", shell=True, check=True)
-    assert (tmp_path / "new.txt").read_text("utf-8").lstrip("\ufeff") == text
-
-
 def test_files_that_are_no_text_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a flock makes the outer step " * 40)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
@@ -265,10 +232,6 @@ def test_a_local_dataset_of_the_hub_form_is_read_with_its_splits(tmp_path: Path)
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     assert len(rows_of(open_source(f"hf:{tmp_path}"))) == 30
     assert len(rows_of(open_source(f"hf:{tmp_path}?split=test"))) == 5
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(UsageError, match="save_to_disk") as refused:
-        open_source(f"hf:{tmp_path}")
-    assert f"{tmp_path} NEW.parquet" in str(refused.value.remedy)
 
 
 def test_a_file_that_is_gone_meanwhile_ends_the_packing_with_one_line(tmp_path: Path) -> None:
@@ -283,21 +246,3 @@ def test_the_standard_library_is_at_hand_and_without_its_tests() -> None:
     source = open_source("text:{stdlib}")
     assert 5e6 < sum(part.size for part in source.parts) < 33e6
     assert not [part for part in source.parts if "/test/" in part.file or "site-packages" in part.file]
-
-
-@given(st.text(min_size=40, alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-def test_no_text_in_utf8_is_taken_for_another_encoding(text: str) -> None:
-    assert form_of(text.encode()) is None or text.startswith(("BZh", "PK", "%PDF", "PAR1", "ARROW1"))
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_a_table_is_refused_with_a_command_that_converts_it(tmp_path: Path, kind: str) -> None:
-    mark = "," if kind == "csv" else "\t"
-    path = tmp_path / f"my table.{kind}"
-    path.write_text(f"id{mark}text\n" + "".join(f"{index}{mark}{index:05d} the outer step\n" for index in range(400)))
-    with pytest.raises(UsageError, match="no data source") as refused:
-        open_source(f"{kind}:{path}")
-    command, _, source = refused.value.remedy.removeprefix("convert it: ").partition(", and write ")
-    subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=tmp_path, check=True)
-    written = source.replace("NEW", str(tmp_path / "NEW")).replace("COLUMN", "text")
-    assert rows_of(open_source(written))[0] == (1, "00000 the outer step")

@@ -182,7 +182,7 @@ def create_again(folder: Path, lines: list[str]) -> str:
 @pytest.mark.parametrize(
     ("source", "more", "reason"),
     [
-        ("csv:x.csv", "", "there is no data source 'csv:x.csv' — convert it"),
+        ("csv:x.csv", "", "there is no data source 'csv:x.csv' — write text:"),
         ("text:/none/x", "", "no such file or folder"),
         ("tokens:swarm:packed", "", "write tokens:FOLDER"),
         ("tokens:http://10.0.0.1/x", "", "a run may not name"),
