@@ -52,6 +52,9 @@ class AttemptBytes:
 
     contribution: FlatSum | None
     """None for a keeper, which contributes nothing."""
+    codec: Codec
+    """Of contributions."""
+    output_codec: Codec
     patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
@@ -70,17 +73,14 @@ class Attempt:
         self,
         node: Node,
         machine: Round,
-        codecs: tuple[Codec, Codec],
         work: AttemptBytes,
         next_root: NextRoot,
         conduct: Conduct,
         kept: Outputs,
     ) -> None:
         self.node = node
-        self._now = node.running.now
         self.machine = machine
         self.work = work
-        self._contribution_codec, self._output_codec = codecs
         self._next_root = next_root
         self._conduct = conduct
         self._kept = kept
@@ -103,14 +103,14 @@ class Attempt:
             self._nursery = nursery
             self.node.blobs.obtain = self._pass_on
             try:
-                self.act(self.machine.start(self._now()))
+                self.act(self.machine.start(self.node.running.now()))
                 self.act(unfetched)
                 for signed, message in early:
                     self.receive(signed, message)
                 while self.machine.outcome is None:
                     with trio.CancelScope(deadline=self.node.running.at(self.machine.deadline)) as self._alarm:
                         await self._ended.wait()
-                    self.act(self.machine.tick(self._now()))
+                    self.act(self.machine.tick(self.node.running.now()))
             finally:
                 self._left = True
                 self.node.blobs.obtain = None
@@ -136,13 +136,13 @@ class Attempt:
                 return
             self._foreign_bytes += len(signed.payload)
         try:
-            self.act(self.machine.receive(signed, message, self._now()))
+            self.act(self.machine.receive(signed, message, self.node.running.now()))
         except RemoteError as error:
             self.node.charge(signed.sender, type(message).__name__, error)
 
     def learn(self, proof: wire.Proof) -> None:
         """Receive a proof whose signatures are checked."""
-        self.act(self.machine.learn(proof, self._now()))
+        self.act(self.machine.learn(proof, self.node.running.now()))
 
     def act(self, actions: Sequence[Action]) -> None:
         """Execute actions, and those that follow from them, in order; nothing once the attempt has ended."""
@@ -169,11 +169,11 @@ class Attempt:
                 signed = self._conduct.guard.sign(message)
                 if isinstance(signed, str):  # What else was to be done followed from a statement that I cannot make.
                     self._actions.clear()
-                    self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", self._now()))
+                    self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", self.node.running.now()))
                     return
                 self._report(message)
                 if self.node.peer_id in to:
-                    self._actions.extend(self.machine.receive(signed, message, self._now()))
+                    self._actions.extend(self.machine.receive(signed, message, self.node.running.now()))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
             case actions.Forward(to, mail):
                 if isinstance(mail, wire.Signed) and mail.sender == self.node.peer_id:
@@ -232,7 +232,7 @@ class Attempt:
         try:
             self.work.outputs |= await fetch_outputs(
                 self.node,
-                self._output_codec,
+                self.work.output_codec,
                 cells,
                 value,
                 action.voters,
@@ -252,7 +252,7 @@ class Attempt:
             self.node.telemetry.emit("value.not_fetched", step="check", reason=reason, round=value.round)
             return
         await self._keep(value.outputs)
-        self.act(self.machine.value_held(action.value, self._now()))
+        self.act(self.machine.value_held(action.value, self.node.running.now()))
 
     async def _keep(self, outputs: Sequence[bytes]) -> None:
         """Write outputs to disk before I accept a value of them: else a power cut may leave its proof and no copy of it."""
@@ -265,7 +265,7 @@ class Attempt:
         def encode_parts() -> list[tuple[Blob, bytes]]:
             parts: list[tuple[Blob, bytes]] = []
             for low, high in zip(action.bounds, action.bounds[1:], strict=False):
-                data = self._contribution_codec.encode_chunks(vector.chunks(low, high), high - low)
+                data = self.work.codec.encode_chunks(vector.chunks(low, high), high - low)
                 parts.append((data, digest(data)))
             return parts
 
@@ -285,7 +285,7 @@ class Attempt:
     def _share_line(self, bounds: Sequence[int]) -> None:
         """Send the bytes of a round at `LINE_SHARE` of my line, or as much as they need of it; none was measured at first."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
-        most = max(self._contribution_codec.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
+        most = max(self.work.codec.num_bytes(total - own), self.work.output_codec.num_bytes(own) * others)
         line = self.machine.exchange.my_rate * (len(bounds) - 2)
         rate = max(line * LINE_SHARE, most / (self.work.patience * TRANSFER_SHARE))
         self.node.pace_round(rate if rate < line else 0.0)
@@ -294,7 +294,7 @@ class Attempt:
         data: Blob | str = "it came too late"
         with trio.CancelScope() as scope:  # Who sends a part a byte at a time is not to hold up what else it sends.
             self._coming[action.part, action.contributor] = scope
-            data = await self._obtain(action, self._contribution_codec)
+            data = await self._obtain(action, self.work.codec)
         del self._coming[action.part, action.contributor]
         self._take_part(action, data)
 
@@ -313,7 +313,7 @@ class Attempt:
         """
         work, folder = self.work, self._kept.folder
         work.parts_bytes += size
-        own = self._contribution_codec.num_bytes(len(self.machine.setup.cells))
+        own = self.work.codec.num_bytes(len(self.machine.setup.cells))
         if folder is not None and work.parts_bytes > memory_for_parts(own):
             try:
                 return await self.node.compute(room_on_disk, folder, size)
@@ -329,7 +329,7 @@ class Attempt:
             self._done(lambda exchange: exchange.collect_phase.fetched(action.part, action.contributor))
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
-        self._take_output(action, await self._obtain(action, self._output_codec))
+        self._take_output(action, await self._obtain(action, self.work.output_codec))
 
     def _take_output(self, action: actions.FetchOutput, data: Blob | str) -> None:
         if isinstance(data, str):
@@ -417,12 +417,12 @@ class Attempt:
         return own
 
     async def _sketch(self, action: actions.SketchParts) -> None:
-        codec, parts, bounds = self._contribution_codec, self.work.mine, self.machine.exchange.bounds
+        codec, parts, bounds = self.work.codec, self.work.mine, self.machine.exchange.bounds
         tables = await self.node.compute(sketch_parts, codec, parts, bounds, action.seed, action.columns)
         self._done(lambda exchange: exchange.sketched(action.seed, tables))
 
     async def _compare(self, action: actions.CompareSketch) -> None:
-        exchange, codec = self.machine.exchange, self._contribution_codec
+        exchange, codec = self.machine.exchange, self.work.codec
         statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
         if not statements:
             return
@@ -435,12 +435,12 @@ class Attempt:
 
     async def _sketch_for_another(self, action: actions.SecondPart) -> None:
         data, exchange = self.work.parts[action.part, action.contributor], self.machine.exchange
-        codec, bounds = self._contribution_codec, exchange.bounds
+        codec, bounds = self.work.codec, exchange.bounds
         table = await self.node.compute(sketch_part, codec, data, bounds, action.part, action.seed, CHECK_COLUMNS)
         self._done(lambda exchange: exchange.seconded(action, table.astype("<f4").tobytes()))
 
     async def _compare_second(self, action: actions.CompareSecond) -> None:
-        exchange, codec = self.machine.exchange, self._contribution_codec
+        exchange, codec = self.machine.exchange, self.work.codec
         statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
         second = wire.opened(statements[0]) if statements else None
         if isinstance(second, wire.Second) and not await self.node.compute(
@@ -455,7 +455,7 @@ class Attempt:
         self._done(lambda exchange: exchange.judged(weights, weighting.flagged, weighting.short))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
-        codec, bounds = self._output_codec, self.machine.exchange.bounds
+        codec, bounds = self.work.output_codec, self.machine.exchange.bounds
         outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
 
         def check() -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
@@ -473,12 +473,12 @@ class Attempt:
             [weight for _, weight in weighted],
         )
 
-        codec, rule = self._contribution_codec, self.machine.setup.rule
+        codec, rule = self.work.codec, self.machine.setup.rule
 
         def reduce() -> tuple[Blob, bytes]:
             weighting = Weighting(weights=np.array([weights]), flagged={})
             chunks = rule.chunks(codec, parts, weighting, 0, action.num_cells)
-            data = self._output_codec.encode_chunks(chunks, action.num_cells)
+            data = self.work.output_codec.encode_chunks(chunks, action.num_cells)
             return data, digest(data)
 
         data, key = await self.node.compute(reduce)

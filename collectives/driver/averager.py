@@ -250,9 +250,8 @@ class Averager:
             reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
-        work = AttemptBytes(contribution.vector, contribution.patience)
-        codecs = spec.contribution, spec.output
-        attempt = self._last_attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
+        work = AttemptBytes(contribution.vector, spec.contribution, spec.output, contribution.patience)
+        attempt = self._last_attempt = Attempt(node, machine, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(self.round), [*self._unfetched]
         self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
