@@ -21,7 +21,7 @@ from ...peer.node.node import Node
 from ..directory.interface import Directory
 from ..keys import statements_key
 from ..records import Record
-from ..run.statements import OwnerStatement, OwnerStatements, unpack_statements
+from ..run.statements import OwnerStatement, OwnerStatements, next_page, pages_of, unpack_statements
 from .presence import Presence
 from .remembered import Remembered
 from .table import Member
@@ -43,19 +43,19 @@ Follow = Callable[[OwnerStatements], None]
 async def read_pages(directory: Directory, statements: OwnerStatements) -> OwnerStatements:
     """Return the union with the statements in the directory. Raises `NetworkError`, and `RemoteError` for false ones."""
     while True:
-        page = statements.page
+        page = next_page(statements)
         value = await directory.get(statements_key(statements.run, statements.owner, page))
         if value is None:
             return statements
         statements = statements.merge(unpack_statements(value))
-        if statements.page == page:
+        if next_page(statements) == page:
             return statements
 
 
 async def publish_pages(directory: Directory, statements: OwnerStatements, published: OwnerStatements) -> None:
     """Publish the pages that differ from those that were `published`, and keep them so. Raises `NetworkError`."""
-    before = dict(published.pages())
-    for number, value in statements.pages():
+    before = dict(pages_of(published))
+    for number, value in pages_of(statements):
         if before.get(number) != value:
             await directory.put(statements_key(statements.run, statements.owner, number), value)
 

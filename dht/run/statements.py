@@ -204,17 +204,6 @@ class OwnerStatements:
         """The hash of `packed`: equal for equal logs."""
         return digest(self.packed)
 
-    @property
-    def page(self) -> int:
-        """The page of the next statement: the first one that may hold more than I do."""
-        return min(len(self), MAX_OWNER_STATEMENTS - 1) // STATEMENTS_PER_PAGE
-
-    def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the bytes of every page for the directory."""
-        for start in range(0, len(self), STATEMENTS_PER_PAGE):
-            records = self.records[start : start + STATEMENTS_PER_PAGE]
-            yield start // STATEMENTS_PER_PAGE, encode(StatementRecords(tuple(record.encode() for record in records)))
-
     @cached_property
     def statements(self) -> Sequence[OwnerStatement]:
         """The statements in order."""
@@ -263,3 +252,15 @@ class OwnerStatements:
 
     def _of(self, verb: OwnerVerb) -> Iterator[OwnerStatement]:
         return (stated for stated in self.in_force.values() if stated.verb == verb)
+
+
+def next_page(statements: OwnerStatements) -> int:
+    """Return the page of the directory in which the next statement stands: the first one that may hold more than these."""
+    return min(len(statements), MAX_OWNER_STATEMENTS - 1) // STATEMENTS_PER_PAGE
+
+
+def pages_of(statements: OwnerStatements) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of every page for the directory."""
+    for start in range(0, len(statements), STATEMENTS_PER_PAGE):
+        records = statements.records[start : start + STATEMENTS_PER_PAGE]
+        yield start // STATEMENTS_PER_PAGE, encode(StatementRecords(tuple(record.encode() for record in records)))

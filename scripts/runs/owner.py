@@ -29,6 +29,7 @@ from ...dht.run.statements import (
     OwnerStatement,
     OwnerStatements,
     OwnerVerb,
+    pages_of,
     unpack_statements,
 )
 from ...peer.base.config import PeerConfig
@@ -238,7 +239,7 @@ def _round_of_run(members: Sequence[Member]) -> int:
 async def _count(directory: Directory, statements: OwnerStatements, number: int) -> Stated:
     """Ask every bootstrap whether it holds a statement. Raises `NetworkError` if none does."""
     record = statements.records[number - 1]
-    page = next(page for page, value in statements.pages() if record in unpack_statements(value))
+    page = next(page for page, value in pages_of(statements) if record in unpack_statements(value))
     key = statements_key(statements.run, statements.owner, page)
     holders = servers = 0
     if isinstance(directory, KademliaDirectory):

@@ -15,7 +15,7 @@ from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
-from flockstep.dht.run.statements import STATEMENTS_PER_PAGE, OwnerStatement, OwnerStatements
+from flockstep.dht.run.statements import STATEMENTS_PER_PAGE, OwnerStatement, OwnerStatements, pages_of
 from flockstep.peer import wire
 from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.digest import digest
@@ -169,7 +169,7 @@ async def test_an_old_copy_rolls_nothing_back(world: World, /, tmp_path: Path) -
     await world.publish(newer)
     anna, bert, old = Member(ANNA, tmp_path), Member(BERT, tmp_path), MemoryBoard()
     Remembered(bert.folder, RUN, Telemetry()).keep_statements(ONE)
-    old.values[statements_key(RUN, OWNER.peer_id, 0)] = dict(ONE.pages())[0]
+    old.values[statements_key(RUN, OWNER.peer_id, 0)] = dict(pages_of(ONE))[0]
     world.start(anna)
     await trio.sleep(2)
     world.start(bert, old)
@@ -177,7 +177,7 @@ async def test_an_old_copy_rolls_nothing_back(world: World, /, tmp_path: Path) -
     assert anna.log.statements == bert.log.statements == newer
     assert [event["step"] for event in bert.named("owner.stated")] == ["pardon"]
     assert not anna.named("peer.charged") + bert.named("peer.charged")
-    assert old.values[statements_key(RUN, OWNER.peer_id, 0)] == dict(newer.pages())[0]
+    assert old.values[statements_key(RUN, OWNER.peer_id, 0)] == dict(pages_of(newer))[0]
 
 
 def test_the_command_and_the_owners_peer_share_one_file(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from flockstep.dht.run.statements import (
     OwnerStatements,
     OwnerVerb,
     StatementRecords,
+    next_page,
     open_statement,
+    pages_of,
     unpack_statements,
 )
 from flockstep.peer.base.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation, RemoteError
@@ -166,7 +168,7 @@ def page_of(records: Sequence[Record]) -> bytes:
 
 
 def test_a_longer_page_is_a_newer_one() -> None:
-    pages = dict(LONG.pages())
+    pages = dict(pages_of(LONG))
     assert {
         number: validate_published(statements_key(RUN, OWNER.peer_id, number), page) for number, page in pages.items()
     } == {
@@ -174,8 +176,8 @@ def test_a_longer_page_is_a_newer_one() -> None:
         1: STATEMENTS_PER_PAGE,
         2: 5,
     }
-    assert LONG.page == 2
-    assert replace(LONG, records=LONG.records[:STATEMENTS_PER_PAGE]).page == 1
+    assert next_page(LONG) == 2
+    assert next_page(replace(LONG, records=LONG.records[:STATEMENTS_PER_PAGE])) == 1
     assert unpack_statements(LONG.packed) == LONG.records
 
 

@@ -9,7 +9,7 @@ from flockstep.dht.keys import RUNS_KEY, run_key, statements_key
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.listing import ListedRun, RunList, sign_listing
 from flockstep.dht.run.manifest import Manifest, SignedManifest
-from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements, pages_of
 from flockstep.peer.base.errors import NetworkError
 from flockstep.peer.base.troubles import NEEDS_PROGRAM
 from flockstep.peer.identity import Identity
@@ -105,7 +105,7 @@ def test_a_listed_run_has_the_rounds_of_its_owners_last_revision_and_is_over_aft
     log = OwnerStatements(run.run_id, OWNER.peer_id)
     log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings='{"outer.rounds":12}'))
     bootstraps: Any = Bootstraps(one={run.run_id: run.publishable})
-    bootstraps.stated = {statements_key(run.run_id, OWNER.peer_id, page): value for page, value in log.pages()}
+    bootstraps.stated = {statements_key(run.run_id, OWNER.peer_id, page): value for page, value in pages_of(log)}
 
     def shown(round_: int) -> list[str]:
         bootstraps.round = round_
