@@ -1,23 +1,16 @@
-"""Liars among four voters and three contributors, or two among seven voters, and what they can do at two steps of an attempt.
+"""Liars among four voters and three contributors, or two among seven voters, and what they can do at the steps of an attempt.
 
 The machines of a round alone (`support.rounds`), with every validity function in them. At each *step* of an attempt a
-liar is honest, or does one of the `DEEDS`. All pairs of deeds are tried: of the proposer, of another voter, of a key
-without a vote, and of one of these together with another such key; and with `seven` those of two voters of seven, one of
-which may be the proposer. With `contribute` the voters alone judge, as where a roster has more members than parts, and the
-others only contribute. In each case
+liar is honest, or does one of the `DEEDS`: each deed of the proposer, of another voter and of a key without a vote is tried,
+the same deed of two voters of seven, and the pairs of deeds that once failed. Where the voters alone judge, as in a roster
+with more members than parts, a key without a vote only contributes. In each case
 
 - all honest members end with one certified value, all honest contributors are in it, and nothing raises in any of them; if
   a liar proposed it, at least one of them ends with it, and the others know that they are behind;
 - no attempt fails but the one that a liar proposes;
 - no honest member is charged.
-
-    cd tests && python -m attacks.test_every_pair          # half an hour
-    cd tests && python -m attacks.test_every_pair seven    # as long
-    cd tests && python -m attacks.test_every_pair contribute
 """
 
-import itertools
-import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -178,20 +171,6 @@ def singles() -> Iterator[Deeds]:
     yield from ({step: deed} for step in STEPS for deed in DEEDS)
 
 
-def pairs() -> Iterator[Lies]:
-    for first, second in itertools.combinations(STEPS, 2):
-        for one, other, place in itertools.product(DEEDS, DEEDS, PLACES):
-            yield {place: {first: one, second: other}}
-    for mine, others in itertools.product(singles(), repeat=2):
-        yield from ({place: mine, OTHER: others} for place in PLACES)
-
-
-def of_seven() -> Iterator[Lies]:
-    """Yield the lies of two voters, which stand beside each other in the roster: one is a deputy of the other."""
-    for mine, others in itertools.product(singles(), repeat=2):
-        yield from ({place: mine, NEXT: others} for place in ("voter", "proposer"))
-
-
 @pytest.fixture
 def voters_alone_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_PARTS", len(VOTERS))
@@ -229,23 +208,3 @@ def test_two_voters_of_seven_that_do_the_same_cost_the_others_no_attempt() -> No
 def test_an_output_that_was_named_and_replaced_is_known_when_it_is_named_again() -> None:
     """The owner offers an output that it does not send; the proposer has the one that a deputy made, and named the other."""
     run({"proposer": {"second Have": "false"}, NEXT: {"Result": "false", "bytes": "false"}}, voters=SEVEN)
-
-
-def main() -> None:
-    failed = num = 0
-    voters = SEVEN if "seven" in sys.argv[1:] else VOTERS
-    wire.MAX_PARTS = len(VOTERS) if "contribute" in sys.argv[1:] else wire.MAX_PARTS
-    for lies in of_seven() if voters == SEVEN else pairs():
-        num += 1
-        try:
-            run(lies, voters=voters)
-        except Exception as error:  # noqa: BLE001  # The next case is to run, whatever this one raised.
-            failed += 1
-            sys.stdout.write(f"{lies}\n  {type(error).__name__}: {str(error)[:400]}\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{num} cases, {failed} failed\n")
-    sys.exit(bool(failed))
-
-
-if __name__ == "__main__":
-    main()

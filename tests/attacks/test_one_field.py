@@ -8,18 +8,9 @@ also withholds its votes, so that the others can spare nobody. Of two rounds
 - all honest members end with one state, and nothing raises in any of them;
 - no honest member is banned or charged;
 - no attempt fails but those that the liar proposes.
-
-    cd tests && python -m attacks.test_one_field --seeds 0:2000
-
-prints each case that breaks one of these, and how often each kind of message was changed.
 """
 
-import argparse
 import random
-import sys
-import traceback
-import typing
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -277,31 +268,3 @@ def run(case: Case) -> int:
 def test_one_other_field_one_reader_or_one_moment_costs_the_others_nothing(ten: int) -> None:
     for seed in range(10 * ten, 10 * ten + 10):
         run(Case.of(seed))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:200", help="from:to")
-    first, last = map(int, parser.parse_args().seeds.split(":"))
-    lies, failed = Counter[str](), 0
-    for seed in range(first, last):
-        case = Case.of(seed)
-        try:
-            lies[case.kind.__name__] += run(case)
-        except Exception as error:  # noqa: BLE001  # The next case is to run, whatever this one raised.
-            failed += 1
-            *_, where = traceback.extract_tb(_innermost(error).__traceback__)
-            sys.stdout.write(f"{case}\n  {_innermost(error)!r} in {where.filename}:{where.lineno}\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{last - first} cases, {failed} failed; lies told: {dict(lies)}\n")
-    sys.exit(bool(failed))
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = typing.cast(BaseException, error.exceptions[0])
-    return error
-
-
-if __name__ == "__main__":
-    main()

@@ -348,7 +348,7 @@ class BrokenDisk:
         return do
 
 
-@pytest.mark.parametrize("after", range(0, 60, 3))
+@pytest.mark.parametrize("after", range(0, 60, 9))
 def test_a_disk_that_fails_at_any_write_costs_what_was_to_be_written_and_nothing_else(
     tmp_path: Path, after: int
 ) -> None:
@@ -390,26 +390,6 @@ def test_on_a_full_disk_nobody_signs_and_the_round_is_made_once_there_is_room(tm
         assert {sim.place.round for sim in sims} == {1}
 
     run_rounds(2, body, tmp_path)
-
-
-def test_a_disk_that_fails_while_a_state_is_taken_costs_the_checkpoint_only(tmp_path: Path) -> None:
-    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
-        *others, late = sims
-        swarm.sims.remove(late.sim)
-        await train(others, 4)
-        for vector in late.state:
-            vector[:] = np.arange(vector.size)
-        await late.held.hash()
-        members = [other.member() for other in others]
-        with pytest.MonkeyPatch.context() as patch:
-            BrokenDisk(patch, 5)
-            await late.catch_up._take_checkpoint(members[0], members)
-        assert late.sim.root == others[0].sim.root
-        assert late.named("checkpoint.unwritten")
-        assert not list((tmp_path / late.sim.peer / "checkpoints").iterdir())
-        assert not late.archive.checkpoints.drafted(4)
-
-    run_rounds(3, body, tmp_path)
 
 
 def test_a_draft_that_is_there_decides_which_of_two_checkpoints_is_taken(tmp_path: Path) -> None:

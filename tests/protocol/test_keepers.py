@@ -1,30 +1,26 @@
 """Keepers: members that vote and do not train, so that a run outlives everybody who trains."""
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.chain.packed import unpack_certificate
-from flockstep.collectives.vector.codec import CELL, Codec
+from flockstep.collectives.vector.codec import CELL
 from flockstep.dht.keys import head_key
 from flockstep.dht.members.body import MEMBER_KIND, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.layout import UNPINNED
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
-from flockstep.peer.base.transport import PeerId, Rung
+from flockstep.peer.base.transport import Rung
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.node.node import Node
 from flockstep.peer.wire.schema import encode
-from flockstep.peer.wire.signed import sign
 from support.keepers import CELLS, MODEL, PHASE_SECONDS, KeptRun, Peer, all_at, in_memory, kept_run, key
 
 KEEPER = 10
@@ -169,34 +165,6 @@ def test_a_keeper_that_leaves_in_the_middle_of_an_attempt_ends_it_before_its_las
     live(body, tmp_path, 2)
 
 
-def test_members_that_never_become_ready_delay_rounds_and_prevent_none(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        keeper = run.keep(KEEPER)
-        trainers = [run.train(number) for number in range(2)]
-        ghosts = [run.train(2 + number, seconds=1e6) for number in range(3)]
-        await run.until(lambda: all_at([keeper, *trainers], 12), 2000)
-        done = [float(event["time"]) for event in keeper.named("round.done")]  # type: ignore[arg-type]  # numbers
-        waits = [after - before for before, after in pairwise(done)]
-        assert all(10.0 < wait < 15.0 for wait in waits[:7])  # The ghosts are waited for, twice the usual phase,
-        assert max(waits[8:11]) < 11.0  # and no more after some rounds without a contribution.
-        assert all(not ghost.outcomes for ghost in ghosts)
-
-    live(body, tmp_path, 1)
-
-
-def test_one_that_is_ready_at_once_makes_no_rounds_of_its_own_work(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        keepers = [run.keep(KEEPER + number) for number in range(4)]
-        trainers = [run.train(number) for number in range(3)]
-        hasty = run.train(3, seconds=0.1)
-        await run.until(lambda: all_at([*keepers, *trainers], 6))
-        cuts = [set(event["cut"]) for event in keepers[0].named("round.done")]  # type: ignore[arg-type]  # lists
-        assert all(len(cut) >= 3 for cut in cuts)
-        assert any(hasty.peer in cut for cut in cuts)
-
-    live(body, tmp_path, 4)
-
-
 def test_free_keys_that_are_ready_at_once_make_no_rounds_without_members_of_many_rounds(tmp_path: Path) -> None:
     """They are more than two thirds of those that train, by heads."""
 
@@ -211,44 +179,6 @@ def test_free_keys_that_are_ready_at_once_make_no_rounds_without_members_of_many
         assert all(cut >= {sim.peer for sim in trainers} for cut in cuts[1:])
 
     live(body, tmp_path, 1)
-
-
-def shows_false_outputs_to(victims: Collection[PeerId], node: Node, codec: Codec) -> None:
-    """Let a node show each of these peers another output of its part than all the others."""
-    send = node.send
-
-    def lie(to: PeerId, message: object) -> object:
-        result = wire.opened(message) if isinstance(message, wire.Signed) and message.sender == node.peer_id else None
-        if to not in victims or not isinstance(result, wire.Result):
-            return message
-        data = node.blobs.get(result.output, node.peer_id)
-        assert data is not None
-        values = np.empty(len(data) // codec.cell_bytes * CELL, np.float32)
-        codec.decode(bytes(data), values)
-        false = codec.encode(-values)
-        node.blobs.put(digest(false), false)
-        return sign(node.identity, replace(result, output=digest(false)))
-
-    def send_lies(peers: PeerId | Iterable[PeerId], message: object) -> None:
-        for to in (peers,) if isinstance(peers, str) else tuple(peers):
-            send(to, lie(to, message))
-
-    node.send = send_lies  # type: ignore[method-assign]  # a liar
-
-
-def test_a_false_output_that_only_keepers_are_shown_is_exposed_and_rounds_go_on(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        keepers = [run.keep(KEEPER + number) for number in range(4)]
-        liar, *honest = (key(number).peer_id for number in range(3))
-        run.corrupt[liar] = partial(shows_false_outputs_to, [keeper.peer for keeper in keepers])
-        trainers = [run.train(number) for number in range(3)]
-        await run.until(lambda: all_at([*keepers, *trainers[1:]], 3))
-        # By a check, or by the two Results that it has signed, whichever comes first.
-        found = [(*keeper.named("round.output_false"), *keeper.named("peer.banned")) for keeper in keepers]
-        assert {event["peer"] for events in found for event in events} == {liar}
-        assert all(set(honest) <= set(event["cut"]) for event in keepers[0].named("round.done"))  # type: ignore[arg-type]  # lists
-
-    live(body, tmp_path, 4)
 
 
 def test_keepers_alone_attempt_no_round_and_stay_when_the_run_is_over(tmp_path: Path) -> None:

@@ -101,23 +101,6 @@ def test_a_run_is_extended_retuned_and_a_peer_banned_while_it_trains(tmp_path: P
     live(body, tmp_path, 3, rounds=8)
 
 
-def test_a_run_is_shortened_and_ends_in_that_round_for_all(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        keepers = [run.keep(KEEPER + number) for number in range(3)]
-        trainers = [run.train(number) for number in range(2)]
-        await run.until(lambda: all_at([*keepers, *trainers], 2))
-        await run.state(log_of(run, '{"outer.rounds":1}'))  # Long past: it ends with the round that names it.
-        await trio.sleep(4 * OWNER_PERIOD)
-        ends = {peer.at for peer in (*keepers, *trainers)}
-        assert len(ends) == 1
-        assert numbers_by_round(run, keepers[0])[-1] == 1
-        assert numbers_by_round(run, keepers[0])[-2] == 0
-        await trio.sleep(120)
-        assert {peer.at for peer in (*keepers, *trainers)} == ends
-
-    live(body, tmp_path, 3)
-
-
 def test_what_reaches_one_keeper_reaches_all_with_the_certificate_and_survives_their_restarts(tmp_path: Path) -> None:
     async def body(run: KeptRun) -> None:
         keepers = [run.keep(KEEPER + number) for number in range(4)]
@@ -259,20 +242,6 @@ def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> Non
         for named, held in ((first, b""), (first, first), (second, first), (second, second)):
             assert answer(named, held, aware) is None
     assert answer(first, second, aware=1) is None  # One of four may lie.
-
-
-def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_path: Path) -> None:
-    async def body(run: KeptRun) -> None:
-        keepers = [run.keep(KEEPER + number) for number in range(3)]
-        trainers = [run.train(number) for number in range(2)]
-        await run.until(lambda: all_at([*keepers, *trainers], 2))
-        await run.state(log_of(run, '{"outer.rounds":4}'))
-        await run.until(lambda: all_at([*keepers, *trainers], 12))
-        await trio.sleep(60)
-        assert {peer.at[0] for peer in (*keepers, *trainers)} == {12}
-        check_agreement(run, keepers[0], trainers)
-
-    live(body, tmp_path, 3, rounds=1000, fragments=3)
 
 
 def test_codecs_and_outer_rates_change_at_one_boundary_also_for_who_replays_over_it(tmp_path: Path) -> None:

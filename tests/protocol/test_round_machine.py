@@ -34,6 +34,7 @@ from flockstep.collectives.robust.checks import num_bytes, width_of
 from flockstep.collectives.robust.rules import MEAN, rule_named
 from flockstep.collectives.round.gather import held, mark_of, marks_in, proposal
 from flockstep.collectives.round.machine import RESTARTS, STALL_SECONDS, Round
+from flockstep.collectives.round.vote import Vote
 from flockstep.peer import wire
 from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
@@ -340,6 +341,34 @@ def test_a_banned_peer_is_in_no_roster_unless_too_few_voters_know() -> None:
         assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
         assert not rounds.noted("round.roster_refused")
         assert {banned in outcome.members for outcome in rounds.outcomes() if outcome.kind is DONE} == {aware <= 2}
+
+
+def with_readys_of(vote: Vote, voter: str) -> Vote:
+    """Return the vote of a voter that has heard the same."""
+    other = a_vote(voter, ORDER)
+    for word, ready in vote.ready.values():
+        other.receive(word, ready, 0.0)
+    return other
+
+
+def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> None:
+    voters, vote = PEERS[:4], a_vote(ORDER[0], PEERS[:4])
+    for peer in voters:
+        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
+    invite, voucher, rates = map(bytes, (wire.MAX_INVITE_BYTES, wire.MAX_VOUCHER_BYTES, wire.MAX_PARTS))
+    long = encode(replace(a_ready(), invite=invite, voucher=voucher, rates=rates))
+    strangers = [f"12D3KooW{number:044d}" for number in range(400)]
+    for peer in strangers:
+        vote.receive(wire.Signed(peer, wire.code_of(a_ready()), long, bytes(64)), a_ready(), 0.0)
+    setup = a_setup(ORDER[0], [*voters, *strangers])
+    words = words_of(setup, {ORDER[0]: vote}) | words_of(
+        setup, {voter: with_readys_of(vote, voter) for voter in ORDER[1:]}
+    )
+    made = proposal(setup, vote, words, held(vote))
+    assert not isinstance(made, str)
+    assert set(voters) < set(made[0].members)
+    assert len(encode(made[0])) <= wire.MAX_STATEMENT_BYTES
+    assert len(encode(made[1])) <= wire.MAX_SIGNED_BYTES
 
 
 def test_a_proposer_whose_own_state_is_another_one_makes_no_roster() -> None:
@@ -725,23 +754,21 @@ def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
     return rounds
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("index", [1, 3])
 @pytest.mark.parametrize(
     "kind", [wire.Ready, wire.Commit, wire.Have, wire.Sketch, wire.Result, wire.Second, wire.Prevote]
 )
-def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int, seed: int) -> None:
-    rounds = killed_when(ORDER[index], kind, seed=seed)
+def test_four_lose_one_at_any_step_and_the_round_is_done(kind: type, index: int) -> None:
+    rounds = killed_when(ORDER[index], kind, seed=index)
     assert rounds.kinds() == {DONE}
     assert set(rounds.outcomes()[0].cut) >= set(rounds.living())
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "kind", [wire.Roster, wire.Commit, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Propose, wire.Prevote]
 )
-def test_the_loss_of_the_proposer_costs_one_attempt(kind: type, seed: int) -> None:
-    rounds = killed_when(ORDER[0], kind, seed=seed)
+def test_the_loss_of_the_proposer_costs_one_attempt(kind: type) -> None:
+    rounds = killed_when(ORDER[0], kind, seed=2)
     assert rounds.kinds() == {DONE}
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} <= {0, 1}
 

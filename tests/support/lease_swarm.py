@@ -40,8 +40,7 @@ class Peer:
 class SimSwarm:
     """Peers that train units, tell each other, come, leave and die; every item that is trained is counted."""
 
-    def __init__(self, seed: int, *, num_units: int, unit_items: int = UNIT_ITEMS) -> None:
-        self.unit_items = unit_items
+    def __init__(self, seed: int, *, num_units: int) -> None:
         self.random = random.Random(seed)
         self.ranking = Ranking(seed, num_units)
         self.now = 0.0
@@ -130,14 +129,12 @@ class SimSwarm:
             peer.unit = lease
         place = peer.unit.epoch, peer.unit.unit
         done = peer.unit.done or 0
-        self.look_ahead(peer)
-        if done < self.unit_items:
+        if done < UNIT_ITEMS:
             self.trained[*place, done] += 1
             self.since[peer.name] += 1
-            self.train(peer, *place, done)
             peer.leases.trained(place, 1)
             peer.unit = Lease(*place, done + 1)
-        if done + 1 >= self.unit_items:
+        if done + 1 >= UNIT_ITEMS:
             peer.leases.finish(place, self.now)
             peer.unit = None
         if peer.leases.share() != before:
@@ -145,15 +142,9 @@ class SimSwarm:
             self.publish(peer)
         self.after(peer.item_seconds, partial(self.step, peer))
 
-    def look_ahead(self, peer: Peer) -> None:
-        """A peer has leased what it trains next."""
-
-    def train(self, peer: Peer, epoch: int, unit: int, item: int) -> None:
-        """A peer trains an item."""
-
     def covered(self, epoch: int) -> bool:
         units = range(self.ranking.num_units)
-        return all(self.trained[epoch, unit, item] for unit in units for item in range(self.unit_items))
+        return all(self.trained[epoch, unit, item] for unit in units for item in range(UNIT_ITEMS))
 
     @property
     def twice(self) -> list[Item]:

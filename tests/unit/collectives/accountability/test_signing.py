@@ -280,6 +280,24 @@ def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) ->
     assert [(event["event"], event["step"], event["attempt"]) for event in disk.events] == [("promise.kept", "Prevote", 1)]
 
 
+def test_of_two_statements_that_share_a_subject_one_is_signed(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert [bool(disk.say(second(SLOT, value))) for value in (0, 1, 2, 0)] == [False, True, False, False]
+    assert all(len(payloads) == 1 for payloads in disk.signed.values())
+
+
+def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(accept(at(7, 2), 1)) == ""
+    assert [disk.guard.first_free(at(round_, 0)) for round_ in (6, 7, 8)] == [0, 3, 0]
+    assert disk.guard.begin(at(7, 0)) == 3
+    assert disk.say(accept(at(7, 2), 1)) == "I may have signed in this slot before"
+    assert disk.say(accept(at(7, 5), 1)) == ""
+    disk.start()
+    assert disk.guard.begin(at(7, 0)) == 6
+    assert disk.say(accept(at(7, 5), 2)) == "I may have signed in this slot before"
+
+
 def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = Disk(tmp_path / "file")

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.dht.directory.store import Entry, Store
+from flockstep.dht.directory.store import Store
 from flockstep.dht.directory.store_file import StoreFile
 from flockstep.peer.base.errors import LocalError, MalformedMessage
 from flockstep.peer.log import file as log_file
 from flockstep.peer.log.file import LOG_HEADER_BYTES, LogFile, LogRecord, read_records
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.quota.limits import BootstrapLimits
-from support.certificates import grow
 from support.full_disk import files_up_to
 from support.ledgers import open_ledger, rounds_in
 from support.recorded import recorded
@@ -147,29 +146,6 @@ def test_an_append_that_the_disk_refuses_is_taken_back(tmp_path: Path) -> None:
     assert log.path.read_bytes() == before
     log.append(b"more")
     assert open_log(log.path)[1:] == ([bytes(1000), b"more"], [])
-
-
-@posix
-def test_each_owner_says_that_the_disk_is_full_and_goes_on(tmp_path: Path) -> None:
-    chain = grow(None, 3)
-    ledger, events = open_ledger(tmp_path / "ledger")
-    ledger.extend([chain[0]])
-    with files_up_to((tmp_path / "ledger").stat().st_size + 60):
-        ledger.extend([chain[1]])
-    assert [event["event"] for event in events] == ["ledger.opened", "ledger.unwritten"]
-    ledger.extend([chain[2]])
-    assert kept_by("ledger", tmp_path / "ledger") == (3, [])
-    said: list[Event] = []
-    telemetry, store = Telemetry(), Store(BootstrapLimits())
-    telemetry.subscribe(said.append)
-    file = StoreFile(tmp_path / "store", telemetry)
-    for number, limit in ((1, None), (2, 600), (3, 600), (4, None)):
-        entry = Entry(bytes([number]), "", bytes(400), (), "192.0.2.1", 9.0)
-        store.put(entry)
-        with files_up_to(limit or 10**6):
-            file.append(entry, store)
-    assert [event["event"] for event in said] == ["store.not_kept"]
-    assert kept_by("store", tmp_path / "store") == (4, [])
 
 
 def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
