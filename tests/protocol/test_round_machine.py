@@ -23,6 +23,7 @@ from flockstep.collectives.allreduce.actions import (
     Forward,
     OutcomeKind,
     Phase,
+    Reduce,
     Send,
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
@@ -682,6 +683,25 @@ def test_an_output_that_is_not_named_does_not_take_the_place_of_the_one_that_is(
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
     assert b"o" * 32 not in rounds.outcomes()[0].value.outputs
+
+
+def test_a_newcomers_tokens_weigh_as_little_as_its_commit_says() -> None:
+    rounds, reductions = Rounds(PEERS[:4], setups={PEERS[3]: {"ramp": 0.25}}), list[Reduce]()
+    done = rounds._do
+
+    def observed(peer: str, machine: Round, action: Any) -> None:
+        reductions.extend([action] if isinstance(action, Reduce) else [])
+        done(peer, machine, action)
+
+    rounds._do = observed  # type: ignore[method-assign]
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {DONE}
+    assert {reduction.part for reduction in reductions} == {0, 1, 2, 3}
+    for reduction in reductions:
+        weights = dict(zip(reduction.contributors, reduction.weights, strict=True))
+        place = ORDER.index(PEERS[3])
+        assert weights == pytest.approx({index: (0.25 if index == place else 1) / 3.25 for index in range(4)})
 
 
 def test_a_state_root_of_other_outputs_is_not_accepted() -> None:

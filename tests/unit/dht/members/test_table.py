@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.dht.members.body import MEMBER_ADDRESSES, MemberBody, MemberState, fitted, open_member
-from flockstep.dht.members.table import LIFETIME, OTHER_PROCESS, SUMMARY, MemberTable, Merge, MergeOutcome
+from flockstep.dht.members.table import LIFETIME, OTHER_PROCESS, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
 from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.admission import Charter
@@ -235,6 +235,19 @@ def test_two_tables_agree_after_one_exchange(heard: list[tuple[Identity, int, bo
         merge_any(left, record)
     assert left.summary() == right.summary()
     assert left.active(0.0) == right.active(0.0)
+
+
+def test_a_big_table_is_handed_over_page_by_page() -> None:
+    full, empty = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
+    for number in range(PAGE + 1):
+        merge(full, say(Identity.from_seed((number + 1).to_bytes(32, "big")), 1), 0.0)
+    sizes = []
+    while page := full.newer_than(empty.summary(), 0.0):
+        sizes.append(len(page))
+        for record in page:
+            empty.merge(record, 0.0)
+    assert sizes == [PAGE, 1]
+    assert empty.summary() == full.summary()
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 2.5, None])
