@@ -50,7 +50,7 @@ from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
 from .log.telemetry import Telemetry
-from .nat import dialback, speed
+from .nat import dialback
 from .nat.bootstraps import Bootstraps
 from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
@@ -177,7 +177,6 @@ class Libp2pHost:
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
         if self.bootstrap_server is not None:
             self.handle(dialback.DIALBACK_PROTOCOL, few_of_each(dialback.Dialback(self._dialler.probe).serve))
-            self.handle(speed.SPEED_PROTOCOL, few_of_each(speed.RateServer().serve))
             self.handle(PING_PROTOCOL, few_of_each(Pings().serve))
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:

@@ -109,7 +109,6 @@ CLOCK_OFF = Trouble(
 MEMORY_SHORT = Trouble(
     "too little memory", "close other programs, take a computer or a device with more, or join a run with a smaller model"
 )
-LINE_SLOW = Trouble("the line is too slow", "use a faster line, or join a run with a smaller model")
 NEEDS_PROGRAM = Trouble(
     "this run is joined by a program and not by `flockstep join`: its members bring model, data and loop",
     "write Swarm(link, model, optimizer): README.md, Train a model of your own with others",

@@ -7,7 +7,6 @@
     punch         Hole punching: upgrades a relayed connection between two peers behind NATs.
     reachability  Reachability: direct, punched or relayed, decided from what bootstraps observe. Pure.
     relay         The Circuit Relay v2 client: reservations, and dialling and accepting through a relay.
-    speed         `/flockstep/rate/1`: a peer measures the throughput to a bootstrap, in both directions.
     upgrade       Upgrades a relayed connection: detects a better one, announces it, and closes the relayed one.
     upnp          UPnP port mapping: asks the home's router for a port that strangers can dial.
 """

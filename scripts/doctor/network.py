@@ -4,7 +4,7 @@ It uses a fresh identity, so that a peer that runs on this computer is not distu
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import trio
 
@@ -21,7 +21,6 @@ from ...peer.base.config import PeerConfig
 from ...peer.base.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
 from ...peer.base.transport import Address, Host, PeerId
 from ...peer.base.troubles import (
-    LINE_SLOW,
     NO_DIRECTORY,
     NO_NAME,
     NO_RELAY,
@@ -35,7 +34,6 @@ from ...peer.base.troubles import (
 )
 from ...peer.identity import Identity
 from ...peer.log.telemetry import Event, Telemetry
-from ...peer.nat import speed
 from ...peer.node.node import Node
 from .sheet import Sheet
 
@@ -47,18 +45,8 @@ STANDING_SECONDS = 4.0
 """Seconds for bootstraps to dial back."""
 MEMBERS_SECONDS = 6.0
 """Seconds for a dial to a member that has left and does not answer; all are dialled at once."""
-MEASURE_SECONDS = 5.0
-"""Seconds of the speed test each way, which suffice above 0.1 Mbit/s."""
 DIAL_STEPS = ("TCP", "Noise", "DHT", "relay")
-AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members")
-
-
-@dataclass(frozen=True, slots=True)
-class LineRates:
-    """Rates measured with a bootstrap, in bytes/s."""
-
-    up: float
-    down: float
+AFTER_BOOTSTRAPS = ("clock", "reachability", "run", "manifest", "members")
 
 
 class Ways:
@@ -73,11 +61,10 @@ class Ways:
 
 
 class NetworkVisit:
-    """The checks of one network; `signed` and `rates` are their results so far."""
+    """The checks of one network; `signed` is their result so far."""
 
     def __init__(self, link: JoinLink | None, config: PeerConfig, sheet: Sheet) -> None:
         self.signed: SignedManifest | None = None
-        self.rates: LineRates | None = None
         self._link = link
         # Without UPnP: a command that only reads opens no port.
         self._config = replace(config, dial_timeout=min(config.dial_timeout, DOCTOR_DIAL_TIMEOUT), upnp=False)
@@ -93,7 +80,6 @@ class NetworkVisit:
         self._manifest_fault: Trouble | None = None
         """Why a bootstrap's manifest of the run is of no use here."""
         self._silent: list[PeerId] = []
-        self._measuring = False
 
     async def run(self) -> None:
         """Run all checks of the network."""
@@ -133,7 +119,7 @@ class NetworkVisit:
 
     async def _look(self, host: Host, directory: KademliaDirectory, link: JoinLink) -> None:
         self._ways = ways_of(link)
-        async with trio.open_nursery() as nursery:  # For the members and the speed test, meanwhile.
+        async with trio.open_nursery() as nursery:  # For the members, meanwhile.
             async with trio.open_nursery() as bootstraps:
                 for number, via in enumerate(link.via, 1):
                     bootstraps.start_soon(self._bootstrap, number, via, host, directory, nursery)
@@ -171,9 +157,6 @@ class NetworkVisit:
             return
         self._reached.setdefault(peer, number)
         await directory.add_server(peer)
-        if not self._measuring:
-            self._measuring = True
-            nursery.start_soon(self._measure, host, peer)
         await self._ask_directory(name, peer, host, directory, nursery)
 
     async def _dial(self, peer: PeerId, address: Address, host: Host) -> str:
@@ -258,27 +241,6 @@ class NetworkVisit:
             self._sheet.skipped("members", f"none of {len(self._silent)} that were announced answers: they may have left")
         else:
             self._sheet.skipped("members", "nobody is in the run now")
-
-    async def _measure(self, host: Host, peer: PeerId) -> None:
-        rates: list[float] = []
-        for name, up in (("upload", True), ("download", False)):
-            try:
-                with trio.fail_after(MEASURE_SECONDS):
-                    stream = await host.open_stream(peer, speed.SPEED_PROTOCOL)
-                    try:
-                        rates.append(await speed.measure_speed(stream, up=up))
-                    finally:
-                        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                            await stream.reset()
-            except trio.TooSlowError:
-                piece = f"{speed.FIRST_PIECE // 1024} kB or four times as much"
-                self._sheet.failed(name, LINE_SLOW.with_details(f"{piece} took more than {MEASURE_SECONDS:g} s"))
-            except (NetworkError, RemoteError) as error:
-                self._sheet.skipped(name, f"cannot be measured: {error}")
-            else:
-                self._sheet.passed(name, f"{rates[-1] * 8 / 1e6:.1f} Mbit/s with bootstrap {self._reached[peer]}")
-        if len(rates) == 2:
-            self.rates = LineRates(*rates)
 
     def _check_clock(self, host: Host) -> None:
         offsets = host.bootstraps.clock_offsets

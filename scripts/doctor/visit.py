@@ -3,7 +3,7 @@
 import trio
 
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.manifest import SignedManifest
 from ...optim.models import machine
 from ...optim.models.needs import (
     Memory,
@@ -13,21 +13,20 @@ from ...optim.models.needs import (
     gigabytes,
     memory_trouble,
     needs_of,
-    round_bytes,
     size_of_gpt,
 )
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError, UsageError, sole_error
-from ...peer.base.troubles import LINE_SLOW, Trouble, duration
+from ...peer.base.troubles import Trouble
 from ...peer.nat.upnp import find_router
 from .machine import folder_trouble
-from .network import LineRates, NetworkVisit
+from .network import NetworkVisit
 from .process import TorchProcess
 from .sheet import Sheet
 
 VISIT_LAST_SECONDS = 2.0
-"""Seconds reserved for the checks of memory, disk and line, even if the network never answers."""
+"""Seconds reserved for the checks of memory and disk, even if the network never answers."""
 
 
 def visit_run(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: float) -> None:
@@ -63,14 +62,13 @@ def visit_run(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: 
 async def _check_run_needs(
     network: NetworkVisit, torch: TorchProcess, link: JoinLink, config: PeerConfig, sheet: Sheet, deadline: float
 ) -> None:
-    """Check memory, disk and line against the run, as far as it and torch are known in time."""
+    """Check memory and disk against the run, as far as it and torch are known in time."""
     signed, size = network.signed, None
     with trio.move_on_at(deadline - VISIT_LAST_SECONDS / 2):
         size = await _size(signed, torch, sheet) if signed else None
         await torch.described.wait()
     needs = needs_of(signed.manifest, size) if signed and size else None
     check_memory_and_disk(sheet, config, link, needs, torch.memory if torch.described.is_set() else None)
-    check_line(sheet, signed.manifest if signed else None, size, network.rates)
 
 
 async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> ModelSize | None:
@@ -135,17 +133,3 @@ def check_memory_and_disk(
     else:
         wanted = f", the run needs {gigabytes(needs.disk)}" if needs else ""
         sheet.passed("disk", f"{gigabytes(free)} free for {home}{wanted}")
-
-
-def check_line(sheet: Sheet, manifest: Manifest | None, size: ModelSize | None, rates: LineRates | None) -> None:
-    """Check that a round's bytes pass the line within the ceiling of the run's `[timing]`."""
-    if manifest is None or size is None or rates is None:
-        sheet.skipped("line and run", "needs the size of the run's model and a measured line")
-        return
-    moved, most = round_bytes(manifest, size), manifest.timing.ceiling
-    seconds = moved / min(rates.up, rates.down)
-    found = f"a round moves {gigabytes(moved)} each way, here in {duration(seconds)} of {duration(most)} at most"
-    if seconds <= most:
-        sheet.passed("line and run", found)
-    else:
-        sheet.failed("line and run", LINE_SLOW.with_details(found))

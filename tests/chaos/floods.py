@@ -23,7 +23,6 @@ from flockstep.peer.base.transport import PeerId
 from flockstep.peer.host import Libp2pHost
 from flockstep.peer.libp2p.stream import CONNECTION_ERRORS
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, Question
-from flockstep.peer.nat.speed import SPEED_PROTOCOL, Piece
 from flockstep.peer.strangers.ping import PING_BYTES, PING_PROTOCOL
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import encode
@@ -98,7 +97,6 @@ def _fixed(data: bytes) -> Callable[[JoinLink], bytes]:
 FLOODS: dict[str, Flood] = {
     "questions about addresses": asking(DIALBACK_PROTOCOL, _fixed(frame(encode(Question(0))))),
     "dials back": asking(DIALBACK_PROTOCOL, _fixed(frame(encode(Question(9))))),
-    "pieces of one byte": asking(SPEED_PROTOCOL, _fixed(frame(encode(Piece(False, 1))))),
     "look-ups of members": asking(str(KAD), _providers),
     "pings": asking(PING_PROTOCOL, _fixed(bytes(PING_BYTES))),
     "reservations": asking(

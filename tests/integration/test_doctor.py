@@ -48,7 +48,7 @@ def test_too_little_memory_and_disk(
     (router,) = [check for check in checks if check["name"] == "UPnP"]
     assert (router["ok"], router["cause"]) == (None, "switched off by --no-upnp")
     failed = {check["name"]: check for check in checks if check["ok"] is False}
-    assert set(failed) == {"memory", "disk", "line and run"}
+    assert set(failed) == {"memory", "disk"}
 
     code, told, error = said(capsys, "join", link, "--home", str(tmp_path / "home"), "--yes")
     assert code == 1

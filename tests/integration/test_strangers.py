@@ -25,7 +25,6 @@ from flockstep.peer.libp2p.gate import OTHER_KEY
 from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
 from flockstep.peer.log.telemetry import Event, Telemetry
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
-from flockstep.peer.nat.speed import SPEED_PROTOCOL
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.strangers.frames import FIRST_WINDOW, MAX_WINDOW
 from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
@@ -298,7 +297,7 @@ async def _never_reads(stream: Stream) -> None:
     await trio.sleep_forever()
 
 
-HELD = {DIALBACK_PROTOCOL: QUESTION_BYTES, PING_PROTOCOL: QUESTION_BYTES, SPEED_PROTOCOL: QUESTION_BYTES}
+HELD = {DIALBACK_PROTOCOL: QUESTION_BYTES, PING_PROTOCOL: QUESTION_BYTES}
 
 
 @pytest.mark.parametrize(("protocol", "most"), [*HELD.items(), (PROTOCOL_ID, MAX_QUESTION_BYTES)])
@@ -382,7 +381,7 @@ async def received(stream: Stream, num_bytes: int) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("protocol", [DIALBACK_PROTOCOL, PING_PROTOCOL, SPEED_PROTOCOL])
+@pytest.mark.parametrize("protocol", [DIALBACK_PROTOCOL, PING_PROTOCOL])
 async def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str) -> None:
     async with victim(bootstrap=True) as host, stranger_of(host) as stranger:
         streams = [await stranger.open_stream(host.peer_id, protocol) for _ in range(FEW)]

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from flockstep.peer.base.errors import NetworkError
-from flockstep.peer.nat import dialback, speed
+from flockstep.peer.nat import dialback
 from flockstep.peer.nat.dialback import Dialback
-from flockstep.peer.nat.speed import Piece, RateServer
 
 
 class _From:
@@ -40,15 +39,3 @@ async def test_the_addresses_of_one_64_share_questions_and_dials(monkeypatch: py
     assert [answer.dialled for answer in answers] == [True, True, False]
     with pytest.raises(NetworkError, match="too many questions from one address"):
         await server._answer(streams[3], 0)
-
-
-async def test_the_addresses_of_one_64_share_the_bytes_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "ALLOWANCE_BYTES", 2 * speed.LEAST_COST)
-
-    server = RateServer()
-    streams: list[Any] = [_From(number) for number in range(3)]
-    origins = [server._origins.of(stream.remote_socket()[0]) for stream in streams]
-    granted = [
-        await server._flow(stream, origin, Piece(False, 1)) for stream, origin in zip(streams, origins, strict=True)
-    ]
-    assert granted == [True, True, False]

@@ -26,7 +26,6 @@ from flockstep.peer.libp2p.packets import NoiseChannel, PacketChannel, PacketTra
 from flockstep.peer.libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from flockstep.peer.nat import gateway
 from flockstep.peer.nat.dialback import Dialback, DialbackAnswer, Question, ask
-from flockstep.peer.nat.speed import Piece, PieceAnswer, RateServer, measure_speed
 from flockstep.peer.node.backlog import Backlog
 from flockstep.peer.node.bulk import _begin_answer, _rest_of_answer
 from flockstep.peer.node.session import message_packet, serve_session, unpack_message
@@ -242,11 +241,6 @@ READERS: dict[str, tuple[Callable[[Ending], Awaitable[Any]], Callable[[bytes], b
     "the answer of a dial back": (
         lambda stream: ask(stream, 1),
         always(frame(encode(DialbackAnswer("/ip4/192.0.2.1/tcp/1", True, "", 1.0)))),
-    ),
-    "questions for a rate": (lambda stream: RateServer().serve(stream), always(frame(encode(Piece(True, 40))) + bytes(40))),
-    "a piece of a measurement": (
-        lambda stream: measure_speed(stream, up=False),
-        always(frame(encode(PieceAnswer(True))) + bytes(100)),
     ),
     "pings": (lambda stream: Pings().serve(stream), always(bytes(70))),
     "a question to a relay": (lambda stream: read_delimited_msg(stream, HopMessage), always(bytes(HOP))),
