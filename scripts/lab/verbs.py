@@ -25,7 +25,7 @@ def allreduce(
 ) -> None:
     """Average a vector among real peers here: time, CPU, bytes.
 
-    Memory and exactness, too.
+    Exactness, too.
 
     \b
     Examples:

@@ -5,11 +5,6 @@ What is measured, and where:
     bytes    the loopback interface's counter, in a network namespace where nothing else runs: headers, acknowledgements
              and everything else included
     CPU      user and system time of the worker and of all its descendants
-    memory   VmHWM, the greatest resident size, reset before every round by writing 5 to clear_refs (proc(5), since
-             psutil knows no peak); less the bytes that processes share after it (Rss - Pss), so that a shared page
-             counts once; added over a peer's processes
-
-Without /proc the memory is not measured, and without a namespace no bytes are.
 """
 
 import contextlib
@@ -167,38 +162,11 @@ def ask(workers: Sequence[Worker], commands: Sequence[WorkerAnswer], seconds: fl
 def cpu_seconds(workers: Sequence[Worker]) -> float:
     """Return the processor time of all these peers so far."""
     seconds = 0.0
-    for pid in _pids(workers):
+    for pid in (pid for worker in workers for pid in (worker.pid, *descendants(worker.pid))):
         with contextlib.suppress(psutil.NoSuchProcess):  # A child that has just ended.
             times = psutil.Process(pid).cpu_times()
             seconds += times.user + times.system
     return seconds
-
-
-def reset_peaks(workers: Sequence[Worker]) -> None:
-    """Reset every process's greatest resident size; on kernels without that it counts since the start."""
-    for pid in _pids(workers):
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def peak_memory(worker: Worker) -> int | None:
-    """Return the greatest resident size of a peer since `reset_peaks`, in bytes; None if the system does not report it."""
-    peak = 0
-    for pid in _pids([worker]):
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            peak += peak_of(status + Path(f"/proc/{pid}/smaps_rollup").read_text())
-    return peak or None
-
-
-def peak_of(tables: str) -> int:
-    """Return the greatest resident size of a process less shared bytes, from its status and smaps_rollup."""
-    sizes = {name: int(size) for name, size in re.findall(r"^(VmHWM|Rss|Pss):\s+(\d+) kB$", tables, re.MULTILINE)}
-    return (sizes["VmHWM"] - sizes["Rss"] + sizes["Pss"]) * 1024
-
-
-def _pids(workers: Sequence[Worker]) -> list[int]:
-    return [pid for worker in workers for pid in (worker.pid, *descendants(worker.pid))]
 
 
 def interface_bytes(worker: Worker) -> int:

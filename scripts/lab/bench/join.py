@@ -1,7 +1,7 @@
 """`flockstep bench join`: a newcomer's time to its first inner step.
 
 Theory of operation. A bootstrap, some members and one newcomer after the other are real processes that train. The newcomer
-starts right after a round of all members, so that no round falls into its coming. The time to load the interpreter and torch
+starts right after a round, so that none falls into its coming. The time to load the interpreter and torch
 is measured separately and subtracted, since it does not depend on the swarm.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ....peer.base.errors import LocalError
 from ....peer.log.telemetry import log_path, read_events
 from ...demo.local_run import HERE, open_run
 from ...demo.processes import PROCESS_POLL, Process, Processes
+from ..table import table_lines
 
 BENCH_RUN_TOML = """\
 name = "bench-join"
@@ -42,8 +43,6 @@ steps = {steps}
 [outer]
 rounds = 100000
 """
-FOUNDING_ROUNDS = 1
-"""Rounds before the first newcomer, in which the members finish their own start."""
 JOIN_PATIENCE = 600.0
 """Timeout in seconds for each awaited event."""
 
@@ -119,20 +118,21 @@ def run_join(options: JoinOptions, write_line: Callable[[str], None], report: Ca
         progress(f"a bootstrap and a run of gpt {options.size} are there, {options.members} members start")
         names = [f"member-{number + 1}" for number in range(options.members)]
         members = [start(processes, name, link, Path(folder)) for name in names]
-        quiet_round(members, time.time(), progress)
+        round_over(members, time.time())  # All are there, and their own start is over.
         loading = statistics.median(loading_seconds() for _ in range(3))  # Beside the members' training, as newcomers load.
         comings = []
         for number in range(options.repeat):
             come = partial(start, processes, f"newcomer-{number + 1}", link, Path(folder))
             comings.append(measure_join(members, come, progress))
     figures = join_summary(options, comings, loading)
-    for line in (json.dumps(figures),) if options.as_json else written(figures):
+    table = table_lines("", list(figures), [list(figures.values())])
+    for line in (json.dumps(figures),) if options.as_json else table:
         write_line(line)
 
 
 def measure_join(members: Sequence[Trainer], come: Callable[[], Trainer], progress: Callable[[str], None]) -> Coming:
-    """Start one newcomer right after the next round of all members, measure it, and stop it."""
-    settled = quiet_round(members, time.time(), progress)
+    """Start one newcomer right after a round of the members, measure it, and stop it."""
+    settled = round_over(members, time.time())
     began, newcomer = time.time(), come()
     progress(f"{newcomer.process.name} starts")
     first: float = newcomer.first("step")["time"]
@@ -148,20 +148,9 @@ def measure_join(members: Sequence[Trainer], come: Callable[[], Trainer], progre
     return Coming(first - began, synced["seconds"], synced["bytes"])
 
 
-def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[str], None]) -> float:
-    """Wait for a round after `after` in which exactly the members took part, and return its end."""
-    since, last = after, 0
-    while True:
-        done = [member.first("round.done", after=since) for member in members]
-        since = min(event["time"] for event in done)
-        number, here = done[0]["round"], len(done[0]["cut"])
-        if number > last:
-            progress(f"round {number} is over, {here} took part")
-        last = number
-        whole = {(event["round"], len(event["cut"])) for event in done} == {(number, len(members))}
-        if whole and number > FOUNDING_ROUNDS:
-            over: float = max(event["time"] for event in done)
-            return over
+def round_over(members: Sequence[Trainer], after: float) -> float:
+    """Wait until each member has ended a round after a point in time, and return when the last one did."""
+    return max(float(member.first("round.done", after=after)["time"]) for member in members)
 
 
 def start(processes: Processes, name: str, link: str, folder: Path) -> Trainer:
@@ -190,11 +179,3 @@ def join_summary(options: JoinOptions, comings: Sequence[Coming], loading: float
         "state_bytes": int(statistics.median(coming.state_bytes for coming in comings)),
         "all_first_inner_step_s": beyond,
     }
-
-
-def written(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield the figures as lines of text."""
-    yield f"gpt {figures['size']}, {figures['members']} members; medians, and each newcomer"
-    yield f"to the first inner step  {figures['first_inner_step_s']:.2f} s  {figures['all_first_inner_step_s']}"
-    yield f"  of that for the state  {figures['sync_s']:.2f} s  for {figures['state_bytes'] / 1e6:.0f} MB"
-    yield f"  loading torch first    {figures['loading_s']:.2f} s, which comes on top"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ....peer.base.errors import LocalError
 from ..namespaces import Namespaces, check_namespaces
-from .group import Group, Worker, ask, cpu_seconds, interface_bytes, peak_memory, reset_peaks
+from .group import Group, Worker, ask, cpu_seconds, interface_bytes
 from .worker import OPENING_SECONDS
 
 PROGRAMS = {"flockstep": "peer"}
@@ -36,7 +36,7 @@ class Case:
 
 Figures: TypeAlias = dict[str, Any]
 """One round, or a case: seconds, bytes; None if not measured, or without a meaning for a system."""
-MEDIANS = ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes", "rel_l2")
+MEDIANS = ("wall_s", "cpu_s", "bytes_per_peer", "rel_l2")
 """The figures of a round of which a case has the median."""
 
 
@@ -90,19 +90,16 @@ def _open(workers: Sequence[Worker], case: Case) -> None:
 
 def _round(workers: Sequence[Worker], *, is_alone: bool) -> Figures:
     ask(workers, [{"op": "fill"}] * len(workers), OPENING_SECONDS)
-    reset_peaks(workers)
     cpu, sent = cpu_seconds(workers), interface_bytes(workers[0]) if is_alone else 0
     began = time.monotonic()
     ask(workers, [{"op": "go", "patience": MEASURE_PATIENCE}] * len(workers), MEASURE_PATIENCE)
     wall = time.monotonic() - began
     spent, arrived = cpu_seconds(workers), interface_bytes(workers[0]) if is_alone else 0
-    peaks = [peak for worker in workers if (peak := peak_memory(worker)) is not None]
     checks = ask(workers, [{"op": "check"}] * len(workers), OPENING_SECONDS)
     return {
         "wall_s": wall,
         "cpu_s": spent - cpu,
         "bytes_per_peer": (arrived - sent) / len(workers) if is_alone else None,
-        "peak_memory_bytes": max(peaks, default=None),
         "rel_l2": max(check["rel_l2"] for check in checks),
         "bit_identical": len({check["digest"] for check in checks}) == 1,
         "exact": None if checks[0].get("exact") is None else all(check["exact"] for check in checks),

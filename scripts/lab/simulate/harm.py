@@ -15,7 +15,6 @@ from ....peer.log.telemetry import Event
 from ..attacks.gradients import Attackers
 from ..attacks.protocol import LIARS, TOGETHER
 from ..table import table_lines
-from .options import SimulateOptions
 from .peer import SimulatedPeer
 
 NOTICES = faults_of(Fault.OMISSION, Fault.COMMISSION)
@@ -23,26 +22,11 @@ NOTICES = faults_of(Fault.OMISSION, Fault.COMMISSION)
 HONEST = "honest"
 
 
-class Cast:
-    """Assigns attacks to founders."""
-
-    def __init__(self, options: SimulateOptions) -> None:
-        self.roles: dict[str, Attackers] = {}
-        """By peer id."""
-        parts = [attackers for attackers in options.attacks for _ in range(attackers.count)]
-        self._parts = dict(enumerate(parts, options.peers - len(parts)))
-
-    def assign(self, number: int, peer: str) -> None:
-        """Give the founder of this number its attack, if it has one."""
-        if number in self._parts:
-            self.roles[peer] = self._parts[number]
-
-    def corrupt(self, peer: SimulatedPeer) -> None:
-        """Install the attack of a peer after its assembly."""
-        attackers = self.roles.get(peer.peer)
-        if attackers is None:
-            return
-        fellows = [fellow for fellow, role in self.roles.items() if role == attackers]
+def corrupt(peer: SimulatedPeer, roles: Mapping[str, Attackers]) -> None:
+    """Install the attack of a peer, by its role, after its assembly."""
+    attackers = roles.get(peer.peer)
+    if attackers is not None:
+        fellows = [fellow for fellow, role in roles.items() if role == attackers]
         LIARS[attackers.name](peer, **({"fellows": fellows} if attackers.name in TOGETHER else {}))
 
 

@@ -35,7 +35,7 @@ from ....peer.log.telemetry import Event, Telemetry
 from ....peer.memory.network import MemoryNetwork, run_virtual
 from .chaos import Chaos
 from .check import Checks
-from .harm import Cast, Harm
+from .harm import Harm, corrupt
 from .options import SimulateOptions
 from .peer import SimulatedPeer
 from .report import Report
@@ -128,14 +128,16 @@ class World:
         self._tell = tell
         self.trace = Trace(folder, log)
         self._options = options
-        self.cast = Cast(options)
-        self.checks = Checks(self.trace.named, rule_named(options.rule), self.cast.roles)
-        self.harm = Harm(self.cast.roles, self.trace.names)
+        liars = [attackers for attackers in options.attacks for _ in range(attackers.count)]
+        first = options.peers - len(liars)
+        self.roles = {self._identity(first + at).peer_id: attackers for at, attackers in enumerate(liars)}
+        """The attacks of the last founders, by peer id."""
+        self.checks = Checks(self.trace.named, rule_named(options.rule), self.roles)
+        self.harm = Harm(self.roles, self.trace.names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
         self._count = 0
-        num_attackers = sum(attackers.count for attackers in options.attacks)
-        voting = options.peers - (num_attackers if options.voters == "honest" else 0)
+        voting = first if options.voters == "honest" else options.peers
         # More would not find a seat each in the first roster.
         founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_PARTS)))
         self.charter = Charter(founders=founders, keepers=founders if options.voters == "keepers" else None)
@@ -167,7 +169,7 @@ class World:
 
     def honest(self) -> list[SimulatedPeer]:
         """Return the living peers that do not attack."""
-        return [peer for peer in self.living.values() if peer.peer not in self.cast.roles]
+        return [peer for peer in self.living.values() if peer.peer not in self.roles]
 
     def _over(self) -> bool:
         """Return True if all living honest peers have done all rounds and hold one state."""
@@ -190,8 +192,6 @@ class World:
             self._count += 1
         options = self._options
         identity = self._identity(number)
-        if founder:
-            self.cast.assign(number, identity.peer_id)
         state = State(options.seed)
         peer = SimulatedPeer(f"p{number}", identity, options, self, state)
         self.trace.names[peer.peer] = peer.name
@@ -223,7 +223,7 @@ class World:
 
     def assembled(self, peer: SimulatedPeer) -> None:
         """A peer is assembled, and has sent no message yet."""
-        self.cast.corrupt(peer)
+        corrupt(peer, self.roles)
 
     def sent(self, sender: SimulatedPeer, message: wire.RoundMessage) -> None:
         """A peer has sent a message of a round."""
@@ -237,7 +237,7 @@ class World:
 
     def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
         """An attempt has ended for a peer, and its state includes the round if it was certified."""
-        if peer.peer in self.cast.roles:
+        if peer.peer in self.roles:
             return
         self.checks.ended(peer, averaged, trio.current_time())
         if averaged.outcome.kind is OutcomeKind.DONE:
@@ -245,7 +245,7 @@ class World:
 
     def moved(self, peer: SimulatedPeer) -> None:
         """A peer has taken its state from another one."""
-        if peer.peer not in self.cast.roles:
+        if peer.peer not in self.roles:
             self.checks.moved(peer, trio.current_time())
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
@@ -255,7 +255,7 @@ class World:
     def _event(self, at: SimulatedPeer | None, event: Event) -> None:
         record = {"time": round(trio.current_time(), 6), "at": at.name if at is not None else "", **event}
         self.trace.write(record)
-        if at is not None and at.peer in self.cast.roles:
+        if at is not None and at.peer in self.roles:
             self.harm.made[at.peer] += event["event"] == "attack.made"
         elif at is not None:
             self.checks.event(at.name, event)

@@ -13,7 +13,7 @@ import pytest
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.lab.bench import worker
 from flockstep.scripts.lab.bench.allreduce import BASELINE_CODECS, allreduce_cases, tables
-from flockstep.scripts.lab.bench.group import PACKAGE, peak_of
+from flockstep.scripts.lab.bench.group import PACKAGE
 from flockstep.scripts.lab.bench.measure import Case, measure_case, row_of
 from flockstep.scripts.lab.bench.worker import FILL_BLOCK, block, compare, exact_mean, fill
 
@@ -25,7 +25,6 @@ FIGURES: dict[str, Any] = {
     "wall_s": 1.0,
     "cpu_s": 2.0,
     "bytes_per_peer": 3e6,
-    "peak_memory_bytes": 4_000_000,
     "rel_l2": 0.5,
     "bit_identical": True,
     "exact": None,
@@ -113,16 +112,11 @@ def test_a_vector_is_its_seed_repeated() -> None:
     assert not np.array_equal(block(3), block(4))
 
 
-def test_peak_memory_is_what_others_do_not_hold_too() -> None:
-    status = "Name:\tpython\nVmHWM:\t  1000 kB\nVmRSS:\t   700 kB\n"
-    assert peak_of(status + "Rss:      700 kB\nPss:      450 kB\nPss_Anon: 300 kB\n") == 750 * 1024
-
-
 def test_a_row_gives_medians_and_is_identical_only_if_every_round_was() -> None:
-    rounds = [FIGURES | {"wall_s": wall, "peak_memory_bytes": None} for wall in (3.0, 1.0, 2.0)]
+    rounds = [FIGURES | {"wall_s": wall, "bytes_per_peer": None} for wall in (3.0, 1.0, 2.0)]
     rounds[1] |= {"bit_identical": False}
     figures = row_of(CASE, rounds)
-    assert (figures["wall_s"], figures["peak_memory_bytes"], figures["bit_identical"]) == (2.0, None, False)
+    assert (figures["wall_s"], figures["bytes_per_peer"], figures["bit_identical"]) == (2.0, None, False)
     failed = row_of(CASE, (), failure="no luck")
     assert failed.keys() == figures.keys()
     assert (failed["reason"], failed["wall_s"], failed["bit_identical"]) == ("no luck", None, False)
