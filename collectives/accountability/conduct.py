@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...dht.run.admission import Charter
 from ...dht.run.statements import OwnerStatements
+from ...dht.run.succession import ENDED, is_ending
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
@@ -56,8 +57,10 @@ class Conduct:
         """The owner's newest statement that revises the run's settings; empty if there is none."""
         self.alarm = ""
         """Why this peer takes part in no further round: two certificates of one round were found; empty if none were."""
+        self.ended = ""
+        """Why no further round begins: the run's owner has ended it (`dht.run.succession`); empty while it has not."""
         self._history = history
-        self._trust = Trust(charter.earned)
+        self._trust = Trust(charter.earned, charter.carried)
         self._owns_from: dict[PeerId, int] = {}
         """The first round in which I would give a member a part again."""
         self._readys, self._parts, self._sketches = Patience(SILENT_ROUNDS), Patience(1), Patience(1)
@@ -69,6 +72,7 @@ class Conduct:
         self.charter = self.charter.amended(statements)
         self.voucher = statements.voucher(self._node.peer_id)
         self.revision = statements.revision
+        self.ended = ENDED if is_ending(statements) else ""
         self.bans.follow(statements, withdrawn=self.charter.why_not_admit(self._node.peer_id, invite))
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
@@ -80,7 +84,7 @@ class Conduct:
         self._slot = wire.Slot(run, round_, genesis(run) if certificate is None else certificate_hash(certificate))
         self._witness.advance(round_)
         if certificate is None:
-            self._trust = Trust(self.charter.earned)
+            self._trust = Trust(self.charter.earned, self.charter.carried)
         elif certificate_hash(certificate) != self._trust.head:
             if value_of(certificate).previous != self._trust.head:
                 self._trust = self._traced(certificate)
@@ -229,7 +233,7 @@ class Conduct:
                 break
             found.append(before)
             certificate = before
-        trust = Trust(self.charter.earned)
+        trust = Trust(self.charter.earned, self.charter.carried)
         for earlier in reversed(found):
             trust.take(earlier)
         return trust

@@ -78,6 +78,11 @@ class Credits:
             for one in self.all()[MAX_CONTRIBUTORS * 3 // 4 :]:  # More than needed, so that not every round sorts all.
                 del self._rounds[one.peer], self._tokens[one.peer]
 
+    def add(self, other: "Credits") -> None:
+        """Add the credit in rounds of another chain."""
+        self._rounds.update(other._rounds)
+        self._tokens.update(other._tokens)
+
     def all(self) -> tuple[PeerCredit, ...]:
         """Return the credit of each contributor, the most tokens first."""
         found = (PeerCredit(peer, self._tokens[peer], rounds) for peer, rounds in self._rounds.items())

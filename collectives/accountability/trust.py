@@ -22,6 +22,7 @@ from operator import add
 
 import numpy as np
 
+from ...dht.run.manifest import Earned
 from ...peer import wire
 from ...peer.base.digest import DIGEST_BYTES
 from ...peer.base.transport import PeerId
@@ -75,9 +76,12 @@ def after(seat: wire.Seat, contributed: bool, flagged: bool) -> TrustRecord:
 class Trust:
     """The trust records of all peers at the end of a chain of certificates."""
 
-    def __init__(self, earned: bool) -> None:
+    def __init__(self, earned: bool, carried: Iterable[Earned] = ()) -> None:
+        """`carried` is what members have earned in the run that this one goes on from, if weight must be earned."""
         self._earned = earned
-        self._known: dict[PeerId, tuple[int, TrustRecord]] = {}
+        self._known: dict[PeerId, tuple[int, TrustRecord]] = {
+            it.peer: (0, TrustRecord(it.trust, it.rounds)) for it in carried if earned
+        }
         self.head = bytes(DIGEST_BYTES)
         """The hash of the newest certificate that was applied."""
         self.first = 1
@@ -87,8 +91,10 @@ class Trust:
     def take(self, certificate: wire.Certificate) -> None:
         """Apply the next certificate of the chain, validated before."""
         value = value_of(certificate)
-        if not self._known:
+        if not self._round:
             self.first = value.round
+            if value.round > 1:  # What was carried counts only as the rounds since have left it.
+                self._known = {}
         for index, (peer, seat) in enumerate(zip(value.members, value.seats, strict=True)):
             record = after(seat, index in value.contributors, index in value.flagged)
             self._known[peer] = (value.round, record)

@@ -46,16 +46,21 @@ OUTPUT_RATE = 1 << 15
 """Bytes/s below which a fetch of an output ends although it progresses; `OUTPUT_STALL_SECONDS` are added."""
 
 
-def serve_ledger(node: Node, run: str, ledger: Ledger, losses: Losses) -> None:
-    """Serve this node's certificates to any peer that asks, and the losses of their rounds."""
+def serve_ledger(
+    node: Node, run: str, ledger: Ledger, losses: Losses, earlier: Callable[[str], Ledger | None] = lambda run: None
+) -> None:
+    """Serve this node's certificates to any peer that asks, and the losses of their rounds.
+
+    `earlier` returns the ledger of a run that this one goes on from; None for another run.
+    """
 
     async def answer(peer: PeerId, question: wire.LedgerAsk) -> wire.LedgerPage:
-        if question.run != run:
-            raise NetworkError("this peer takes part in another run")
-
         def read() -> wire.LedgerPage:
-            page = ledger.since(question.from_round, question.limit, max_bytes=PAGE_BYTES)
-            return wire.LedgerPage(page, losses.since(question.from_round, len(page)))
+            found = ledger if question.run == run else earlier(question.run)
+            if found is None:
+                raise NetworkError("this peer takes part in another run")
+            page = found.since(question.from_round, question.limit, max_bytes=PAGE_BYTES)
+            return wire.LedgerPage(page, losses.since(question.from_round, len(page)) if found is ledger else ())
 
         return await node.compute(read)
 

@@ -233,8 +233,8 @@ class Averager:
         spec, members = self._spec, self._members()
         if banned := self._conduct.bans.mine:
             return f"this peer is banned from the run: {banned}"
-        if self._conduct.alarm:
-            return self._conduct.alarm
+        if stopped := self._conduct.alarm or self._conduct.ended:
+            return stopped
         if len(members) < spec.min_peers:
             return f"{len(members)} members are here, the run asks for {spec.min_peers}"
         return ""

@@ -35,6 +35,7 @@ def figures_of(picture: Picture, version: str) -> dict[str, Any]:
         "taken_by": picture.taken_by,
         "decides": picture.decides,
         "joining": picture.joining,
+        "goes_on": picture.goes_on,
         "verified": picture.verified,
         "progress": _plain(picture.progress),
         "rounds": round_columns(picture.rounds),

@@ -94,7 +94,8 @@ class ChainFold:
         self._num_cells = 0
         self._evaluation = evaluation
         self._due: deque[DueEvaluation] = deque(maxlen=MAX_DUE)
-        self._credits = Credits()
+        self.credits = Credits()
+        """Of the rounds that were folded."""
 
     @property
     def newest(self) -> wire.Certificate | None:
@@ -116,7 +117,7 @@ class ChainFold:
             recent=tuple(reversed(self._recent)),
             trust=self._earned(),
             num_cells=self._num_cells,
-            credit=self._credits.all(),
+            credit=self.credits.all(),
             due=tuple(self._due),
             revision=b"" if self.newest is None else value_of(self.newest).revision,
         )
@@ -125,7 +126,7 @@ class ChainFold:
         """Begin anew with a certificate that its caller has verified."""
         for held in (self._kept, self._rows, self._recent, self._due):
             held.clear()
-        self._credits = Credits()
+        self.credits = Credits()
         self._append(certificate, None, None, losses)
 
     def extend(
@@ -169,7 +170,7 @@ class ChainFold:
     def _earned(self) -> Mapping[PeerId, TrustRecord]:
         basis = self.head.hash, len(self._kept)
         if self._trust[0] != basis:
-            trust = Trust(self._charter.earned)
+            trust = Trust(self._charter.earned, self._charter.carried)
             for certificate in self._kept:
                 trust.take(certificate)
             self._trust = basis, trust.all()
@@ -194,7 +195,7 @@ class ChainFold:
     def _count(self, certificate: wire.Certificate) -> None:
         value = value_of(certificate)
         self._num_cells = max(self._num_cells, value.bounds[-1])
-        self._credits.take(value)
+        self.credits.take(value)
 
 
 def row_of(certificate: wire.Certificate, time: float | None, losses: Mapping[int, float]) -> CertifiedRound:

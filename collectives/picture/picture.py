@@ -194,6 +194,8 @@ class Picture:
     """Who decides the run's rounds, in one line."""
     joining: str
     """How it is joined where `flockstep join` cannot, in one line; empty where it can."""
+    goes_on: str
+    """As which run it goes on, or from which one, in one line; empty for a run by itself."""
     verified: str
     """Where the chain that is shown is known from, in one line."""
     progress: RunProgress

@@ -19,8 +19,18 @@ MAX_SECONDS = 1e10
 """The longest that a run is said to take, some 300 years: of more no duration could be shown."""
 
 
-def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
-    """Return a run's progress: measured where the reader has seen a few rounds, else by what members state."""
+def progress_of(
+    signed: SignedManifest,
+    view: ChainView,
+    members: Sequence[Member],
+    votes: VotesHere | None,
+    *,
+    has_ended: bool = False,
+) -> RunProgress:
+    """Return a run's progress: measured where the reader has seen a few rounds, else by what members state.
+
+    `has_ended` is True for one that its owner has ended.
+    """
     manifest = revised_by(signed, view.revision)
     num_rounds, round_ = manifest.num_rounds, view.head.round
     if signed.manifest.admission.kind != "open" and view.head == NOTHING and training(members):
@@ -30,6 +40,8 @@ def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Membe
     if seconds is not None and not seconds * max(1, num_rounds) < MAX_SECONDS:  # Whoever states a speed can state any.
         seconds = None
     state, reason = _state_of(round_ >= num_rounds, members, votes)
+    if has_ended:
+        state, reason = RunState.OVER, "its owner has ended it"
     return RunProgress(
         round=round_,
         rounds=num_rounds,

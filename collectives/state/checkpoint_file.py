@@ -229,6 +229,25 @@ def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
     return Checkpoint(folder, run, place, tensors, tuple(leaves), size)
 
 
+def begin_with(folder: Path, target: Path, run: str, root: bytes) -> None:
+    """Make a checkpoint of another run that of the start of `run`, which has this root; it moves from `folder` to `target`.
+
+    A kill in between leaves one that can be moved by a second call. Raises `LocalError` if it is of another state. Its leaves
+    are compared with the root when it is loaded.
+    """
+    try:
+        with (folder / DESCRIPTION).open("rb") as file:
+            _, place, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1))
+    except (OSError, RemoteError) as error:
+        raise _unusable(folder, error) from error
+    if place.root != root:
+        raise LocalError(f"{folder} has the state {place.root.hex()[:8]}, and run {run} starts from {root.hex()[:8]}")
+    write_whole(folder / DESCRIPTION, describe_checkpoint(run, start_of_run(root), tensors))
+    with disk_errors(f"move {folder}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    rename(folder, target)
+
+
 def shape_of_checkpoint(folder: Path, *, charter: Charter = OPEN) -> tuple[int, tuple[TensorAt, ...]]:
     """Return the elements per vector and the tensors of a checkpoint, its state unverified. Raises `LocalError`."""
     try:

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
@@ -33,12 +34,14 @@ from ...dht.members.table import Member
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.statements import OwnerStatements
+from ...dht.run.succession import describe_succession, is_ending
 from ...peer import wire
 from ...peer.base.errors import NetworkError, RemoteError
 from ...peer.base.plain import shortened
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
 from ...peer.wire.signed import verify_signed
+from ..accountability.credit import Credits, PeerCredit
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
 from ..chain.fork_choice import Relation, head_of, training
@@ -62,6 +65,7 @@ from ..picture.shown import (
 )
 from ..picture.votes import VotesHere
 from ..spec import charter_of
+from .before import credit_before
 from .polls import ask_votes
 from .scores import ScoreReader
 from .visited import MembersVisited
@@ -140,8 +144,8 @@ class RunWatcher:
 
     @property
     def shows_chain(self) -> bool:
-        """True if the run shows its certificates to visitors, or this computer has them."""
-        return self._charter.earned or self._own is not None
+        """True if the run shows its certificates to my key, or this computer has them."""
+        return self._charter.admits(self._node.peer_id, b"") or self._own is not None
 
     def members(self) -> tuple[Member, ...]:
         """Return the members whose records are valid."""
@@ -162,6 +166,17 @@ class RunWatcher:
     async def compute(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run long work beside the event loop."""
         return await self._node.compute(partial(function, *arguments))
+
+    async def credit(self, home: Path) -> tuple[tuple[PeerCredit, ...], int]:
+        """Return the credit of this run and of all that it goes on from, and how many rounds these had.
+
+        `home` may hold certificates of theirs. Raises as `credit_before`.
+        """
+        follows, summed = self._signed.manifest.follows, Credits()
+        members = [member.peer for member in self._in_order(training(self.members()))]
+        rounds = await credit_before(self._node, self._directory, follows, members, home, summed)
+        summed.add(self._fold.credits)
+        return summed.all(), rounds
 
     async def look(self, history: int = MAX_RECENT) -> None:
         """Look at the run once, with so many rounds of its past.
@@ -201,7 +216,8 @@ class RunWatcher:
         if votes is not None and self._missed_at is not None:
             votes = replace(votes, away=trio.current_time() - self._missed_at)
         manifest = self._signed.manifest
-        progress = progress_of(self._signed, view, [member for member in members if here.get(member.peer, True)], votes)
+        present = [member for member in members if here.get(member.peer, True)]
+        progress = progress_of(self._signed, view, present, votes, has_ended=is_ending(self.statements))
         credit = shown_credit(view.credit, self._visit.lately(), self._called)
         self._called = {one.peer: one.name for one in credit if one.name}
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
@@ -219,6 +235,7 @@ class RunWatcher:
             taken_by=self._node.peer_id,
             decides=self._decides,
             joining=manifest.joining,
+            goes_on=describe_succession(self._signed, self.statements, self._link.via),
             verified=self._verified(),
             progress=progress,
             rounds=view.rows,

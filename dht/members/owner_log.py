@@ -21,7 +21,8 @@ from ...peer.node.node import Node
 from ..directory.interface import Directory
 from ..keys import statements_key
 from ..records import Record
-from ..run.statements import OwnerStatement, OwnerStatements, next_page, pages_of, unpack_statements
+from ..run.statements import OwnerStatement, OwnerStatements, OwnerVerb, next_page, pages_of, unpack_statements
+from ..run.succession import alarm_of
 from .presence import Presence
 from .remembered import Remembered
 from .table import Member
@@ -165,7 +166,8 @@ class OwnerLog:
         held = set(before.records)
         for record, stated in zip(merged.records, merged.statements, strict=True):
             if record not in held:
-                self._node.telemetry.emit("owner.stated", peer=stated.peer, step=stated.verb, reason=stated.reason)
+                reason = alarm_of(merged) if stated.verb == OwnerVerb.SUCCEED else stated.reason
+                self._node.telemetry.emit("owner.stated", peer=stated.peer, step=stated.verb, reason=reason)
         for follow in self._follow:
             follow(merged)
         if self._remembered is not None:

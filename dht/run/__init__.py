@@ -8,5 +8,6 @@
     revision    Revisions: how the owner changes settings of a run that trains. Pure.
     settings    Settings: frozen dataclasses whose annotations are the schema of a TOML file, with clear errors.
     statements  Statements of a run's owner: whom it vouches for, revokes, bans and pardons. Pure.
+    succession  Successions: how its owner ends a run, and has it go on as another one from the same state. Pure.
     protocol    The protocol number, which a run's manifest and its checkpoints state. Pure.
 """

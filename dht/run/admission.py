@@ -28,7 +28,7 @@ from ...peer.identity import Identity, verify
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
 from .layout import NO_LAYOUT
-from .manifest import Manifest
+from .manifest import Earned, Manifest
 from .statements import OwnerStatements, is_voucher
 
 INVITATION_CONTEXT = b"flockstep 2 invitation\0"
@@ -124,6 +124,17 @@ class Charter:
     manifest: Manifest | None = None
     """The settings that a certificate may revise; None in a run without a manifest."""
 
+    @property
+    def carried(self) -> tuple[Earned, ...]:
+        """What its members have earned in the run that it goes on from."""
+        return () if self.manifest is None else self.manifest.follows.members
+
+    @property
+    def line(self) -> str:
+        """The run that invitations name: the first of its line (`manifest.Follows`)."""
+        follows = "" if self.manifest is None else self.manifest.follows.first
+        return follows or self.run
+
     def amended(self, statements: OwnerStatements) -> Self:
         """Return these rules as the owner's statements change them."""
         return replace(self, vouched=statements.vouched, revoked=statements.revoked)
@@ -163,7 +174,7 @@ class Charter:
         if self.kind == "allow" and peer not in self.allowed and not self._is_added(peer, invite):
             return "the run's manifest does not list it, and it shows no invitation by its id"
         if self.kind == "invite" and peer != self.owner:
-            invitation = open_credential(invite, self.owner, self.run)
+            invitation = open_credential(invite, self.owner, self.line)
             if invitation is None:
                 return "it shows no invitation that the run's owner has signed"
             if not _is_holder(invite, peer):
@@ -177,7 +188,7 @@ class Charter:
 
         `others` are the credentials of the members so far, `time` is Unix time in seconds.
         """
-        invitation = open_credential(invite, self.owner, self.run) if self.kind != "open" else None
+        invitation = open_credential(invite, self.owner, self.line) if self.kind != "open" else None
         if invitation is None or peer == self.owner or peer in self.allowed:
             return ""
         if time > invitation.expires:
@@ -195,7 +206,7 @@ class Charter:
     def overbooked(self, invites: Iterable[bytes]) -> str:
         """Return why the peers with these credentials may not take part together; empty if they may."""
         if self.kind == "invite":
-            opened = [open_credential(invite, self.owner, self.run) for invite in invites]
+            opened = [open_credential(invite, self.owner, self.line) for invite in invites]
             for invitation, holders in Counter(found for found in opened if found is not None).items():
                 if invitation.count and holders > invitation.count:
                     return f"{holders} peers share an invitation for {invitation.count}"
@@ -207,11 +218,11 @@ class Charter:
 
     def _is_added(self, peer: PeerId, invite: bytes) -> bool:
         """Return True if the owner's invitation names a peer: so it adds one to a list that the manifest has fixed."""
-        invitation = open_credential(invite, self.owner, self.run)
+        invitation = open_credential(invite, self.owner, self.line)
         return invitation is not None and not invitation.count and invitation.key == peer
 
     def _key(self, invite: bytes) -> PeerId:
-        invitation = open_credential(invite, self.owner, self.run)
+        invitation = open_credential(invite, self.owner, self.line)
         return invitation.key if invitation else ""
 
 

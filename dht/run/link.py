@@ -73,6 +73,11 @@ class JoinLink:
         return cls(run_id, via, next(iter(ats), None))
 
 
+def is_run_id(text: str) -> bool:
+    """Return True for the form of a run id."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
 def _parse_at(item: str) -> tuple[int, bytes]:
     found = _AT.fullmatch(item.removeprefix("at=").lower())
     if found is None:

@@ -16,8 +16,9 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,13 +28,16 @@ from ...peer.base.errors import LocalError, MalformedMessage, OtherProtocol, Rem
 from ...peer.base.transport import PeerId
 from ...peer.base.troubles import NEEDS_PROGRAM
 from ...peer.identity import Identity, is_peer_id
+from ...peer.wire import MAX_COUNT
 from ...peer.wire.schema import Between, Size, decode, encode
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, MAX_RECORD_BYTES, Record
 from .layout import LayoutPin
+from .link import is_run_id
 from .protocol import PROTOCOL, check_protocol
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
 
+_EARNED = re.compile(r"(\w{40,64}):([0-9.e-]{1,24}):([0-9]{1,3})", re.ASCII)
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
 MANIFEST_KIND = f"manifest {PROTOCOL}"
@@ -56,6 +60,8 @@ MOST_CHECKPOINT_ROUNDS = 100
 MAX_PROMPTS = 4
 MAX_PROMPT_BYTES = 400
 """Four prompts and what follows them fit into a record of 6 kB (`dht.members.evaluation`)."""
+MAX_EARNED_BYTES = 20_000
+"""Some 250 members, as many as a roster has; the lists of an admission have the same limit."""
 DEFAULT_EVERY = 5
 """With three of eight contributors at a time, each peer evaluates after every 13th round."""
 
@@ -214,6 +220,72 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Earned:
+    """What a peer has earned in the run before: its trust, and the rounds that it contributed to, as far as they count."""
+
+    peer: PeerId
+    trust: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """The run whose last certified state this one goes on from (`succession`); empty where it begins by itself."""
+
+    run: Annotated[str, Size(52)] = ""
+    first: Annotated[str, Size(52)] = ""
+    """The first run of the line: an invitation to that one admits to all of them."""
+    round: Annotated[int, Between(0, MAX_COUNT)] = 0
+    """The last round of the run before."""
+    hash: Annotated[str, Size(64)] = ""
+    """The hash of that round's certificate, in hex."""
+    rounds: Annotated[int, Between(0, MAX_COUNT)] = 0
+    """Rounds of all runs before: the schedules of learning rate, momentum and ramp go on from there."""
+    earned: Annotated[str, Size(MAX_EARNED_BYTES)] = ""
+    """What its members have earned, `PEER:TRUST:ROUNDS` separated by spaces; empty where weight need not be earned."""
+
+    @classmethod
+    def of(cls, first: str, run: str, round_: int, hash_: bytes, rounds: int, earned: Iterable[Earned]) -> "Follows":
+        """Return it with what these have earned: of more than fit, those who have contributed to most rounds."""
+        ordered = sorted(earned, key=lambda it: (-it.rounds, -it.trust, it.peer))
+        rows = [f"{it.peer}:{it.trust!r}:{it.rounds}" for it in ordered]
+        while sum(len(row) + 1 for row in rows) > MAX_EARNED_BYTES:
+            rows.pop()
+        return cls(run, first, round_, hash_.hex(), rounds, " ".join(sorted(rows)))
+
+    @property
+    def members(self) -> tuple[Earned, ...]:
+        """What each member has earned."""
+        return _read_earned(self.earned)
+
+    def faults(self, start: str) -> Iterator[str]:
+        """Yield what is wrong with it, in a run that starts from the state root `start`."""
+        if self == Follows():
+            return
+        if not (is_run_id(self.run) and is_run_id(self.first) and _ROOT.fullmatch(self.hash) and self.hash):
+            yield "[follows] names no run and certificate: `flockstep run succeed` fills it in"
+        if not start or not 1 <= self.round <= self.rounds:
+            yield "[follows] is without a state that was certified"
+        rows = self.earned.split()
+        if len(self.members) != len(rows) or len({it.peer for it in self.members}) != len(rows):
+            yield "[follows] earned lists what is no peer with its trust and rounds, or one twice"
+
+
+@lru_cache(maxsize=64)
+def _read_earned(text: str) -> tuple[Earned, ...]:
+    found = [match for match in map(_EARNED.fullmatch, text.split()) if match is not None and is_peer_id(match[1])]
+    rows = [Earned(match[1], float(match[2]), int(match[3])) for match in found if _is_share(match[2])]
+    return tuple(rows)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All that the peers of a run agree on."""
 
@@ -240,6 +312,7 @@ class Manifest:
     """Who asks for the training, in the owner's words; a volunteer reads it beside the owner's key."""
     contact: Annotated[str, Size(120)] = ""
     """Where volunteers can ask, such as a mail address."""
+    follows: Follows = Follows()
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
@@ -249,6 +322,8 @@ class Manifest:
             start_given(tables)
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
+            if "follows" in tables:
+                raise UsageError("[follows] is not set here: `flockstep run succeed` has a run go on as another one")
             manifest = from_table(cls, {**tables, "owner": owner})
             # Before others' defaults are computed of these.
             checked = {"data": manifest.data, "inner": manifest.inner, "outer": manifest.outer}
@@ -297,6 +372,11 @@ class Manifest:
         return self.outer.rounds * self.outer.fragments
 
     @property
+    def schedule_rounds(self) -> int:
+        """Rounds over which the schedules run: those of this run, and of the runs that it goes on from."""
+        return self.follows.rounds + self.num_rounds
+
+    @property
     def checkpoint_rounds(self) -> int:
         """Rounds between two checkpoints: so many of every fragment, where 100 are enough for that."""
         return min(MOST_CHECKPOINT_ROUNDS, self.outer.checkpoint_every * self.outer.fragments)
@@ -323,6 +403,7 @@ class Manifest:
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
         yield from self._mode_faults()
         yield from self._evaluation_faults()
+        yield from self.follows.faults(self.start)
         for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
             for peer in peers:
                 if not is_peer_id(peer):
@@ -344,9 +425,11 @@ class Manifest:
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
+        table = settings.index("[follows]") - 1
+        settings, follows = settings[:table], settings[table:] if self.follows.run else []
         if not self.eval.every:  # A table [eval] asks for evaluations.
             settings = settings[: settings.index("[eval]") - 1]
-        return (f"# {owner}", *settings)
+        return (f"# {owner}", *settings, *(f"# {line}".rstrip() for line in follows))
 
 
 def inner_momentum(tokens: int) -> float:
@@ -404,6 +487,11 @@ class SignedManifest:
     def run_id(self) -> str:
         """The run id (`run_id_of`)."""
         return run_id_of(self.publishable)
+
+    @property
+    def line(self) -> str:
+        """The id of the first run of its line (`Follows`): its own where it goes on from none. Invitations name it."""
+        return self.manifest.follows.first or self.run_id
 
     @classmethod
     def sign(cls, manifest: Manifest, identity: Identity) -> "SignedManifest":

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from ...peer.base.errors import OtherProtocol
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of all that the members of a run send, sign and keep. A flockstep that writes or reads any of it otherwise has the
 next number. So no run is ever of two, and a peer refuses a run of another number before it writes or sends anything."""
 

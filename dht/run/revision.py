@@ -49,7 +49,7 @@ _FIXED = {
     "[outer] checkpoint_every": "newcomers count on the checkpoints of all to be of the same rounds",
     "outer": "it says which cells a round averages, and when",
     "[admission] allow": "the list grows by `flockstep run invite LINK --peer ID`, and shrinks by `flockstep run revoke`",
-    "admission": "who decides must not change under those who decide: vouch, revoke and ban instead",
+    "admission": "who decides must not change under those who decide: vouch, revoke and ban, or `flockstep run succeed`",
     "defence": "trust was earned under it",
     "timing": "peers that wait for each other must agree how long",
     "start": "the run has begun from it",

@@ -6,10 +6,11 @@ records of kind `owner`, each about one peer, or about itself, that is about the
     vouch   the owner vouches for the peer           revoke   it is no longer admitted to a closed run, nor vouched for
     ban     nobody exchanges anything with the peer  pardon   lifts that, and convictions by evidence up to a round
     revise  these settings of the run become others (`revision`), once a certificate names this statement
+    succeed the run ends, and goes on as another one (`succession`)
 
 `vouch` and `revoke` replace each other, and so do `ban` and `pardon`: of the two the later statement about a peer holds.
 A ban is therefore never lifted by a statement about admission. `revoke` may also name the public key of an invitation.
-Each `revise` replaces the one before it. A statement with another verb is malformed.
+Each `revise` and each `succeed` replaces the one before it. A statement with another verb is malformed.
 
 The statements of a run are a *log*: numbered from 1 without a gap, at most `MAX_OWNER_STATEMENTS`. Peers hold a prefix
 of it, and merging takes the longer one: an old copy rolls nothing back, and whoever withholds statements can hide the
@@ -55,8 +56,11 @@ class OwnerVerb(StrEnum):
     BAN = "ban"
     PARDON = "pardon"
     REVISE = "revise"
+    SUCCEED = "succeed"
 
 
+ABOUT_RUN = frozenset({OwnerVerb.REVISE, OwnerVerb.SUCCEED})
+"""The verbs of statements about the owner itself, that is about the run."""
 _REPLACES: Mapping[str, str] = {OwnerVerb.REVOKE: OwnerVerb.VOUCH, OwnerVerb.PARDON: OwnerVerb.BAN}
 """The verb that each of these replaces, and is replaced by; all others replace their own kind."""
 
@@ -74,7 +78,8 @@ class OwnerStatement:
     until_round: Annotated[int, Between(0, MAX_COUNT)] = 0
     """The last round whose evidence a pardon covers: what the peer signs in later rounds convicts it again."""
     settings: Annotated[str, Size(MAX_REVISION_SETTINGS_BYTES)] = ""
-    """All settings of the run that differ from its manifest, in canonical JSON; empty where nothing is revised."""
+    """Of `revise` all settings of the run that differ from its manifest, in canonical JSON; of `succeed` the id of the run
+    that it goes on as, empty where that is not made yet."""
 
     def __post_init__(self) -> None:
         if self.verb not in set(OwnerVerb):
@@ -109,10 +114,10 @@ def open_statement(record: Record) -> OwnerStatement:
 
 def _why_not_about(statement: OwnerStatement, owner: PeerId) -> str:
     """Return why an owner does not state this about that peer; empty if it may."""
-    is_about_run = statement.verb == OwnerVerb.REVISE
+    is_about_run = statement.verb in ABOUT_RUN
     if is_about_run == (statement.peer == owner):
         return ""
-    return "a revision is stated about the owner" if is_about_run else "the owner of a run states nothing about itself"
+    return "this is stated about the owner" if is_about_run else "the owner of a run states nothing about itself"
 
 
 @lru_cache(maxsize=4096)  # Comes with every Ready, roster and certificate of its holder.
@@ -170,8 +175,8 @@ class OwnerStatements:
             raise LocalError(f"only the owner {self.owner} states anything about its run, not {identity.peer_id}")
         if why_not := _why_not_about(statement, self.owner):
             raise LocalError(why_not)
-        if len(self) >= MAX_OWNER_STATEMENTS:
-            remedy = "what is stated stays in force; a new run can begin with this one's state (`[model] from`)"
+        if len(self) >= MAX_OWNER_STATEMENTS - (0 if statement.verb == OwnerVerb.SUCCEED else 2):  # There is room to end it.
+            remedy = "what is stated stays in force; it can go on as a new run, with `flockstep run succeed`"
             raise LocalError(f"this run has {MAX_OWNER_STATEMENTS} statements of its owner, and takes no more", remedy=remedy)
         body = encode(statement)
         record = Record.sign(

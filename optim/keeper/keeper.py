@@ -61,7 +61,6 @@ class Keeper:
         self._reached = reached
         self._node = reached.node
         self._telemetry = reached.node.telemetry
-        self._signed = reached.signed
         self.settings = manifest
         """What holds in the next round: the manifest, as its owner has revised it."""
         self._resume = config.resume
@@ -75,6 +74,8 @@ class Keeper:
         self._contact = Contact.of(reached, body)
         self.kept: Member | None = None
         """The member with my state; None before I know its size."""
+        self.succeeded = trio.Event()
+        """Set once the run goes on as another one, which I may follow."""
         self._keeping = trio.CancelScope()
         self._waiting = ""
         self._finished = -1
@@ -90,6 +91,7 @@ class Keeper:
         kept = self.kept = await self._open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_votes, kept)
+            nursery.start_soon(self._await_successor, kept)
             await self._sync(kept)
             with self._keeping:
                 await self._keep(kept)
@@ -142,7 +144,7 @@ class Keeper:
 
     async def _size(self) -> tuple[int, Sequence[TensorAt]]:
         """Learn the size of the state in cells, and where its tensors lie if my disk has it."""
-        node, signed, pin = self._node, self._signed, self._signed.manifest.pin
+        node, signed, pin = self._node, self._reached.signed, self._reached.signed.manifest.pin
         if pin is None:
             self._telemetry.emit("layout.unpinned", step="keep", reason=UNPINNED)
         folder = self._reached.folder
@@ -246,7 +248,7 @@ class Keeper:
 
     def _look_at_settings(self, kept: Member) -> None:
         """Take over the settings that the certificate of my state names, and report the end of the run."""
-        place, settings = kept.place, revised_by(self._signed, _revision_of(kept))
+        place, settings = kept.place, revised_by(self._reached.signed, _revision_of(kept))
         rounds = settings.num_rounds
         if settings != self.settings:
             self.settings = settings
@@ -255,6 +257,10 @@ class Keeper:
         if place.round >= rounds and place.round != self._finished:
             self._finished = place.round
             self._telemetry.emit("run.finished", round=place.round, root=place.root.hex())
+
+    async def _await_successor(self, kept: Member) -> None:
+        await kept.goes_on.wait()
+        self.succeeded.set()
 
     async def _report_votes(self, kept: Member) -> None:
         while True:

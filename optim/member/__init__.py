@@ -8,6 +8,8 @@
     client       One peer of a run, as its trainer drives it: when a phase ends, what becomes of Δ, whose state is taken.
     evaluations  Publishes my evaluations of the shared model, and reads those of the other drawn members until the run's
                  result is known.
+    handed_over  Takes over what this computer holds of a run into the one that goes on from it: state, progress,
+                 invitation, consent.
     held         Holds the state (θ, m) of one peer, its position in the run, and the ledger that follows it.
     member       One member of a run: holds its state, takes part in rounds, makes their outer steps, and catches up.
     participant  Runs one peer in the network process at its trainer's command: host, directory, membership, rounds

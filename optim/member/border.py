@@ -223,6 +223,8 @@ class Pulse(Notice):
     """How I am connected to each other member."""
     leases: View | None
     """What is known of the others' leases; None before I train any data."""
+    successor: str = ""
+    """The run that this one goes on as, once I may follow it (`Member.successor`)."""
 
 
 NO_PULSE = Pulse(0, (), 1, "", False, 0, -1, 0, 0, {}, None)

@@ -120,7 +120,7 @@ class PeerStatus:
     root: str
     """The state root of (θ, m), in hex."""
     finished: bool
-    """Whether all rounds are done, or a stop was asked for."""
+    """Whether all rounds are done, the run goes on as another one, or a stop was asked for."""
     swarm_step: int = 0
     """The inner step of the swarm that comes next, which the learning rate follows."""
     revision: bytes = b""
@@ -129,6 +129,8 @@ class PeerStatus:
     """Batches that make one optimizer step in the round that is trained for, n."""
     is_due: bool = True
     """Whether an optimizer step follows the next batch."""
+    successor: str = ""
+    """The run that this one goes on as, by its owner's statement; empty while it goes on itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +309,13 @@ class PeerClient:
     def status(self) -> PeerStatus:
         """What every rank knows of the peer."""
         self._follow_revision()
-        ended = self._stop.is_set() or self.round >= self._num_rounds
+        successor = self.pulse.successor
+        ended = self._stop.is_set() or self.round >= self._num_rounds or bool(successor)
         trained_for = self._swarm_step // self._pace.steps + 1
-        n = batches_a_step(self._manifest.inner.ramp, trained_for, self._manifest.num_rounds)
+        n = batches_a_step(self._manifest.inner.ramp, trained_for, self._manifest.schedule_rounds)
         is_due = is_step(self._progress.phase_steps + 1, n, n if self._pace.seconds else self._pace.steps)
-        return PeerStatus(self.round, self.position.root.hex(), ended, self._swarm_step, self._revision, n, is_due)
+        root, step = self.position.root.hex(), self._swarm_step
+        return PeerStatus(self.round, root, ended, step, self._revision, n, is_due, successor)
 
     def _follow_revision(self) -> None:
         """Take over the settings that the certificate of my state names."""
@@ -502,8 +506,8 @@ class PeerClient:
 
     @property
     def _swarm_step(self) -> int:
-        """The inner step of the swarm that comes next: full phases behind it, and my part of this one."""
-        pace, phases = self._pace, self.round + (self._flight is not None)
+        """The inner step of the swarm that comes next: all full phases, those of runs before too, and my part of this one."""
+        pace, phases = self._pace, self._manifest.follows.rounds + self.round + (self._flight is not None)
         step = self._progress.phase_steps
         if pace.seconds:
             step = int(pace.steps * (time.monotonic() - self._phase_started) / pace.seconds)

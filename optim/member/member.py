@@ -5,6 +5,9 @@ state and when it leaves: a trainer in another process (`participant`), a keeper
 or a simulation. A certified round moves its state and is announced; so is a state that was taken from others. A state
 that a certificate proves is left only for one that is proven, since what made the member look may be one liar's word.
 
+Once the run's owner has ended it (`dht.run.succession`), a member stands still: as soon as its round is over its state goes
+to the disk, and is neither moved by a round nor left for a newer one. Its driver leaves once the run that goes on is named.
+
 Who leaves ends the round that it is bound to, and votes once more where the others need it; the round of that last vote
 gives it no vote in the next one.
 """
@@ -30,6 +33,7 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...collectives.vector.arrays import Floats
 from ...dht.members.body import MemberState
 from ...dht.run.statements import OwnerStatements
+from ...dht.run.succession import ENDED, is_ending, successor_of
 from ...peer.base.transport import Traffic
 from ...peer.log.telemetry import Telemetry
 from ..step.outer import OuterSettings
@@ -47,6 +51,8 @@ Of the three seconds that leaving may take: half a second remains for the goodby
 """
 DEPART_PERIOD = 0.25
 """Seconds between two looks at who is ready, and after an attempt without effect."""
+STAND_PERIOD = 5.0
+"""Seconds until a state that the disk did not take is written again."""
 
 
 class Member:
@@ -71,6 +77,16 @@ class Member:
         self._resumes = resumes
         self._settings = spec.settings
         self._round_over: trio.Event | None = None
+        self._ends = False
+        """Whether the run's owner has ended it."""
+        self._stands = False
+        """Whether my state is on the disk, and stays as it is."""
+        self.successor = ""
+        """The run that this one goes on as, once I may follow it; empty until then."""
+        self._named = trio.Event()
+        """Set once the owner has named that run."""
+        self.goes_on = trio.Event()
+        """Set with `successor`."""
         self.expected = Expected(presence.active, node.peer_id)
         """The other members of my rounds."""
         self.averager = Averager(node, spec, self.expected, archive.outputs, archive.conduct)
@@ -114,7 +130,9 @@ class Member:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the run is further than its state."""
+        """Whether the run is further than its state, and it may move."""
+        if self._stands:
+            return False
         if self.averager.behind:
             return True
         members = alike(self.contact.presence.active(), self._node.peer_id)
@@ -261,9 +279,45 @@ class Member:
         contact, conduct = self.contact, self.archive.conduct
         conduct.follow(statements, contact.body.invite)
         contact.gossip.follow(conduct.charter)
-        if statements.records:
-            contact.change(statements=statements.hash, statements_bytes=len(statements.packed))
-            contact.renew(at_once=True)
+        if is_ending(statements) and not self._ends:
+            self._ends = True
+            self._node.nursery.start_soon(self._stand_still)
+        elif statements.records and self._ends == self._stands:
+            contact.show(statements)
+        if successor_of(statements):
+            self._named.set()
+
+    @property
+    def _may_stand(self) -> bool:
+        return self.is_settled and self.held.place.is_certified and (self._round_over is None or self._round_over.is_set())
+
+    async def _stand_still(self) -> None:
+        """Write my state once it moves no more, show that I hold the statement that ends the run, and await the next one."""
+        contact, place = self.contact, self.held.place
+        assert contact.owner_log is not None
+        while not self._may_stand:
+            if self._named.is_set() and not self.is_settled:  # I have no state of this run, and take that of the next one.
+                break
+            await trio.sleep(DEPART_PERIOD)
+        if self._may_stand:
+            self._stands, place = True, self.held.place
+            await self._write(place)
+            contact.show(contact.owner_log.statements)
+            self._node.telemetry.emit("run.ended", round=place.round, root=place.root.hex(), reason=ENDED)
+        await self._named.wait()
+        run = successor_of(contact.owner_log.statements)
+        if await contact.may_follow(run, place):
+            self._node.telemetry.emit("run.succeeded", run=run, round=place.round, reason=ENDED)
+            self.successor = run
+            self.goes_on.set()
+
+    async def _write(self, place: ChainPosition) -> None:
+        """Have my state on the disk, however often that fails; each failure is an event."""
+        held, checkpoints = self.held, self.archive.checkpoints
+        while checkpoints.kept != place.round:
+            await checkpoints.write(place, held.vectors, held.leaves[0] + held.leaves[1], last=True)
+            if checkpoints.kept != place.round:
+                await trio.sleep(STAND_PERIOD)
 
 
 async def finish_round(is_over: trio.Event, round_: int, telemetry: Telemetry) -> None:

@@ -260,6 +260,7 @@ class Participant:
             received=traffic.received,
             rungs={peer: rung for peer in self._presence.others() if (rung := self._host.rung(peer)) is not None},
             leases=self._neighbours.view(),
+            successor=self.member.successor,
         )
         if self._contact.has_moved:
             self._contact.announce()

@@ -16,7 +16,7 @@ import trio
 
 from ...collectives.agreement.electorate import Electorate
 from ...collectives.allreduce.actions import Outcome
-from ...collectives.chain.chain import Head
+from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.head import Heads, RunValues
 from ...collectives.light.anchor import find_anchor
 from ...collectives.spec import charter_of, credential
@@ -26,23 +26,25 @@ from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.keys import listing_key
 from ...dht.members.body import MemberBody, fitted
 from ...dht.members.gossip import Gossip
-from ...dht.members.owner_log import OwnerLog, read_pages
+from ...dht.members.owner_log import OwnerLog, publish_pages, read_pages
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
-from ...dht.rendezvous import check_alone, open_bootstraps, take_manifest
+from ...dht.rendezvous import check_alone, find_manifest, open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import revised_by, why_not_revise
 from ...dht.run.statements import OwnerStatements
+from ...dht.run.succession import successor_of, why_not_follow
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import NetworkError, RemoteError
+from ...peer.base.errors import NetworkError, RemoteError, UsageError
 from ...peer.base.transport import Address, Host, PeerId, Rung
 from ...peer.identity import Identity, identity_path
 from ...peer.log.telemetry import Telemetry
 from ...peer.node.node import Node
 from ..shards.seeding import Seeds
 from .evaluations import Evaluations
+from .handed_over import hand_over
 
 STATEMENTS_SECONDS = 5.0
 """The members pass on what the owner has stated, too; so a newcomer does not wait longer for a directory."""
@@ -98,6 +100,7 @@ class Contact:
         self.owner_log: OwnerLog | None = None
         self.evaluations: Evaluations | None = None
         self._check_alone = check_alone
+        self._may_follow: Callable[[str, ChainPosition], Awaitable[bool]] | None = None
         self._rung = rung
         self._announced: float | None = None
         self._clamped = ""
@@ -122,6 +125,7 @@ class Contact:
         contact.evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         stated = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
         contact.owner_log = OwnerLog(node, gossip.presence, directory, stated, seed=seed, remembered=remembered)
+        contact._may_follow = partial(may_follow, directory, signed, node.telemetry)
         return contact
 
     def begin(self, mine: Head) -> None:
@@ -181,6 +185,15 @@ class Contact:
         if self._announced is not None and (at_once or trio.current_time() - self._announced >= ANNOUNCE_PERIOD):
             self.announce()
 
+    def show(self, statements: OwnerStatements) -> None:
+        """State in my record that I hold what the run's owner has stated, and serve it."""
+        self.change(statements=statements.hash, statements_bytes=len(statements.packed))
+        self.renew(at_once=True)
+
+    async def may_follow(self, run: str, place: ChainPosition) -> bool:
+        """Return True once it is known that my run goes on as that one, from my state or another one."""
+        return self._may_follow is None or await self._may_follow(run, place)
+
     @property
     def has_moved(self) -> bool:
         """Whether others may dial me elsewhere than my record says."""
@@ -193,13 +206,16 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
     may_be_copied = identity_path(config.home).exists()
     identity = Identity.load_or_create(identity_path(config.home))
     dialled = set(await check_alone(identity, link, config)) if may_be_copied else set()
-    folder = config.home / "runs" / link.run_id
-    remembered = Remembered(folder, link.run_id, telemetry)
+    remembered = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry)
     values = RunValues()
     async with open_bootstraps(identity, link, config, telemetry, values, remembered) as (host, directory):
-        signed = await take_manifest(directory, remembered, link.run_id)
+        run = await lead(directory, config.home, link.run_id, telemetry)
+        link, folder = replace(link, run_id=run, at=link.at if run == link.run_id else None), config.home / "runs" / run
+        remembered = Remembered(folder, run, telemetry)
+        signed = await take_manifest(directory, remembered, run)
+        hand_over(config.home, signed, telemetry)
         charter = charter_of(signed)
-        values.charter_of = {link.run_id: charter}.get
+        values.charter_of = {run: charter}.get
         if charter.kind != "open":
             charter = charter.amended(await _stated(directory, remembered, signed, telemetry))
         entry = 0.0 if has_ledger(folder) else time.time()  # Whoever has been in may come back after the expiry.
@@ -213,6 +229,7 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         async with Node(host, identity, config, telemetry) as node:
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
+            node.nursery.start_soon(keep_leading, directory, config.home, signed, telemetry)
             seeds = Seeds(node, directory, signed, config.home, invite)
             node.nursery.start_soon(seeds.run)
 
@@ -222,6 +239,61 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
                     await check_alone(identity, link, config, host, new)
 
             yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor, seeds, check)
+
+
+async def lead(directory: Directory, home: Path, run: str, telemetry: Telemetry) -> str:
+    """Return the run that a run goes on as by now: itself, as a rule.
+
+    Raises `NetworkError` where a manifest is not found, `UsageError` where the owner names a run that is no such one.
+    """
+    while True:
+        remembered = Remembered(home / "runs" / run, run, telemetry)
+        signed = await take_manifest(directory, remembered, run)
+        stated = await _stated(directory, remembered, signed, telemetry)
+        if not (following := successor_of(stated)):
+            return run
+        remembered.keep_statements(stated)
+        after = await take_manifest(directory, Remembered(home / "runs" / following, following, telemetry), following)
+        if why_not := why_not_follow(signed, after):
+            remedy = "ask the run's owner for the link of a run that you can agree to"
+            raise UsageError(f"its owner states that run {run} goes on as {following}: {why_not}", remedy=remedy)
+        telemetry.emit("run.led", run=following, round=after.manifest.follows.round, reason=f"run {run} goes on as this one")
+        run = following
+
+
+async def keep_leading(directory: Directory, home: Path, signed: SignedManifest, telemetry: Telemetry) -> None:
+    """Publish what leads on from the runs before a run, as far as they are known here: old links are shared for years."""
+    while before := signed.manifest.follows.run:
+        remembered = Remembered(home / "runs" / before, before, telemetry)
+        if (earlier := remembered.manifest()) is None:
+            return
+        none = OwnerStatements(before, earlier.manifest.owner)
+        try:
+            await take_manifest(directory, remembered, before)
+            await publish_pages(directory, remembered.statements(none), none)
+        except NetworkError as error:
+            telemetry.emit("directory.failed", step="publish what an old link leads to", reason=str(error))
+        signed = earlier
+
+
+async def may_follow(
+    directory: Directory, signed: SignedManifest, telemetry: Telemetry, run: str, place: ChainPosition
+) -> bool:
+    """Return True once the manifest of a run is here that mine goes on as; False, with an event, if it is no such run."""
+    while True:
+        try:
+            after = await find_manifest(directory, run)
+        except (NetworkError, RemoteError) as error:
+            telemetry.emit("directory.failed", step="find the run that this one goes on as", reason=str(error))
+            await trio.sleep(STATEMENTS_SECONDS)
+            continue
+        if why_not := why_not_follow(signed, after):
+            telemetry.emit("succession.refused", step="follow", reason=why_not, run=run, round=place.round)
+            return False
+        if place.round > (last := after.manifest.follows.round):
+            reason = f"it goes on from round {last}: what was certified later is lost"
+            telemetry.emit("succession.late", step="follow", reason=reason, run=run, round=place.round)
+        return True
 
 
 async def report_absent(

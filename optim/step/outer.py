@@ -33,6 +33,9 @@ class OuterSettings:
     fragments: int = 1
     """Rounds in which every element makes one outer step."""
 
+    before: int = 0
+    """Rounds of the runs that this one goes on from: its warm-up has begun there."""
+
     def __post_init__(self) -> None:
         if not 0 < self.lr <= MAX_OUTER_LR:
             raise UsageError(f"outer lr {self.lr} is not in (0, {MAX_OUTER_LR:g}]", remedy="0.7 suits most runs")
@@ -45,11 +48,12 @@ class OuterSettings:
     def of(cls, manifest: Manifest) -> Self:
         """Those of a run."""
         outer = manifest.outer
-        return cls(lr=outer.lr, momentum=outer.momentum, warmup=outer.momentum_warmup, fragments=outer.fragments)
+        warmup, before = outer.momentum_warmup, manifest.follows.rounds
+        return cls(lr=outer.lr, momentum=outer.momentum, warmup=warmup, fragments=outer.fragments, before=before)
 
     def at(self, round_: int) -> Self:
         """Return those of a certified round, counted from 1: a function of its number, so the same on every peer."""
-        steps = (round_ - 1) // self.fragments
+        steps = (self.before + round_ - 1) // self.fragments
         return replace(self, momentum=self.momentum * min(1.0, steps / self.warmup), warmup=0) if self.warmup else self
 
 

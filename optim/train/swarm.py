@@ -43,6 +43,7 @@ from ...collectives.vector.arrays import Floats
 from ...dht.run.layout import UNPINNED
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import open_revision, revised_by
+from ...dht.run.succession import SUCCEEDED
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import LocalError, UsageError
 from ...peer.log.metrics import EventFigures, shown_metrics
@@ -143,7 +144,7 @@ class Swarm:
         self.begun = 0
         """The certified round from which a newcomer starts, as link or bootstraps name it; 0 where none does."""
         self.reason = "left"
-        """Why the membership ended."""
+        """Why the membership ended: `left`, `finished`, `SUCCEEDED`, or the name of an error."""
 
     @staticmethod
     def layout_of(model: nn.Module) -> str:
@@ -210,7 +211,7 @@ class Swarm:
         self.optimizers = list(inner(model, self.signed) if callable(inner) else inner)
         check_optimizers(self.optimizers)
         self._inner = InnerOptimizers(self.optimizers)
-        self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
+        self._lr_factor = schedule_of(manifest.inner, manifest.schedule_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
         self._layout.pin().check(manifest.pin)  # Before anybody hears of this peer.
         self._parts = parts_of(self.model)
@@ -249,7 +250,7 @@ class Swarm:
         if error is not None:
             self.reason = type(error).__name__
         elif self.finished and not self._stop.is_set():
-            self.reason = "finished"
+            self.reason = SUCCEEDED if self._status.successor else "finished"
         self._keep_buffers()
         self._inner.close()
         if self._client is not None:
@@ -295,7 +296,10 @@ class Swarm:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the run are done, or a stop was asked for; the same on all ranks after each step."""
+        """Whether all rounds of the run are done, it goes on as another run, or a stop was asked for.
+
+        It is the same on all ranks after each step. Whoever enters again with the same link takes part in the other run.
+        """
         return self._status.finished or (self._ranks.size == 1 and self._stop.is_set())
 
     def share_of(
@@ -431,7 +435,7 @@ class Swarm:
         """Take over the settings that the owner has revised; optimizers that were made for the run are set anew."""
         manifest = revised_by(self._signed, self._status.revision)
         self.manifest, self._revision = manifest, self._status.revision
-        self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
+        self._lr_factor = schedule_of(manifest.inner, manifest.schedule_rounds * manifest.phase_steps)
         if callable(self._make_inner):
             self._inner.take_settings(self._make_inner(self.model, replace(self._signed, manifest=manifest)))
 

@@ -228,6 +228,48 @@ def revise(
     echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
 
 
+@app.command()
+def succeed(
+    link: LinkArgument,
+    keepers: Annotated[
+        str, typer.Option(help="Ids, separated by commas: who votes first beside you.  [default: the keepers that are here]")
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting and its new value, rounds=60; repeatable.")
+    ] = None,
+    home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    announce: Announce = None,
+    upnp: Upnp = True,
+    keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as a keeper of the new run.")] = True,
+) -> None:
+    """End a run of yours, and have it go on as another one.
+
+    That one begins with the last certified state.
+
+    It works where voters are gone for good. All members follow by themselves, and old links lead to the new run.
+
+    \b
+    Examples:
+      flockstep run succeed 'flockstep://…?via=…'
+      flockstep run succeed 'flockstep://…?via=…' --keepers 12D3KooW…,12D3KooW… --set rounds=60
+    """
+    from ..runs.succeed import succeed_run
+
+    ids = [peer for peer in keepers.replace(",", " ").split() if peer]
+    following, votes = succeed_run(link, ids, settings or (), config_of(home, port=0), echo)
+    for line in ("Old links lead to it. Its own is", "", f"    {following}", ""):
+        echo(line)
+    if keeps and votes:
+        from ..peers.keep import keep
+        from ..volunteer.preferences import load_preferences
+
+        config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+        echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
+        keep(following, replace(config, name=load_preferences(config.home).name), echo, yes=True)
+
+
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:
     from ..runs.owner import state_as_owner
 

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from ...dht.members.table import LEFT
 from ...dht.run.link import JoinLink
+from ...dht.run.succession import ENDED, SUCCEEDED
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError, LocalError, UsageError
 from ...peer.base.loading import uncollected
@@ -174,7 +175,8 @@ def _train_in_shifts(
                     raise KeyboardInterrupt from None
                 if not now.over.is_set():
                     raise
-        if summary is not None and (stop.is_set() or summary.reason != "paused"):
+        goes_on = summary is not None and summary.reason == SUCCEEDED and "RANK" not in os.environ
+        if summary is not None and (stop.is_set() or not (goes_on or summary.reason == "paused")):
             return summary
         free_device()
         config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
@@ -413,6 +415,11 @@ LINES = {
     "peer.charged": "{peer} broke a rule: {reason}",
     "network.failed": "the network process did not {step}: {reason}; training goes on",
     "run.revised": "from round {round} on, as the run's owner has revised it: {reason}",
+    "run.ended": "stays at round {round}: {reason}",
+    "run.led": "{reason}, after round {round}",
+    "succession.refused": "does not follow run {run}: {reason}",
+    "succession.late": "{reason}",
+    "state.not_handed_over": "{reason}",
     "run.finished": "the run is finished",
 }
 """The text of an event for a person, by its name; the names in braces are fields of it."""
@@ -436,6 +443,8 @@ def describe_event(event: Event) -> str:
             return evaluation_words(event.get("round"), event.get("loss"), event.get("by"))
         case "peer.lost" if event.get("reason") == LEFT:
             return f"{str(event.get('peer', '?'))[-SHORT_ID:]} left"
+        case "round.awaited" if event.get("reason") == ENDED:
+            return ""  # `run.ended` says so.
         case "state.restored" if event.get("round") == 0:
             return RESTORED_START
         case "state.synced" if event.get("peer"):

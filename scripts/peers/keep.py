@@ -12,14 +12,16 @@ from typing import Any
 import trio
 
 from ...collectives.spec import charter_of
+from ...dht.directory.interface import Directory
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import LEFT
-from ...dht.rendezvous import fetch_manifest
+from ...dht.rendezvous import find_manifest, visit
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.statements import OwnerStatements
+from ...dht.run.succession import SUCCEEDED
 from ...optim.keeper.keeper import Keeper
-from ...optim.member.reach import reach_run
+from ...optim.member.reach import lead, reach_run
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError, sole_error
@@ -30,6 +32,7 @@ from ...peer.identity import Identity, identity_path
 from ...peer.log.metrics import EventFigures, Figure, Figures, show_in_loop, traffic_figures
 from ...peer.log.telemetry import Event, Telemetry, log_path
 from ...peer.log.web import split_host_port
+from ...peer.node.node import Node
 from ..watch.story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
 from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
@@ -64,6 +67,7 @@ def keep(
     with closing(Telemetry(log_path(config.home))) as telemetry:
         with home_lock(config.home, pid=os.getpid()):  # In use by another one: nobody is asked in vain.
             signed = _manifest_of(link, config, telemetry)
+            link = link if signed.run_id == link.run_id else replace(link, run_id=signed.run_id, at=None)
             me = Identity.load_or_create(identity_path(config.home)).peer_id
             if signed.manifest.owner != me:
                 telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
@@ -90,7 +94,7 @@ async def keep_run(
     patience: Callable[[], float] = lambda: 0.0,
     metrics: str = "",
 ) -> None:
-    """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
+    """Keep a run until `stop` is set or it goes on as another one, then leave it in order. Raises `FlockstepError`.
 
     `patience` returns the seconds to stay at most for a round in which my vote may be needed; `metrics` is the place of a
     page for Prometheus.
@@ -102,9 +106,22 @@ async def keep_run(
             nursery.start_soon(keeper.run)
             if metrics:
                 await nursery.start(show_in_loop, metrics, keeper_figures(reached.host, telemetry), telemetry)
-            await stop.wait()
-            await keeper.leave("left", patience())
-            telemetry.emit("peer.leave", reason="left")
+            await first_of(stop, keeper.succeeded)
+            reason = "left" if stop.is_set() else SUCCEEDED
+            await keeper.leave(reason, patience())
+            telemetry.emit("peer.leave", reason=reason)
+
+
+async def first_of(*events: trio.Event) -> None:
+    """Wait until one of these is set."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait, event)
 
 
 def keeper_figures(host: Host, telemetry: Telemetry) -> Figures:
@@ -136,13 +153,18 @@ async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Tele
                         scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
 
             await nursery.start(leave_on_signal)
-            await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
+            while not stop.is_set():  # A run that goes on as another one is reached by the same link.
+                await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
 
 
 def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
-    """Read the manifest from my disk, or fetch it. Raises `FlockstepError`."""
+    """Read the manifest from my disk, or find that of the run that it goes on as by now. Raises `FlockstepError`."""
     kept = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry).manifest()
-    return kept or fetch_manifest(link, config, telemetry)
+
+    async def find(node: Node, directory: Directory) -> SignedManifest:
+        return await find_manifest(directory, await lead(directory, config.home, link.run_id, telemetry))
+
+    return kept or visit(link, config, telemetry, find)
 
 
 def voteless(signed: SignedManifest, link: JoinLink, me: PeerId, config: PeerConfig, telemetry: Telemetry) -> str:
@@ -208,6 +230,12 @@ def describe_keeping(event: Event) -> str:
             return evaluation_words(event.get("round"), event.get("loss"), event.get("by"))
         case "run.finished":
             return "the run is finished; this keeper goes on serving its last state, Ctrl-C ends it"
+        case "run.ended":
+            return f"stays at round {event.get('round')}: {event.get('reason')}"
+        case "run.led":
+            return f"{event.get('reason')}, after round {event.get('round')}"
+        case "succession.refused" | "succession.late" | "state.not_handed_over":
+            return f"{event.get('reason')}"
         case "run.revised":
             return f"from round {event.get('round')} on, as the run's owner has revised it: {event.get('reason')}"
         case "peer.stays":

@@ -118,7 +118,7 @@ def revise_run(
     `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is.
     """
     link = JoinLink.parse(text)
-    changes = {**_read_changes(file), **dict(map(_parse_change, given))}
+    changes = {**_read_changes(file), **dict(map(parse_change, given))}
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
     certified = _check_not_over(link, config)
@@ -149,7 +149,7 @@ def _check_not_over(link: JoinLink, config: PeerConfig) -> int:
     """Return a run's last certified round. Raises `UsageError` where it is over: no round is left to name a revision."""
     progress = _progress(link, config)
     if progress.state is RunState.OVER:
-        remedy = "publish another run that starts from its state: [model] from, docs/run-toml.md"
+        remedy = "`flockstep run succeed LINK --set rounds=60` has it go on, for so many more"
         raise UsageError("the run is over: its last round is certified, and no round is left to revise", remedy=remedy)
     return progress.round
 
@@ -179,7 +179,7 @@ def _read_changes(file: Path | None) -> dict[str, Any]:
     return changes
 
 
-def _parse_change(text: str) -> tuple[str, Any]:
+def parse_change(text: str) -> tuple[str, Any]:
     """Parse `NAME=VALUE`: the section may be left out where only one has the setting. Raises `UsageError`."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -205,12 +205,8 @@ def _state(link: JoinLink, config: PeerConfig, choose: Choose) -> Stated:
 
     async def publish(node: Node, directory: Directory) -> Stated:
         manifest = (await find_manifest(directory, link.run_id)).manifest
+        check_owner(manifest, identity)
         owner = manifest.owner
-        if owner != identity.peer_id:
-            remedy = "name the home folder with the owner's key by --home"
-            raise UsageError(
-                f"only its owner {owner} states anything about this run, not {identity.peer_id}", remedy=remedy
-            )
         folder = config.home / "runs" / link.run_id
         none = OwnerStatements(link.run_id, owner)
         remembered = Remembered(folder, link.run_id, node.telemetry)
@@ -224,6 +220,15 @@ def _state(link: JoinLink, config: PeerConfig, choose: Choose) -> Stated:
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return visit(link, config, telemetry, publish)
+
+
+def check_owner(manifest: Manifest, identity: Identity) -> None:
+    """Raise `UsageError` for a key that is not the owner's."""
+    if manifest.owner != identity.peer_id:
+        raise UsageError(
+            f"only its owner {manifest.owner} states anything about this run, not {identity.peer_id}",
+            remedy="name the home folder with the owner's key by --home",
+        )
 
 
 def _round_of_run(members: Sequence[Member]) -> int:

@@ -263,7 +263,7 @@ def invite(
     seed = b"" if peer else secrets.token_bytes(32)
     key, num_peers = (peer, 0) if peer else (Identity.from_seed(seed).peer_id, count)
     expires = int(time.time()) + days * 86_400
-    invitation = Invitation.sign(identity, signed.run_id, key, count=num_peers, expires=expires)
+    invitation = Invitation.sign(identity, signed.line, key, count=num_peers, expires=expires)
     write_line(f"{Ticket(invitation, seed)}")
 
 

@@ -45,6 +45,8 @@ class CreditTable:
     credit: tuple[PeerCredit, ...]
     names: Mapping[PeerId, str]
     """By peer; as its holder wrote it, to be shown by `plain_text` alone."""
+    before: int = 0
+    """Rounds of the runs that this one goes on from, which are in the sums."""
 
     def rows(self) -> list[dict[str, str | int]]:
         """Return one row a peer, for programs."""
@@ -63,13 +65,15 @@ def show_credit(
     table = fetch_credit(JoinLink.parse(link_text), config)
     rows = table.rows()
     if as_json:
-        write_line(json.dumps({"first_round": table.first, "round": table.round, "credit": rows}))
+        figures = {"first_round": table.first, "round": table.round, "rounds_before": table.before, "credit": rows}
+        write_line(json.dumps(figures))
     elif as_csv:
         for line in csv_of(rows).split("\n"):
             write_line(line)
     elif rows:
         PlainConsole().print(table_of(rows))
-        write_line(f"Rounds {table.first} to {table.round}; each name is what the peer calls itself.")
+        before = f", and {table.before:,} of the runs that it goes on from" if table.before else ""
+        write_line(f"Rounds {table.first} to {table.round}{before}; each name is what the peer calls itself.")
     else:
         write_line("No round of this run is certified yet.")
 
@@ -113,7 +117,8 @@ def fetch_credit(link: JoinLink, config: PeerConfig) -> CreditTable:
         chain, seen = watcher.chain, {member.peer: member.body.name for member in watcher.members()}
         if chain.head == NOTHING and any(head_of(member) != NOTHING for member in watcher.members()):
             raise NetworkError("no member shows the run's certificates", remedy="ask again while its keepers are here")
-        return CreditTable(chain.first, chain.head.round, chain.credit, names | seen)
+        credit, before = await watcher.credit(config.home)
+        return CreditTable(chain.first, chain.head.round, credit, names | seen, before)
 
     with closing(Telemetry()) as telemetry:
         bodies = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry).bodies()

@@ -13,6 +13,7 @@ from ...dht.run.link import JoinLink
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError
+from ...peer.identity import Identity
 from ...peer.log.telemetry import Telemetry, log_path
 from ...peer.node.node import Node
 from .voters import who_decides
@@ -30,8 +31,10 @@ END_SECONDS = 5.0
 """The longest wait for a thread to close its connections."""
 
 
-def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]]) -> _T:
-    """Run an errand with a watcher of a link's run, under an identity of its own. Raises `FlockstepError`."""
+def watched(
+    link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]], identity: Identity | None = None
+) -> _T:
+    """Run an errand with a watcher of a link's run, under an identity of its own or this one. Raises `FlockstepError`."""
     from ...collectives.light.own_ledger import OwnLedger
     from ...collectives.spec import charter_of
     from ...collectives.visit.watcher import RunWatcher
@@ -44,7 +47,7 @@ def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"],
         return await errand(RunWatcher(node, directory, signed, link, decides=who_decides(signed.manifest), own=own))
 
     with closing(Telemetry(log_path(config.home) if config.home.exists() else None)) as telemetry:
-        return visit(link, config, telemetry, watch)
+        return visit(link, config, telemetry, watch, identity)
 
 
 def picture_of(link: JoinLink, config: PeerConfig) -> Picture:

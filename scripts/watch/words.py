@@ -41,7 +41,7 @@ def state_words(picture: Picture) -> str:
         case RunState.EMPTY:
             return "Nobody is in this run at the moment."
         case RunState.OVER:
-            return "The run is over: its last round is certified."
+            return f"The run is over: {reason}."
         case RunState.WAITING:
             return f"It {reason}."
     count = sum(member.state == "training" and member.here is not False for member in picture.members)
@@ -96,6 +96,8 @@ def describe_picture(picture: Picture) -> Iterator[str]:
     yield from map(trouble_words, troubles[:TROUBLES_SHOWN])
     if (left := len(troubles) - TROUBLES_SHOWN) > 0:
         yield f"and {left} more troubles: --json has them, and `flockstep page` shows them"
+    if picture.goes_on:
+        yield f"It {picture.goes_on}"
     yield f"verified: {picture.verified}"
     if picture.joining:
         yield picture.joining

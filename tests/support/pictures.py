@@ -94,6 +94,7 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
         taken_by=roster[0].peer_id,
         decides="its 4 keepers decide, 3 of 4 votes",
         joining="",
+        goes_on="",
         verified="every certificate from the first round on",
         progress=RunProgress(
             round=head.round,

@@ -25,7 +25,7 @@ function show(picture, keys) {
   if (changed("votes", "decides", "members")) showVotes(picture);
   if (changed("rounds", "recent", "troubles", "members")) rounds.show(picture);
   if (changed("link", "joining")) showLink(picture);
-  if (changed("run", "owner", "taken_by", "flockstep", "verified")) showFoot(picture);
+  if (changed("run", "owner", "taken_by", "flockstep", "verified", "goes_on")) showFoot(picture);
   if (changed("rounds")) tell(picture);
 }
 
@@ -87,11 +87,12 @@ function showLink({ link, joining }) {
   byId("copy").disabled = !whole;
 }
 
-function showFoot({ run, owner, taken_by: by, flockstep, verified }) {
+function showFoot({ run, owner, taken_by: by, flockstep, verified, goes_on: goesOn }) {
   setText(byId("run"), plain(run) || DASH);
   setText(byId("owner"), plain(owner) || DASH);
   setText(byId("taken-by"), plain(by) || DASH);
   setText(byId("version"), plain(flockstep));
+  setText(byId("goes-on"), goesOn ? `It ${plain(goesOn)}.` : "");
   setText(byId("verified"), verified ? `Verified here: ${plain(verified)}.` : "");
 }
 

@@ -24,6 +24,7 @@ from flockstep.collectives.accountability.trust import (
     weigh,
 )
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
+from flockstep.dht.run.manifest import Earned
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from hypothesis import given
@@ -252,3 +253,17 @@ def test_a_seat_that_misstates_what_its_holder_has_earned_shows(lie: dict[str, f
     record, true = TrustRecord(0.5, 3), {"trust": 0.5, "rounds": 3}
     assert not misstated(wire.Seat(**true), record)  # type: ignore[arg-type]  # Of two types.
     assert misstated(wire.Seat(**{**true, **lie}), record)  # type: ignore[arg-type]
+
+
+def test_what_was_earned_in_the_run_before_counts_from_the_first_round_on() -> None:
+    brought = Earned(IDS[0], 0.75, 20)
+    trust = Trust(True, [brought])
+    assert trust.of(IDS[0]) == TrustRecord(0.75, 20)
+    assert trust.of(IDS[1]) == newcomer_record(True)
+    first = certify(None, 100, roster=FOUR, trust_of=lambda peer: trust.of(peer) or newcomer_record(True))
+    trust.take(first)
+    assert trust.of(IDS[0]) == TrustRecord(0.8, 20)
+    late = Trust(True, [brought])  # Who holds no certificate of the first rounds knows of it by later ones alone.
+    late.take(chain(2, before=first)[-1])
+    assert late.of("nobody") is None
+    assert Trust(False, [brought]).of(IDS[0]) == newcomer_record(False)

@@ -60,7 +60,7 @@ def test_a_revision_changes_what_it_names_and_nothing_else() -> None:
         ("model.name", "gpt", "model.name cannot change while a run trains: the state has its shape"),
         ("seed", 3, "seed cannot change while a run trains: all have begun from it"),
         ("admission.allow", "x", "flockstep run invite"),
-        ("admission.voters", "members", "vouch, revoke and ban instead"),
+        ("admission.voters", "members", "vouch, revoke and ban, or"),
         ("outer.mode", "streaming", "outer.mode cannot change"),
         ("outer.fragments", 2, "outer.fragments cannot change while a run trains: it says which cells"),
         ("outer.lr", 0.0, r"lr must be in \(0, 2\]"),

@@ -9,6 +9,7 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.records import MAX_LIFETIME, MAX_RECORD_BYTES, Record
 from flockstep.dht.run import statements as limits
 from flockstep.dht.run.statements import (
+    ABOUT_RUN,
     MAX_OWNER_LOG_BYTES,
     MAX_OWNER_STATEMENTS,
     MAX_STATED_REASON,
@@ -233,7 +234,7 @@ def test_more_bytes_than_a_log_has_are_not_read() -> None:
 
 
 def test_every_verb_is_a_statement() -> None:
-    about = {verb: OWNER if verb == OwnerVerb.REVISE else ANNA for verb in OwnerVerb}
+    about = {verb: OWNER if verb in ABOUT_RUN else ANNA for verb in OwnerVerb}
     assert {open_statement(record).verb for it in about.items() for record in stated(it).records} == set(OwnerVerb)
 
 
