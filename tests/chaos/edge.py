@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -39,6 +38,7 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.utils.varint import encode_delim, encode_varint_prefixed
+from support.commands import Command
 
 NOT_EXEMPT = ("192.0.2.0/24",)
 KINDS = ("member", "bootstrap")
@@ -99,13 +99,12 @@ async def be_victim(kind: str) -> None:
 class Victim:
     """The process of a victim."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: Command) -> None:
         self._process = process
         first = self._next()
         self.peer, self.port, self.protocols = first["peer"], first["port"], tuple(first["protocols"])
 
     def _next(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
         line: dict[str, Any] = json.loads(self._process.stdout.readline())
         return line
 
@@ -118,15 +117,11 @@ class Victim:
 @contextmanager
 def victim_process(kind: str) -> Iterator[Victim]:
     """Start a victim, and kill it at the end."""
-    command = [sys.executable, "-m", "chaos.edge", "--be-victim", "--kind", kind]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
-    try:
-        yield Victim(process)
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    with Command("--be-victim", "--kind", kind, program="chaos.edge") as process:
+        try:
+            yield Victim(process)
+        finally:
+            process.kill()
 
 
 def first_messages(protocol: str) -> list[bytes]:

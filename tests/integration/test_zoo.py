@@ -1,6 +1,6 @@
 """Many kinds of models, tiny: two peers, two rounds, the same state, and an export that gives the same outputs.
 
-    scripts/test tests/integration/test_zoo.py          # ten of them, as in the gate
+    scripts/test tests/integration/test_zoo.py          # seven of them, as in the gate
     scripts/test tests/integration/test_zoo.py --zoo    # all, five minutes; of timm and torchvision where they are installed
 """
 
