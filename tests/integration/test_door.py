@@ -108,27 +108,6 @@ async def test_loopback_is_exempt_where_the_operator_says_so() -> None:
         assert net.server.gate.num_sockets == 2
 
 
-async def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
-    async with lab(handshakes=2) as net:
-        streams = [await trio.open_tcp_stream("127.0.0.1", net.bootstrap.port) for _ in range(5)]
-        while net.server.gate.num_sockets + net.server.refusals.counts.total() < 5:
-            await trio.lowlevel.checkpoint()
-        for stream in streams[:3]:
-            while True:  # Its own greeting, then the end.
-                try:
-                    if not await stream.receive_some(1000):
-                        break
-                except trio.BrokenResourceError:
-                    break
-        while net.server.gate.num_sockets > 2:
-            await trio.lowlevel.checkpoint()
-        assert net.server.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
-        async with net.host():
-            pass
-        for stream in streams:
-            await stream.aclose()
-
-
 async def test_busy_connections_of_one_network_keep_no_newcomer_out_and_a_reservation_is_a_place_of_its_own() -> None:
     """900 busy connections of eight networks kept everybody else out of a bootstrap, for good."""
     async with lab(connections=4) as net, net.host("127.0.1.1", reserved=True) as needed, AsyncExitStack() as stack:

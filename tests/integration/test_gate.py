@@ -116,15 +116,6 @@ async def test_a_flood_of_handshakes_from_one_address_closes_none_of_another() -
             await socket.aclose()
 
 
-async def test_silent_sockets_of_one_address_leave_its_place_to_a_peer_of_that_address() -> None:
-    async with Member.of(GateLimits(per_address=3, exempt=NOT_EXEMPT)) as member:
-        silent = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(10)]
-        await member.visitor("127.0.0.1")
-        assert len(member.host.connected()) == 1
-        for socket in silent:
-            await socket.aclose()
-
-
 async def test_connections_and_streams_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh keys that shake hands and leave, or streams that are opened and dropped, could take a whole core."""
     monkeypatch.setattr(gate, "CONNECT_BURST_SECONDS", 2000.0)

@@ -117,21 +117,6 @@ async def test_one_address_and_one_network_hold_few_streams_for_each_connection(
         assert ("stream", GAVE_WAY) in host._gate.refusals.counts
 
 
-async def test_the_streams_of_a_network_have_a_rate_and_a_newcomer_in_it_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a free /48 each of 65,536 addresses had the rate of one: newcomers waited for 5 s."""
-    monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 24_000.0)
-
-    limits = GateLimits(streams_per_second=0.001, exempt=NOT_EXEMPT)  # 24 of an address, and of a network.
-    async with victim(limits) as host, AsyncExitStack() as stack:
-        first, second, newcomer = [await stack.enter_async_context(visitor(host, f"127.0.3.{n}")) for n in (1, 2, 3)]
-        for _ in range(20):
-            assert await is_served(first, host.peer_id)
-        assert await num_served(second, host.peer_id, 20) < 20
-        await until(lambda: second.peer_id not in host.connected())
-        assert await is_served(newcomer, host.peer_id)
-        assert ("stream", "too many a second from one network") in host._gate.refusals.counts
-
-
 async def test_who_has_a_seat_pays_for_streams_out_of_a_part_of_its_own_and_voters_for_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
