@@ -60,24 +60,6 @@ def remove(name: Name = "flockstep") -> None:
     remove_service(service_of(name), echo)
 
 
-@app.command()
-def status(name: Name = "flockstep") -> None:
-    """Show whether the peer runs.
-
-    `flockstep status` shows how it stands in its run."""
-    from ..volunteer.service import service_of, show_status
-
-    show_status(service_of(name), echo)
-
-
-@app.command()
-def log(name: Name = "flockstep") -> None:
-    """Show the last lines that the peer has printed."""
-    from ..volunteer.service import service_of, show_log
-
-    show_log(service_of(name), echo)
-
-
 def agree(link: str, given: dict[str, Any]) -> None:
     """Let the user agree to the run of a link: its service starts where nobody can be asked."""
     from ...dht.run.link import JoinLink

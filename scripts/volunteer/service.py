@@ -14,7 +14,6 @@ from ...peer.base.errors import LocalError, UsageError
 from .units import Job, Line, ServiceFile, launchd_service, systemd_service, windows_service
 
 SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-LOG_LINES = 100
 MANAGER_SECONDS = 60
 """The timeout of one command of the system's manager: it waits for a peer that leaves."""
 
@@ -56,19 +55,19 @@ def install(service: ServiceFile, say: Callable[[str], None], *, as_root: bool) 
     for line in ("", *text_of(service).splitlines()):
         say(line)
     if service.manager == "launchctl":  # It knows no reload: what it holds must go first.
-        _run(service.stop[0], say, must=False)
+        _run(service.stop[0], must=False)
     first, *others = service.start
     try:
-        _run(first, say)
+        _run(first)
     except LocalError:
         if not was_there:  # Its manager takes no services here, so `service remove` could not remove this one either.
             service.path.unlink(missing_ok=True)
             say("It is removed again.")
         raise
     for command in others:
-        _run(command, say)
+        _run(command)
     say(f"The peer runs. {service.hint}")
-    say("`flockstep service log` shows what it says, `flockstep service remove` ends it.")
+    say(f"{service.log} `flockstep service remove` ends it.")
 
 
 def remove(service: ServiceFile, say: Callable[[str], None]) -> None:
@@ -76,33 +75,12 @@ def remove(service: ServiceFile, say: Callable[[str], None]) -> None:
     _demand_file(service)
     *_, last = service.stop
     for command in service.stop:
-        _run(command, say, must=command is last and service.manager != "launchctl")
+        _run(command, must=command is last and service.manager != "launchctl")
     with disk_errors(f"remove {service.path}"):
         service.path.unlink(missing_ok=True)
     for command in service.forget:
-        _run(command, say)
+        _run(command)
     say(f"{service.path} is removed; what the peer knows of its runs stays in its home folder.")
-
-
-def show_status(service: ServiceFile, say: Callable[[str], None]) -> None:
-    """Show how the system sees the service. Raises `LocalError` if there is none."""
-    _demand_file(service)
-    _run(service.status, say, must=False, show=True)
-
-
-def show_log(service: ServiceFile, say: Callable[[str], None]) -> None:
-    """Show the last lines that the peer has printed. Raises `LocalError` if there are none."""
-    _demand_file(service)
-    if service.log:
-        _run(service.log, say, show=True)
-        return
-    if service.log_file is None:
-        remedy = "`flockstep status` shows how it stands, events.jsonl in its home folder what it did"
-        raise LocalError("this system keeps no output of tasks", remedy=remedy)
-    with disk_errors(f"read {service.log_file}"):
-        lines = service.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in lines[-LOG_LINES:]:
-        say(line)
 
 
 def text_of(service: ServiceFile) -> str:
@@ -124,16 +102,13 @@ def _demand_manager(service: ServiceFile) -> None:
         raise LocalError(f"this computer has no {service.manager}", remedy=remedy)
 
 
-def _run(command: Line, say: Callable[[str], None], *, must: bool = True, show: bool = False) -> None:
+def _run(command: Line, *, must: bool = True) -> None:
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, timeout=MANAGER_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LocalError(f"`{' '.join(command)}` did not run: {error}", remedy="try it by hand") from error
-    if show:
-        for line in (ended.stdout + ended.stderr).splitlines():
-            say(line)
     if must and ended.returncode:
         why = (ended.stderr.strip() or ended.stdout.strip() or f"exit code {ended.returncode}").splitlines()[-1]
         login = "; systemd for users needs a login of its own, not su or sudo" if command[0] == "systemctl" else ""

@@ -81,10 +81,10 @@ class ServiceFile:
     """Commands before the file is removed; the first may fail where the service does not run."""
     forget: tuple[Line, ...] = ()
     """Commands after the file was removed."""
-    status: Line
-    log: Line
-    """The command that shows what it has printed; empty if the system keeps that in `log_file`, or nowhere."""
+    log: str
+    """How its user sees what it has printed."""
     log_file: Path | None = None
+    """Where the system writes that; None: it keeps a log of its own."""
     hint: str = ""
     """What its user may want to know or do."""
 
@@ -122,8 +122,7 @@ WantedBy=default.target
         start=((*control, "daemon-reload"), (*control, "enable", unit), (*control, "restart", unit)),
         stop=((*control, "disable", "--now", unit),),
         forget=((*control, "daemon-reload"),),
-        status=(*control, "--no-pager", "status", unit),
-        log=("journalctl", "--user", "--no-pager", "-n", "100", "-u", unit),
+        log=f"`journalctl --user -u {unit}` shows what it says.",
         hint="It runs while you are logged in; `loginctl enable-linger` lets it run from the start of the computer on.",
     )
 
@@ -151,8 +150,7 @@ def launchd_service(job: Job, home: Path, user: int) -> ServiceFile:
         manager="launchctl",
         start=(("launchctl", "bootstrap", domain, str(path)), ("launchctl", "kickstart", "-k", f"{domain}/{label}")),
         stop=(("launchctl", "bootout", f"{domain}/{label}"),),
-        status=("launchctl", "print", f"{domain}/{label}"),
-        log=(),
+        log=f"{log} has what it says.",
         log_file=log,
         hint="It runs while you are logged in.",
     )
@@ -203,8 +201,7 @@ def windows_service(job: Job, local_data: Path) -> ServiceFile:
         manager="schtasks",
         start=(("schtasks", "/Create", "/F", "/TN", job.name, "/XML", str(path)), ("schtasks", "/Run", "/TN", job.name)),
         stop=(("schtasks", "/End", "/TN", job.name), ("schtasks", "/Delete", "/F", "/TN", job.name)),
-        status=("schtasks", "/Query", "/V", "/FO", "LIST", "/TN", job.name),
-        log=(),
+        log="This system keeps no output of tasks: `flockstep status` shows how the peer stands.",
         hint="It runs while you are logged in and the computer is not on its battery.",
     )
 
