@@ -58,7 +58,7 @@ GONE = {
     "join --via": "the link names the bootstraps; `flockstep runs --via ADDRESS` prints the links of listed runs",
     "run snapshot": "`flockstep status LINK --json` prints the same picture",
     "service log": "your system shows it, such as `journalctl --user -u flockstep`",
-    "service status": "`flockstep status` shows how the peer stands, and your system (`systemctl --user status flockstep`) whether it runs",
+    "service status": "`flockstep status` shows how the peer stands, and your system whether it runs",
 }
 """Verbs and options that are gone, and what to use instead."""
 
