@@ -46,7 +46,7 @@ def rounds_with(
 
 
 @pytest.mark.parametrize(
-    "pair", [pytest.param(pair, marks=[pytest.mark.explore] * (number % 10 != 0)) for number, pair in enumerate(PAIRS)]
+    "pair", [pytest.param(pair, marks=[pytest.mark.explore] * (number % 14 != 0)) for number, pair in enumerate(PAIRS)]
 )
 def test_a_pair_that_cannot_talk_costs_no_contribution(pair: tuple[int, int]) -> None:
     rule = ("gramguard", "mean")[sum(pair) % 2]
@@ -55,13 +55,13 @@ def test_a_pair_that_cannot_talk_costs_no_contribution(pair: tuple[int, int]) ->
 
 @pytest.mark.parametrize(
     "pairs",
-    [pytest.param(pairs, marks=[pytest.mark.explore] * (number % 4 != 0)) for number, pairs in enumerate(DISJOINT[::30])],
+    [pytest.param(pairs, marks=[pytest.mark.explore] * (number % 8 != 0)) for number, pairs in enumerate(DISJOINT[::30])],
 )
 def test_two_disjoint_pairs_cost_no_contribution(pairs: tuple[tuple[int, int], tuple[int, int]]) -> None:
     assert rounds_with(pairs, rule="gramguard", seed=pairs[0][0]) == [[8] * ROUNDS] * 8
 
 
-@pytest.mark.parametrize("number", [0, 2, *(pytest.param(number, marks=pytest.mark.explore) for number in (1, 3))])
+@pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.explore) for number in (0, 1, 3))])
 def test_a_pair_that_is_cut_in_the_middle_of_a_round_costs_no_contribution(number: int) -> None:
     pair = PAIRS[7 * number]
     assert rounds_with([pair], rule="gramguard", seed=number, cut_at=0.05 + 0.2 * number) == [[8] * ROUNDS] * 8

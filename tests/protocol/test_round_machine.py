@@ -140,7 +140,7 @@ def test_a_quorum_that_survives_any_deaths_decides(count: int, seed: int, deaths
         assert rounds.kinds() == {DONE}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.integers(2, 7),
     st.integers(0, 2**32),

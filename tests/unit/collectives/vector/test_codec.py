@@ -111,7 +111,7 @@ def test_two_bits_err_as_lloyd_and_max_say_and_less_than_rounding_explains(
     assert codec.rounding(codec.encode(x), cells) / square == pytest.approx(explained, abs=0.002)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_whatever_two_bits_are_accepted_is_what_encode_makes_of_them(data: st.DataObject) -> None:
     codec = codec_named("lloyd2")
@@ -233,7 +233,7 @@ def test_codes_are_rounded_to_nearest_even(name: str) -> None:
 
 
 @every_codec
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(x=vectors, places=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4), data=st.data())
 def test_what_is_accepted_is_what_encode_makes_of_it(
     codec: Codec, x: Floats, places: list[tuple[int, int]], data: st.DataObject
