@@ -45,6 +45,7 @@ DEFAULT_PAGE = "127.0.0.1:9402"
 
 GONE = {
     "--allow-data": "leave it out: a run's data are packed, and joining it agrees to them",
+    "--csv": "`--json` has the same rows",
     "--log": "`--metrics` has the curves for Prometheus, `--json` and events.jsonl in the home folder every event",
     "--phase-s": "the steps of `bench utilization` take given times",
     "--picture": "`bench outer --json` has the curves",
@@ -234,19 +235,16 @@ def join(
 
 
 @app.command()
-def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
+def runs(via: Via, home: Home = None, as_json: Json = False) -> None:
     """Show the runs that their owners list for everybody.
 
     \b
-    Examples:
+    Example:
       flockstep runs --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
-      flockstep runs                                # the bootstraps of config.toml in the home folder
     """
     from ..runs.listed import show_runs
-    from ..volunteer.preferences import load_preferences
 
-    config = config_of(home, port=0)
-    show_runs(via or load_preferences(config.home).bootstraps, config, echo, as_json=as_json)
+    show_runs(via, config_of(home, port=0), echo, as_json=as_json)
 
 
 @app.command()

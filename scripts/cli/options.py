@@ -17,7 +17,7 @@ MaxDown = Annotated[float | None, typer.Option(help="Receive at most so many Mbi
 Metrics = Annotated[str, typer.Option(help="[HOST:]PORT of a page for Prometheus.  [default: none]")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors; else as in config.toml.")]
-Via = Annotated[list[str] | None, typer.Option(help="Address of a bootstrap to ask for listed runs; repeatable.")]
+Via = Annotated[list[str], typer.Option(help="Address of a bootstrap to ask for listed runs; repeatable.")]
 PlanPeers = Annotated[int | None, typer.Option(help="Of the plan: how many peers train.")]
 PlanGpu = Annotated[str | None, typer.Option(help="Of the plan: their GPU, such as 4090, t4 or a100.")]
 PlanRate = Annotated[float | None, typer.Option(help="Of the plan: Mbit/s of a peer's line, each way.")]

@@ -104,19 +104,17 @@ def list_(
 def credit(
     link: LinkArgument,
     home: Home = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets: CSV to stdout.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show who has contributed how many tokens, by all certificates.
 
     \b
-    Examples:
+    Example:
       flockstep run credit 'flockstep://…?via=…'
-      flockstep run credit 'flockstep://…?via=…' --csv > credit.csv
     """
     from ..watch.credit import show_credit
 
-    show_credit(link, config_of(home, port=0), echo, as_csv=as_csv, as_json=as_json)
+    show_credit(link, config_of(home, port=0), echo, as_json=as_json)
 
 
 @app.command()

@@ -38,7 +38,6 @@ ANY_RUN = "a" * 52
 MANIFESTS_AT_ONCE = 8
 MANIFESTS_SECONDS = 30.0
 """The longest that all manifests together may take: a bootstrap can invent runs that nobody has."""
-NO_BOOTSTRAP = "name one by --via, or in config.toml in the home folder: bootstraps = [\"/ip4/…/tcp/4001/p2p/12D3KooW…\"]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,6 @@ def run_figures(run: FoundRun) -> dict[str, Any]:
 
 def find_runs(via: Sequence[Address], config: PeerConfig) -> FoundRuns:
     """Ask bootstraps for the runs that they list, and fetch their manifests. Raises `FlockstepError`."""
-    if not via:
-        raise UsageError("no bootstrap is known that could be asked for runs", remedy=NO_BOOTSTRAP)
     link = JoinLink.parse(str(JoinLink(ANY_RUN, tuple(via)[:MAX_VIA])))
 
     async def ask(node: Node, directory: Directory) -> FoundRuns:

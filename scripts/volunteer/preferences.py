@@ -1,7 +1,6 @@
 """`config.toml` in the home folder: what a volunteer would else write behind every command; an option overrides it.
 
     name = "ada"
-    bootstraps = ["/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"]
 
     [limits]
     max_up = 10.0
@@ -16,12 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from ...dht.run.link import MAX_VIA
 from ...dht.run.settings import faults, from_table, parse_toml, read_toml
-from ...peer.address import split_p2p
+from ...peer.base.config import MAX_NAME_BYTES
 from ...peer.base.disk import disk_errors
-from ...peer.base.errors import UsageError, did_you_mean
-from ...peer.base.transport import Address
+from ...peer.base.errors import UsageError
 from ...peer.wire.schema import Between, Size
 from .policy import MAX_CELSIUS, MAX_WATTS
 
@@ -46,19 +43,13 @@ class Limits:
 class Preferences:
     """What the file says."""
 
-    limits: Limits = field(default_factory=Limits)
-    bootstraps: tuple[Address, ...] = ()
-    name: str = ""
+    name: Annotated[str, Size(MAX_NAME_BYTES)] = ""
     """What others see this peer as in the list of contributors."""
+    limits: Limits = field(default_factory=Limits)
 
     def override(self, **given: float | str | bool | None) -> Limits:
         """Return the limits, those in place of them that are given and not None."""
         return replace(self.limits, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    limits: Limits
 
 
 def load_preferences(home: Path) -> Preferences:
@@ -72,23 +63,10 @@ def load_preferences(home: Path) -> Preferences:
         table = parse_toml(text)
     except UsageError as error:
         raise UsageError(f"{path} is not TOML: {error}", remedy="docs/volunteer.md shows one") from error
-    bootstraps = table.pop("bootstraps", [])
-    if not isinstance(bootstraps, list) or not all(isinstance(one, str) for one in bootstraps):
-        raise UsageError(f"{path}: bootstraps must be a list of addresses", remedy="docs/volunteer.md shows one")
-    if len(bootstraps) > MAX_VIA:
-        raise UsageError(f"{path}: {len(bootstraps)} bootstraps, at most {MAX_VIA} are used", remedy="remove some")
-    name = table.pop("name", "")
-    if not isinstance(name, str):
-        raise UsageError(f"{path}: name must be a text", remedy="docs/volunteer.md shows one")
-    for key in table.keys() - {"limits"}:
-        meant = did_you_mean(key, ("bootstraps", "limits", "name"))
-        raise UsageError(f"{path}: unknown key {key}{meant}", remedy="docs/volunteer.md has every key")
     try:
-        for address in bootstraps:
-            split_p2p(address)
-        limits = from_table(_Tables, table).limits
-        if (fault := next(faults(limits, "limits"), None)) is not None:
+        preferred = from_table(Preferences, table)
+        if (fault := next(faults(preferred), None)) is not None:
             raise UsageError(fault)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}", remedy=error.remedy or "docs/volunteer.md has every key") from error
-    return Preferences(limits, tuple(bootstraps), name)
+        raise UsageError(f"{path}: {error}", remedy="docs/volunteer.md has every key") from error
+    return preferred

@@ -4,8 +4,6 @@ The sums are those of the light client behind every view. A name is what the hol
 or when this computer last saw it: it proves nothing, and two peers may have the same one. So every row shows the peer's id.
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -32,9 +30,6 @@ from .watching import watched
 if TYPE_CHECKING:
     from ...collectives.visit.watcher import RunWatcher
 
-FORMULAS = ("=", "+", "-", "@")
-"""A spreadsheet computes a cell that begins with one of these, and a name is a stranger's: an apostrophe makes it a text."""
-
 
 @dataclass(frozen=True, slots=True)
 class CreditTable:
@@ -56,38 +51,19 @@ class CreditTable:
         ]
 
 
-def show_credit(
-    link_text: str, config: PeerConfig, write_line: Callable[[str], None], *, as_csv: bool, as_json: bool
-) -> None:
+def show_credit(link_text: str, config: PeerConfig, write_line: Callable[[str], None], *, as_json: bool) -> None:
     """Show the credit of all contributors of a run. Raises `FlockstepError`."""
-    if as_csv and as_json:
-        raise UsageError("--csv and --json are two forms of one table", remedy="leave one of them out")
     table = fetch_credit(JoinLink.parse(link_text), config)
     rows = table.rows()
     if as_json:
         figures = {"first_round": table.first, "round": table.round, "rounds_before": table.before, "credit": rows}
         write_line(json.dumps(figures))
-    elif as_csv:
-        for line in csv_of(rows).split("\n"):
-            write_line(line)
     elif rows:
         PlainConsole().print(table_of(rows))
         before = f", and {table.before:,} of the runs that it goes on from" if table.before else ""
         write_line(f"Rounds {table.first} to {table.round}{before}; each name is what the peer calls itself.")
     else:
         write_line("No round of this run is certified yet.")
-
-
-def csv_of(rows: Sequence[Mapping[str, str | int]]) -> str:
-    """Return rows as the lines of a CSV file, the last one without its end."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("peer", "name", "tokens", "rounds"))
-    for row in rows:
-        name = str(row["name"])
-        safe = f"'{name}" if name.lstrip().startswith(FORMULAS) else name
-        writer.writerow((row["peer"], safe, row["tokens"], row["rounds"]))
-    return file.getvalue().rstrip("\n")
 
 
 def table_of(rows: Sequence[Mapping[str, str | int]]) -> Table:

@@ -6,8 +6,6 @@ import pytest
 from flockstep.peer.base.errors import UsageError
 from flockstep.scripts.volunteer.preferences import Preferences, load_preferences
 
-VIA = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-
 
 def load(home: Path, text: str) -> Preferences:
     (home / "config.toml").write_text(text)
@@ -16,9 +14,9 @@ def load(home: Path, text: str) -> Preferences:
 
 def test_options_override_what_the_file_says(tmp_path: Path) -> None:
     assert load_preferences(tmp_path) == Preferences()
-    text = f'bootstraps = ["{VIA}"]\n[limits]\nmax_up = 10\nhours = "22-7"\nwhen_idle = true\n'
+    text = 'name = "ada"\n[limits]\nmax_up = 10\nhours = "22-7"\nwhen_idle = true\n'
     preferred = load(tmp_path, text)
-    assert preferred.bootstraps == (VIA,)
+    assert preferred.name == "ada"
     assert preferred.override(max_up=None, max_down=None).max_up == 10.0
     limits = preferred.override(max_up=0.0, max_down=2.0, hours="", when_idle=False)
     assert (limits.max_up, limits.max_down, limits.hours, limits.when_idle) == (0.0, 2.0, "", False)
@@ -27,13 +25,13 @@ def test_options_override_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bootstrap = []", "unknown key bootstrap; did you mean 'bootstraps'"),
+        ("nam = 'x'", "unknown key nam: did you mean name"),
         ("[limits]\nmax_upp = 1", r"unknown key \[limits\] max_upp: did you mean max_up"),
         ("[limits]\nmax_up = '1'", r"\[limits\] max_up must be a number"),
         ("[limits]\nwhen_idle = 1", r"\[limits\] when_idle must be true or false"),
         ("limits = 3", "limits must be a table"),
-        ("bootstraps = 'x'", "bootstraps must be a list"),
-        ("bootstraps = ['x']", "'x' does not name a peer"),
+        ("bootstraps = ['x']", "bootstraps is gone: remove it: `flockstep runs --via ADDRESS`"),
+        ("name = 3", "name must be a text"),
         ("x = ", "is not TOML"),
     ],
 )

@@ -1,6 +1,5 @@
 """Credit as it is shown, the names that peers give themselves, and their sums over real certificates."""
 
-import csv
 import io
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from flockstep.peer.base.config import PeerConfig
 from flockstep.peer.base.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log.telemetry import Telemetry
-from flockstep.scripts.watch.credit import CreditTable, csv_of, table_of
+from flockstep.scripts.watch.credit import CreditTable, table_of
 from rich.console import Console
 from support.certificates import RUN, certify
 
@@ -35,16 +34,13 @@ def test_credit_is_summed_over_the_certificates_that_list_it() -> None:
 TABLE = CreditTable(1, 2, (PeerCredit(A, 3000, 2), PeerCredit(B, 20, 1)), {A: NASTY, B: NASTY})
 
 
-def test_a_name_breaks_neither_the_table_nor_the_csv_and_shows_each_id() -> None:
+def test_a_name_does_not_break_the_table_which_shows_each_id() -> None:
     file = io.StringIO()
     Console(file=file, width=200).print(table_of(TABLE.rows()))
     _, first, second = file.getvalue().splitlines()
     shown = r"=HYPERLINK(1)\x1b[2J[red],\n\u202e"
     assert first.split() == [A[-8:], shown, "3,000", "2"]
     assert second.split() == [B[-8:], shown, "20", "1"]
-    rows = list(csv.DictReader(io.StringIO(csv_of(TABLE.rows()))))
-    assert rows[0] == {"peer": A, "name": f"'{shown}", "tokens": "3000", "rounds": "2"}
-    assert [row["peer"] for row in rows] == [A, B]
 
 
 @pytest.mark.parametrize("name", ["x" * 65, "é" * 33, "a\nb", "a\x1b[2J", "\u202eanna", " anna", "\ud800"])
