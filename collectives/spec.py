@@ -14,6 +14,7 @@ from ..peer.base.transport import PeerId
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
 from .vector.codec import CELL, Codec, codec_named
+from .vector.mixed import codecs_named
 from .vector.partition import fragment_of
 
 
@@ -62,11 +63,16 @@ class Spec:
         if self.settings is None:
             return self
         codec = self.settings(revision).codec
-        return replace(self, contribution=codec_named(codec.contribution, contributed=True), output=codec_named(codec.result))
+        return replace(self, contribution=codecs_named(codec.contributions), output=codec_named(codec.result))
 
     def cells_of(self, round_: int) -> range:
         """The cells that a round averages."""
         return fragment_of(round_, self.num_cells, self.num_fragments)
+
+    def part_bytes(self, num_cells: int, codec: str) -> int | None:
+        """Return the bytes of a part in the codec that its sender states; None for one that it may not choose."""
+        found = self.contribution.of(codec)
+        return None if found is None else found.num_bytes(num_cells)
 
     def after(self, value: wire.Value | None) -> "Spec":
         """Return what holds in the round after that of a validated value; None: in the first round.
@@ -89,7 +95,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
     return Spec(
         run=signed.run_id,
         num_cells=num_cells,
-        contribution=codec_named(manifest.codec.contribution, contributed=True),
+        contribution=codecs_named(manifest.codec.contributions),
         output=codec_named(manifest.codec.result),
         min_peers=manifest.admission.min_peers,
         floor=manifest.timing.floor,
@@ -121,7 +127,9 @@ def charter_of(signed: SignedManifest) -> Charter:
     manifest, admission = signed.manifest, signed.manifest.admission
     listed = frozenset((manifest.owner, *admission.allowed_ids))
     first = frozenset((manifest.owner, *admission.keeper_ids))
-    if admission.voters == "keepers":
+    if admission.authority == "owner":
+        founders = frozenset((manifest.owner,))
+    elif admission.voters == "keepers":
         founders = first
     else:
         founders = listed if admission.kind == "allow" else frozenset((manifest.owner,))
@@ -130,6 +138,7 @@ def charter_of(signed: SignedManifest) -> Charter:
         owner=manifest.owner,
         kind=admission.kind,
         allowed=listed,
+        authority=manifest.owner if admission.authority == "owner" else None,
         earned=admission.kind == "open",
         min_peers=admission.min_peers,
         founders=founders,

@@ -210,9 +210,9 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
             parts = num_parts(roster.members)
             bound = commit.roster == statements[2].hash and len(commit.parts) == parts
             size = num_bytes(parts, width_of(sketch.outputs, parts))
-            fits = alike and bound and len(sketch.tables) == size
-            if fits and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+            fits, codec = alike and bound and len(sketch.tables) == size, terms.contribution.of(commit.codec)
+            if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)
         case (wire.Second() as second, wire.Commit() as commit, wire.Roster() as roster):
@@ -221,15 +221,17 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
             is_of = second.contributor < len(members) and members[second.contributor] == statements[1].sender
             bound = commit.roster == statements[2].hash and claim.part in dict(second.tables)
             bound = bound and len(commit.parts) == num_parts(members)
+            codec = terms.contribution.of(commit.codec)
             fits = alike and is_of and bound and author != statements[1].sender
-            if fits and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+            if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 what = f"its sketch of what another one contributes is false in round {commit.slot.round}"
                 return Pending(author, exhibit, what, second, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
             bound = commit.roster == statements[1].hash and len(commit.parts) == num_parts(roster.members)
-            if bound and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+            codec = terms.contribution.of(commit.codec)
+            if bound and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 return Pending(author, exhibit, f"it committed to bytes that are no part in round {commit.slot.round}")
         case (wire.Result() as result, wire.Cut() as cut, wire.Roster() as roster):
             bound = (result.cut, cut.roster) == (statements[1].hash, statements[2].hash)

@@ -56,8 +56,8 @@ class Setup:
     """The members drawn for the round that the failure detector holds alive, this one included."""
     cells: range
     """The cells of the vector that my round averages."""
-    part_bytes: Callable[[int], int]
-    """Returns the bytes of an encoded contribution to that many cells."""
+    part_bytes: Callable[[int, str], int | None]
+    """Returns the bytes of that many cells of a contribution in the codec that its commit states; None if it may not."""
     output_bytes: Callable[[int], int]
     """Returns the bytes of an encoded output of that many cells."""
     tokens_before: int
@@ -65,6 +65,8 @@ class Setup:
     steps: int
     loss: float
     min_peers: int
+    phase_seconds: float
+    """The duration of my inner phase."""
     timing: Timing
     verify: Verify
     charter: Charter = OPEN

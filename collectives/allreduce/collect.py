@@ -47,11 +47,11 @@ class CollectPhase:
         """Encode my contribution, if I train."""
         return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.ready.tokens else []
 
-    def parts_hashed(self, parts: tuple[bytes, ...]) -> list[Action]:
-        """Commit to my contribution, which is encoded and served."""
+    def parts_hashed(self, parts: tuple[bytes, ...], codec: str = "") -> list[Action]:
+        """Commit to my contribution, which is encoded and served; `codec` is empty for the run's usual one."""
         setup, table, tokens = self._setup, self._table, self._setup.ready.tokens
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
-        commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp)
+        commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
         self.has_committed = True
         return [Send(table.receivers, commit)]
 
@@ -179,7 +179,10 @@ class CollectPhase:
             self._asked.add((part, index))
             cells = table.cells(part)
             source, key = table.members[index], commits[index].parts[part]
-            num_bytes = self._setup.part_bytes(cells)
+            num_bytes = self._setup.part_bytes(cells, commits[index].codec)
+            if num_bytes is None:
+                actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
+                continue
             others = table.others_with(part, {table.me, index})
             is_held = part not in self.duties and found is not None and found.holders.get(part) != index
             actions.append(

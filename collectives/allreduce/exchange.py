@@ -503,9 +503,9 @@ class RosterRound:
             readers = table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
-                num_bytes, hash_ = self._setup.part_bytes(cells), commit.parts[part]
-                found = FetchPart(part, source, hash_, cells, num_bytes, readers, contributor=index)
-                if found.name == name and index != table.me:
+                num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
+                found = FetchPart(part, source, hash_, cells, num_bytes or 0, readers, contributor=index)
+                if num_bytes is not None and found.name == name and index != table.me:
                     return found
         return None
 

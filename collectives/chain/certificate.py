@@ -60,9 +60,12 @@ def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter:
     """Validate all of a certificate but its voters' right to vote (`check_votes`); returns its value.
 
     Raises `BadSignature` or `ProtocolViolation`. Every signature is checked. The run's `charter` must have admitted all
-    members.
+    members. Where the owner has the authority, it must have decided: that does not take the certificate before.
     """
-    return _check_signed_by(certificate, wire.Precommit, verify, charter)
+    value = _check_signed_by(certificate, wire.Precommit, verify, charter)
+    if charter.authority is not None:
+        check_votes(certificate, Electorate({charter.authority: 1}))
+    return value
 
 
 def check_proof(proof: wire.Proof, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:

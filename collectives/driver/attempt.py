@@ -35,6 +35,7 @@ from ..robust.rule import Weighting
 from ..round.early import EARLY_BYTES
 from ..round.machine import Round
 from ..vector.codec import EMPTY, Codec, FlatSum
+from ..vector.lines import CodecChoice
 from ..vector.partition import memory_for_parts
 from .contribution import NextRoot
 from .incoming import Incoming
@@ -44,6 +45,8 @@ TRANSFER_SHARE = 0.25
 of it is worth as much as one at once; after all of it 1 % less (docs/log.md), and the votes take their time, too."""
 LINE_SHARE = 0.5
 """Of a peer's line, for such transfers where that is enough: the rest is for the other programs of its home."""
+PHASE_SHARE = 0.05
+"""Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 
 
 @dataclass(slots=True)
@@ -52,8 +55,8 @@ class AttemptBytes:
 
     contribution: FlatSum | None
     """None for a keeper, which contributes nothing."""
-    codec: Codec
-    """Of contributions."""
+    choice: CodecChoice
+    """Of the codec of my contribution, among those of all."""
     output_codec: Codec
     patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
@@ -64,6 +67,11 @@ class AttemptBytes:
     outputs: dict[bytes, Blob] = field(default_factory=lambda: {EMPTY: b""})
     """By hash."""
     served: list[bytes] = field(default_factory=list)
+
+    @property
+    def codec(self) -> Codec:
+        """What decodes the contributions of all."""
+        return self.choice.codec
 
 
 class Attempt:
@@ -261,11 +269,12 @@ class Attempt:
     async def _encode(self, action: actions.HashParts) -> None:
         work, vector = self.work, self.work.contribution
         assert vector is not None, "a member that does not train has nothing to encode"
+        self._choose(action.bounds)
 
         def encode_parts() -> list[tuple[Blob, bytes]]:
             parts: list[tuple[Blob, bytes]] = []
             for low, high in zip(action.bounds, action.bounds[1:], strict=False):
-                data = self.work.codec.encode_chunks(vector.chunks(low, high), high - low)
+                data = self.work.choice.mine.encode_chunks(vector.chunks(low, high), high - low)
                 parts.append((data, digest(data)))
             return parts
 
@@ -276,7 +285,22 @@ class Attempt:
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
         hashes = tuple(key for _, key in encoded)
-        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
+        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes, self.work.choice.stated))
+
+    def _choose(self, bounds: Sequence[int]) -> None:
+        """Choose the codec of my contribution by my line as its receivers measured it; a change is an event.
+
+        What I measure myself counts bytes that still wait in the buffers of this computer.
+        """
+        exchange = self.machine.exchange
+        rate = exchange.my_rate * (len(bounds) - 2)  # All connections at a time share the line.
+        seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
+        kept = 0 if exchange.table.seating.witnesses else self._own_cells(bounds)  # Else deputies hold my own part, too.
+        if reason := self.work.choice.choose(bounds[-1] - bounds[0] - kept, rate, seconds):
+            slot = self.machine.slot
+            self.node.telemetry.emit(
+                "codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt
+            )
 
     def _own_cells(self, bounds: Sequence[int]) -> int:
         mine = self.machine.exchange.table.me
@@ -285,7 +309,7 @@ class Attempt:
     def _share_line(self, bounds: Sequence[int]) -> None:
         """Send the bytes of a round at `LINE_SHARE` of my line, or as much as they need of it; none was measured at first."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
-        most = max(self.work.codec.num_bytes(total - own), self.work.output_codec.num_bytes(own) * others)
+        most = max(self.work.choice.mine.num_bytes(total - own), self.work.output_codec.num_bytes(own) * others)
         line = self.machine.exchange.my_rate * (len(bounds) - 2)
         rate = max(line * LINE_SHARE, most / (self.work.patience * TRANSFER_SHARE))
         self.node.pace_round(rate if rate < line else 0.0)

@@ -39,7 +39,7 @@ from ..round.early import EarlyMessages
 from ..round.machine import Round
 from ..round.vote import Vote
 from ..spec import Spec
-from ..vector.lines import UNMEASURED, stated
+from ..vector.lines import UNMEASURED, CodecChoice, stated
 from ..vector.partition import num_parts
 from ..visit.polls import serve_votes
 from .attempt import Attempt, AttemptBytes
@@ -88,7 +88,7 @@ class Averager:
         self._active = active
         self._last_attempt: Attempt | None = None
         self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
-        self._deadlines = Deadlines(spec.floor, spec.ceiling)
+        self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
         self._earlier: frozenset[PeerId] = frozenset()  # The members that were here when my round began.
@@ -121,6 +121,7 @@ class Averager:
         self.round, self.certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
         self._spec = self._spec.after(self._value)
+        self._choice = self._choice.among(self._spec.contribution)
         if self._slot != before:
             self._vote, self._num_revealed = None, 0
             self._earlier = self._members()
@@ -237,6 +238,8 @@ class Averager:
             return stopped
         if len(members) < spec.min_peers:
             return f"{len(members)} members are here, the run asks for {spec.min_peers}"
+        if spec.charter.authority is not None and spec.charter.authority not in members:
+            return "the run's owner, whose signature it requires, is away"
         return ""
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
@@ -250,7 +253,7 @@ class Averager:
             reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
-        work = AttemptBytes(contribution.vector, spec.contribution, spec.output, contribution.patience)
+        work = AttemptBytes(contribution.vector, self._choice, spec.output, contribution.patience)
         attempt = self._last_attempt = Attempt(node, machine, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(self.round), [*self._unfetched]
         self._unfetched.clear()
@@ -350,13 +353,14 @@ class Averager:
             nonce=nonce,
             active=active,
             cells=cells,
-            part_bytes=spec.contribution.num_bytes,
+            part_bytes=spec.part_bytes,
             output_bytes=spec.output.num_bytes,
             tokens_before=tokens_before,
             steps=contribution.steps,
             loss=contribution.loss,
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
+            phase_seconds=contribution.seconds,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify_signed,
             charter=self._conduct.charter,

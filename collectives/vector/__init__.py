@@ -2,6 +2,7 @@
 
     arrays     Types of the flat vectors that every floor above passes on.
     codec      Flat float32 vectors to few bytes and back, with error feedback.
-    lines      The members' lines, as their receivers measured them, and the parts that follow. Pure.
+    lines      The members' lines, as their receivers measured them, and the parts and codecs that follow. Pure.
+    mixed      A codec of several, of which each sender of a round uses the one that its line allows.
     partition  Which cells of the vector a round averages, and which member reduces which of them. Pure.
 """

@@ -101,6 +101,15 @@ class Codec(ABC):
     Of 200 int4 contributions the sum that was carried is off by 0.188 % in place of 0.185 %.
     """
 
+    @property
+    def codecs(self) -> tuple["Codec", ...]:
+        """The codecs that a sender may choose from, the usual one first: this one, unless it is several."""
+        return (self,)
+
+    def of(self, name: str) -> "Codec | None":
+        """The codec that a sender states, the usual one if it states none; None for one that it may not choose."""
+        return next((codec for codec in self.codecs if name in (codec.name, "")), None)
+
     def num_bytes(self, num_cells: int) -> int:
         """The exact size of an encoded part."""
         return num_cells * self.cell_bytes

@@ -1,4 +1,4 @@
-"""The members' lines, as their receivers measured them, and the parts that follow. Pure.
+"""The members' lines, as their receivers measured them, and the parts and codecs that follow. Pure.
 
 Theory of operation. A line that its owner states itself is free to lie about: who claims a fast one would own most of
 the vector. So every Ready states at which rate its author has received from each member of the last certified roster,
@@ -31,6 +31,7 @@ from itertools import pairwise
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
+from .codec import Codec
 from .partition import split
 
 GRADES = 1 << 8
@@ -46,6 +47,9 @@ UNMEASURED_SHARE = Fraction(1, 3)
 """Of all rates, for all members without a measured one while others have one: a round later they are measured, too."""
 INTAKE_GROWTH = 2
 """A receiver may be seen at less than its line carries, since others send slowly: its part doubles until it is."""
+
+HEADROOM = 0.75
+"""Of a line, for a codec of more bits than the one before: else a rate at the edge would change it in every round."""
 
 Frontier = Callable[[Mapping[PeerId, int]], int | None]
 """Returns the greatest number that voters with more than a third of the votes have or exceed; None if too few are named."""
@@ -171,3 +175,40 @@ class StatedLines:
         seen = [rate_of(grade) for other, grade in said if grade and other != peer]
         others = len(self.readies) - 1
         return Fraction(INTAKE_GROWTH * sum(seen), len(seen) * slowest * others) if seen and slowest and others else None
+
+
+class CodecChoice:
+    """The codec of a peer's own contributions: the one of most bits that its line sends in time, else that of fewest."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        """What decodes the contributions of all."""
+        self.mine = codec.codecs[0]
+
+    def among(self, codec: Codec) -> "CodecChoice":
+        """Return the choice among the codecs of the next round: this one, unless the run's settings were revised."""
+        return self if codec.name == self.codec.name else CodecChoice(codec)
+
+    @property
+    def stated(self) -> str:
+        """My codec as my commit states it."""
+        return "" if self.mine is self.codec.codecs[0] else self.mine.name
+
+    def choose(self, num_cells: int, rate: float, seconds: float) -> str:
+        """Choose for a contribution of so many cells to others, that a line of `rate` bytes/s may send in `seconds`.
+
+        Return why the codec changes; empty if it does not, as without a measurement, a limit, or anything to send.
+        """
+        if not num_cells or not rate or not 0 < seconds < math.inf:
+            return ""
+        before, room = self.mine, rate * seconds
+        ordered = sorted(self.codec.codecs, key=lambda codec: codec.cell_bytes)
+        fit = [codec for codec in ordered if codec.num_bytes(num_cells) <= room * self._share(codec)]
+        self.mine = fit[-1] if fit else ordered[0]
+        if self.mine is before:
+            return ""
+        need = before.num_bytes(num_cells) / rate
+        return f"{self.mine.name} in place of {before.name}, which takes {need:.2g} s of the {seconds:.2g} s for it"
+
+    def _share(self, codec: Codec) -> float:
+        return HEADROOM if codec.cell_bytes > self.mine.cell_bytes else 1.0

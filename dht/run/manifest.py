@@ -162,6 +162,13 @@ class CodecSettings:
 
     contribution: _Codec = "int4"
     result: _Codec = "int4"
+    choices: Annotated[str, Size(64)] = ""
+    """Codecs, separated by spaces, that a peer may use for its contributions instead, as its line allows."""
+
+    @property
+    def contributions(self) -> tuple[str, ...]:
+        """Return the codecs of contributions, the usual one first."""
+        return self.contribution, *self.choices.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,8 @@ class Admission:
     allow: Annotated[str, Size(20_000)] = ""
     """Peer ids, separated by spaces."""
     min_peers: Annotated[int, Between(1, 64)] = 1
+    authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
+    """Who decides: a quorum of the voters, or the owner alone."""
     voters: Annotated[str, Size(16), OneOf(("members", "keepers"))] = "keepers"
     """Who votes: every member, or the keepers: the owner, those listed here, and those it vouches for."""
     keepers: Annotated[str, Size(20_000)] = ""
@@ -197,8 +206,8 @@ class Admission:
 
     @property
     def keepers_decide(self) -> bool:
-        """Return True if keepers vote, and not every member."""
-        return self.voters == "keepers"
+        """Return True if keepers vote, and not the owner alone or every member."""
+        return self.voters == "keepers" and self.authority == "quorum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +410,10 @@ class Manifest:
             yield f'[admission] allow lists peers, but kind is "{self.admission.kind}": write kind = "allow"'
         if self.admission.keepers and self.admission.voters != "keepers":
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
+        for name in self.codec.choices.split():
+            if name not in CODEC_NAMES or self.codec.contributions.count(name) > 1:
+                others = ", ".join(sorted({*CODEC_NAMES} - {self.codec.contribution}))
+                yield f"[codec] choices: {name!r} is not one more codec: write some of {others}, each once"
         yield from self._mode_faults()
         yield from self._evaluation_faults()
         yield from self.follows.faults(self.start)

@@ -30,7 +30,7 @@ from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 REVISABLE: Mapping[str, tuple[str, ...]] = {
     "outer": ("rounds", "lr", "momentum", "momentum_warmup"),
     "inner": ("lr", "adamw_lr", "weight_decay", "momentum", "warmup_steps", "schedule", "clip", "ramp"),
-    "codec": ("contribution", "result"),
+    "codec": ("contribution", "result", "choices"),
     "eval": ("every", "prompts"),
 }
 """The settings that a revision may name, by section."""

@@ -35,9 +35,7 @@ MAX_TOML_BYTES = 1 << 17
 """The limit of a file of settings: twice the largest manifest."""
 
 GONE: Mapping[str, str] = {
-    "[admission] authority": "the owner decides alone where nobody else keeps the run and votes, which is the default",
     "bootstraps": "`flockstep runs --via ADDRESS` names the bootstraps that it asks",
-    "[codec] choices": "all peers contribute in one codec; the owner changes it by `run revise --set codec.contribution=…`",
     "[admission] stall": "a run whose voters are away waits for them; more keepers let it go on without some of them",
 }
 """Keys that earlier versions knew, each with what to do instead."""

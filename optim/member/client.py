@@ -24,7 +24,8 @@ from ...collectives.allreduce.actions import OutcomeKind
 from ...collectives.chain.certificate import value_of
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.vector.arrays import Floats
-from ...collectives.vector.codec import MAX_CONTRIBUTED, codec_named
+from ...collectives.vector.codec import MAX_CONTRIBUTED
+from ...collectives.vector.mixed import codecs_named
 from ...collectives.vector.partition import fragment_of
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, open_revision, revised_by
@@ -245,7 +246,7 @@ class PeerClient:
             floor=manifest.timing.floor,
             ceiling=manifest.timing.ceiling,
         )
-        codec = codec_named(manifest.codec.contribution)
+        codec = codecs_named(manifest.codec.contributions)
         shapes = vectors_of(layout.num_cells, manifest.outer.fragments, codec)
         self._shared = self._shared_vectors(shapes, memory)
         self._process.call(AttachVectors(self._shared.path, layout.num_cells, layout.describe()))

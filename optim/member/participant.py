@@ -21,7 +21,8 @@ from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.driver.contribution import Contribution
 from ...collectives.state.checkpoint_file import TensorAt
-from ...collectives.vector.codec import CELL, FlatSum, FlatVector, codec_named
+from ...collectives.vector.codec import CELL, FlatSum, FlatVector
+from ...collectives.vector.mixed import codecs_named
 from ...dht.members.body import MemberBody, MemberState
 from ...dht.run.link import JoinLink
 from ...peer.base.config import PeerConfig
@@ -97,7 +98,7 @@ class Connected:
     async def participant(self, command: AttachVectors) -> "Participant":
         """A participant with the trainer's vectors. Raises `LocalError` where they cannot be mapped."""
         manifest = self.reached.signed.manifest
-        codec = codec_named(manifest.codec.contribution)
+        codec = codecs_named(manifest.codec.contributions)
         shapes = vectors_of(command.num_cells, manifest.outer.fragments, codec)
         return await self.train(TrainingVectors.of(SharedVectors.attach(command.path, shapes)), command.tensors)
 

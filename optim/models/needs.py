@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...collectives.vector.codec import CELL, codec_named
+from ...collectives.vector.mixed import codecs_named
 from ...collectives.vector.partition import memory_for_parts
 from ...dht.run.manifest import Manifest
 from ...peer.base.errors import UsageError
@@ -77,20 +78,20 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     moments = 1 if manifest.inner.optimizer == "muon" else 2
     trained = min(size.weight_bytes, STATE_BYTES // 2 * size.num_trained)
     training = size.weight_bytes + (1 + moments) * trained
-    sent = encoded_bytes(manifest.codec.contribution)
-    fragments, kept = manifest.outer.fragments, np.dtype(codec_named(manifest.codec.contribution).memory_dtype).itemsize
-    encoded = 2 * (sent + encoded_bytes(manifest.codec.result))
+    contributions = manifest.codec.contributions
+    fragments, kept = manifest.outer.fragments, np.dtype(codecs_named(contributions).memory_dtype).itemsize
+    encoded = 2 * (max(map(encoded_bytes, contributions)) + encoded_bytes(manifest.codec.result))
     vectors = STATE_BYTES + kept + (kept + encoded) / fragments
     memory = BASE_MEMORY + int(vectors * size.num_trained)
     rounds = (manifest.checkpoint_rounds + 1) / manifest.outer.fragments
     disk = 2 * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
-    own = int(sent * size.num_trained / fragments)
+    own = int(max(map(encoded_bytes, contributions)) * size.num_trained / fragments)
     return Needs(size, memory, training, int(disk * size.num_trained), memory_for_parts(own))
 
 
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     """Return the bytes that a peer sends, and receives, in one round of a large roster."""
-    each = encoded_bytes(manifest.codec.contribution) + encoded_bytes(manifest.codec.result)
+    each = max(map(encoded_bytes, manifest.codec.contributions)) + encoded_bytes(manifest.codec.result)
     return int(each * size.num_trained / manifest.outer.fragments)
 
 

@@ -160,7 +160,7 @@ def _least(values: range, changed: Callable[[int], Manifest], ask: _Asked) -> in
 
 
 def _compressed(manifest: Manifest, ask: _Asked) -> _Changed:
-    codec = replace(manifest.codec, contribution=LEAST_BITS, result=LEAST_BITS)
+    codec = replace(manifest.codec, contribution=LEAST_BITS, result=LEAST_BITS, choices="")
     if codec == manifest.codec:
         return None
     return f'[codec] contribution and result = "{LEAST_BITS}"', replace(manifest, codec=codec)

@@ -205,6 +205,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("relay.sought", "A member was lost to this peer; others are asked to pass on what it signs.",
              "peer step reason round"),
         _row("round.left_out", "A member of the roster is not in the cut.", _ATTEMPT, fault=Fault.OMISSION),
+        _row("codec.changed", "A peer sends its contributions in another codec, as its line allows.",
+             "step reason round attempt"),
         _row("round.masked", "A contribution counts as zeros in parts whose holders lack it.", _ATTEMPT,
              fault=Fault.OMISSION),
         _row("round.output_missing", "An output could not be fetched; another holder is asked.", _ATTEMPT,

@@ -201,6 +201,8 @@ class Commit:
     parts: Annotated[tuple[Hash, ...], Size(MAX_PARTS, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
     """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
+    codec: Annotated[str, Size(8)] = ""
+    """The codec of my parts, of those that the run lets a sender choose from; empty for its usual one."""
 
 
 @dataclass(frozen=True, slots=True)

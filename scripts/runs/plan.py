@@ -190,7 +190,7 @@ def describe_plan(manifest: Manifest, size: ModelSize, fleet: Fleet, plan: Plan)
     outer, inner, codec = manifest.outer, manifest.inner, manifest.codec
     peers = "1 peer" if fleet.peers == 1 else f"{fleet.peers} peers"
     speed = "as measured" if fleet.tokens_per_s else "estimated"
-    bits = 8 * (encoded_bytes(codec.contribution) + encoded_bytes(codec.result))
+    bits = 8 * (max(map(encoded_bytes, codec.contributions)) + encoded_bytes(codec.result))
     rows = {
         "plan": f"{num(size.num_trained)} trained parameters, {peers}, {fleet.gpu.name}, {fleet.rate:g} Mbit/s each way",
         "speed": f"{plan.tokens_per_s:,.0f} tokens/s a peer ({speed}), a step takes {_time(plan.step_seconds)}",

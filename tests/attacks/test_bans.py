@@ -20,6 +20,7 @@ from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.trust import newcomer_record
 from flockstep.collectives.accountability.waiting import MAX_AWAITED
+from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
@@ -78,10 +79,9 @@ def test_who_tells_two_halves_two_things_is_banned_by_all_and_the_run_goes_on(ki
 def test_bytes_that_are_no_part_convict_who_committed_to_them() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, *others = swarm.sims
-        spec = liar.averager._spec
+        codec = liar.averager._spec.contribution
         junk = {"encode_chunks": lambda self, chunks, num_cells: b"\xff" * self.num_bytes(num_cells)}
-        spoiling = type("Spoiling", (type(spec.contribution),), junk)(4, 64)
-        liar.averager._spec = replace(spec, contribution=spoiling)
+        liar.averager._choice = CodecChoice(type("Spoiling", (type(codec),), junk)(4, 64))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
             await until_done(others, 2)
@@ -188,8 +188,7 @@ def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, mo
 
     async def body(swarm: SimSwarm) -> None:
         liar, *others = swarm.sims
-        spec = liar.averager._spec
-        liar.averager._spec = replace(spec, contribution=careless(spec.contribution))
+        liar.averager._choice = CodecChoice(careless(liar.averager._spec.contribution))
         liar.delta = lambda round_: np.full(liar.theta.size, np.nan, np.float32)  # type: ignore[method-assign]
         monkeypatch.setattr("flockstep.collectives.accountability.bans.LogFile.append", die)
         async with trio.open_nursery() as nursery:

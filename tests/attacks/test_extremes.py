@@ -1,7 +1,6 @@
 """Values at the edge of what an encoding can state: nobody writes them into the others' model, and nobody's rounds end."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -104,8 +103,9 @@ def test_a_contribution_beyond_all_range_ends_nobodys_round() -> None:
 
     async def body(swarm: SimSwarm) -> None:
         *others, liar = swarm.sims
-        unbounded = codec_named("int8")  # Of results, which has more range.
-        liar.averager._spec = replace(liar.averager._spec, contribution=unbounded)
+        choice = liar.averager._choice
+        choice.mine = codec_named("int8")  # Of results, which has more range.
+        choice.choose = lambda *_: ""  # type: ignore[method-assign]
         huge = np.full(liar.theta.size, 126 * 2.0**64, np.float32)
         liar.delta = lambda round_: huge  # type: ignore[method-assign]
 
@@ -116,7 +116,7 @@ def test_a_contribution_beyond_all_range_ends_nobodys_round() -> None:
 
     keepers = frozenset(identity.peer_id for identity in identities(4))
     charter = founded(4, keepers=keepers)
-    run_virtual(partial(with_swarm, PEERS, body, cells=40, codec="int8/int4", rule="mean", charter=charter))
+    run_virtual(partial(with_swarm, PEERS, body, cells=40, codec="int4 int8", rule="mean", charter=charter))
 
 
 @pytest.mark.parametrize("rule", RULE_NAMES)

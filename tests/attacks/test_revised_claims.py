@@ -13,6 +13,7 @@ from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.waiting import MAX_EARLY_CARRIERS
 from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.collectives.vector.codec import Codec
+from flockstep.collectives.vector.lines import CodecChoice
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
@@ -30,8 +31,14 @@ KEEPER = 10
 OWNER, LIAR = key(KEEPER), key(2)
 
 
-def test_who_returns_after_a_revision_bans_the_liar_and_no_honest_accuser(tmp_path: Path) -> None:
+def test_who_returns_after_a_revision_bans_the_liar_and_no_honest_accuser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It judged their claims by the codecs of the manifest, and banned six honest members, all voters among them."""
+
+    def most_bits(choice: CodecChoice, *_: Any) -> str:
+        choice.mine = max(choice.codec.codecs, key=lambda codec: codec.cell_bytes)
+        return ""
 
     async def body(run: KeptRun) -> None:
         is_lying = False
@@ -54,7 +61,7 @@ def test_who_returns_after_a_revision_bans_the_liar_and_no_honest_accuser(tmp_pa
         await run.until(lambda: all_at([*keepers, *trainers, away], 2))
         run.kill(away)
         log = OwnerStatements(run.signed.run_id, OWNER.peer_id)
-        await run.state(log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings='{"codec.contribution":"int8"}')))
+        await run.state(log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings='{"codec.choices":"int8"}')))
         honest = [*keepers, *trainers[:2]]
         await run.until(lambda: all(peer.named("run.revised") for peer in keepers))
         is_lying = True
@@ -66,6 +73,7 @@ def test_who_returns_after_a_revision_bans_the_liar_and_no_honest_accuser(tmp_pa
         assert back.named("evidence.missing")  # The claims came before it knew.
         assert {event["peer"] for peer in [*honest, back] for event in peer.named("peer.banned")} == {LIAR.peer_id}
 
+    monkeypatch.setattr(CodecChoice, "choose", most_bits)
     run_virtual(partial(in_memory, kept_run(4, first=KEEPER, rule="gramguard"), tmp_path, body), seed=0)
 
 

@@ -1,4 +1,4 @@
-"""Parts follow the lines, as receivers have measured them, not as claimed. Under virtual time."""
+"""Parts and codecs follow the lines: parts as receivers have measured them, not as claimed. Under virtual time."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -12,7 +12,7 @@ from flockstep.collectives.vector.lines import StatedLines
 from flockstep.collectives.vector.partition import split
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.liars import lies
+from support.liars import banned, events_of, lies
 from support.rounds import CELLS as FEW_CELLS
 from support.rounds import PEERS, a_ready, a_roster, a_setup, a_vote, electorate, order_of
 from support.swarm import SimSwarm, all_at_once, with_swarm
@@ -65,6 +65,31 @@ def test_a_slow_line_owns_less_whatever_it_claims_and_states_of_the_others() -> 
     run([HOME / 4] + [HOME] * 6, 3, check, liar=True)
 
 
+def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
+    lines = [HOME / 4, *[1.6 * HOME] * 5]
+    stated: dict[str, str] = {}
+
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims:
+            sim.phase_seconds = 75.0  # Of which a twentieth is for the contribution.
+            lies(sim, partial(keep, sim.peer))
+        await all_at_once(swarm.sims, 4)
+        assert len({sim.root for sim in swarm.sims}) == 1
+        assert {len(sim.outcomes[-1].cut) for sim in swarm.sims} == {len(lines)}
+        slow, *homes = (stated[sim.peer] for sim in swarm.sims)
+        assert (slow, {*homes}) == ("lloyd2", {"int8"})
+        reasons = [str(event["reason"]) for event in events_of(swarm.sims, "codec.changed")]
+        assert len(reasons) == len(lines)
+        assert {reason.split(",")[0] for reason in reasons} == {"lloyd2 in place of int4", "int8 in place of int4"}
+
+    def keep(author: str, peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Commit):
+            stated[author] = message.codec
+        return message
+
+    run_virtual(partial(with_swarm, len(lines), body, cells=CELLS, codec="int4 int8 lloyd2", rule="gramguard", lines=lines))
+
+
 def test_a_round_that_nobody_waits_for_takes_half_of_a_line_where_that_is_enough() -> None:
     """And its rate is taken for nobody's line: the round after it goes as fast as before."""
     took: list[float] = []
@@ -84,6 +109,19 @@ def test_a_round_that_nobody_waits_for_takes_half_of_a_line_where_that_is_enough
     assert again == pytest.approx(half, rel=0.25)
     assert full * 1.1 < shorter < half * 0.9  # At more than half of the line, and less than all.
     assert short == pytest.approx(full, rel=0.25)
+
+
+def test_a_contribution_in_a_codec_that_the_run_does_not_offer_is_left_out() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
+        lies(liar, lambda peer, message: replace(message, codec="fp32") if isinstance(message, wire.Commit) else message)
+        await all_at_once(swarm.sims)
+        assert [{*sim.outcomes[-1].cut} for sim in others] == [{sim.peer for sim in others}] * len(others)
+        reasons = {event["reason"] for event in events_of(others, "round.part_missing")}
+        assert reasons == {"the run lets nobody choose the codec that it states"}
+        assert not any(banned(swarm.sims))
+
+    run_virtual(partial(with_swarm, 5, body, codec="int4 lloyd2"))
 
 
 VOTERS, KEYS = order_of(PEERS[:4]), PEERS[4:10]

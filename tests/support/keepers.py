@@ -18,6 +18,7 @@ from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.collectives.state.merkle import state_root
 from flockstep.collectives.vector.codec import CELL, Codec, codec_named, round_into
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.owner_log import publish_pages
 from flockstep.dht.members.remembered import Remembered
@@ -301,7 +302,8 @@ class KeptRun:
         signed, border = self.signed, Border()
         connected = Connected(cast(Channel, border), nursery, config, self._reached(node, directory))
         size = CELLS * CELL
-        kept: Any = codec_named(signed.manifest.codec.contribution).memory_dtype
+        codecs = codecs_named(signed.manifest.codec.contributions)
+        kept: Any = codecs.memory_dtype
         theta = np.linspace(-1, 1, size).astype(np.float32)
         peer.vectors = TrainingVectors(theta, np.zeros_like(theta), np.zeros(size, kept), np.zeros(size, kept))
         if (corrupt := self.corrupt.get(peer.peer)) is not None:

@@ -19,6 +19,7 @@ from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import OuterState
 from flockstep.optim.step.outer import OuterSettings
@@ -210,8 +211,8 @@ async def _run_rounds(
         spec = Spec(
             run=RUN,
             num_cells=cells,
-            contribution=codec_named(codec.split("/")[0], contributed=True),
-            output=codec_named(codec.split("/")[-1]),
+            contribution=codecs_named(codec.split()),
+            output=codec_named(codec.split()[0]),
             min_peers=min_peers,
             floor=2.0,
             ceiling=60.0,
@@ -228,7 +229,7 @@ async def _run_rounds(
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split("/")[-1], archive, events, lost=lost)
+        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split()[0], archive, events, lost=lost)
         sim.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
             telemetry.subscribe(lambda event: hook(swarm, sim, event))

@@ -21,6 +21,7 @@ from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_part
 from flockstep.collectives.spec import Terms
 from flockstep.collectives.vector.codec import CELL, codec_named
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import NetworkError
@@ -144,6 +145,18 @@ def test_the_bytes_of_a_commit_decide_who_is_guilty(data: bytes, culprit: Identi
     assert found.exhibit == Exhibit(digest(data), TERMS.contribution, 3)
     assert found.exhibit.num_bytes == len(data)
     assert look_at(ACCUSER.peer_id, found, data).guilty == culprit.peer_id
+
+
+def test_the_bytes_of_a_commit_are_judged_in_the_codec_that_it_states() -> None:
+    terms = replace(TERMS, contribution=codecs_named(["int4", "lloyd2"]))
+    data = codec_named("lloyd2").encode(np.ones(3 * CELL, np.float32))
+    commit = signed(LIAR, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(data), ZERO), codec="lloyd2"))
+    found = judge_claim(ACCUSER.peer_id, claim_of(RUN, (commit, OPENING), 0), terms, verify_signed)
+    assert isinstance(found, Pending)
+    assert found.exhibit == Exhibit(digest(data), codec_named("lloyd2", contributed=True), 3)
+    assert look_at(ACCUSER.peer_id, found, data).guilty == ACCUSER.peer_id
+    assert look_at(ACCUSER.peer_id, found, bytes(len(data) - 1) + b"!").guilty == LIAR.peer_id
+    assert guilty(commit, OPENING) == ACCUSER.peer_id  # In a run without that codec it names no part.
 
 
 @pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])

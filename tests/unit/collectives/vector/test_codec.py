@@ -20,6 +20,7 @@ from flockstep.collectives.vector.codec import (
     round_into,
     weighted_mean,
 )
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.peer.base.errors import LocalError, MalformedMessage
 from hypothesis import given, settings
@@ -350,3 +351,26 @@ def test_a_sum_of_vectors_begins_with_its_first_cell() -> None:
     pieces = [piece.copy() for piece in FlatSum(terms, 10).chunks(12, 10 + cells)]
     assert [piece.size // CELL for piece in pieces] == [CHUNK_CELLS, 86]
     np.testing.assert_array_equal(np.concatenate(pieces), (terms[0] + terms[1])[2 * CELL :])
+
+
+def test_a_mixed_codec_reads_each_part_by_its_length() -> None:
+    names, x = ("int4", "lloyd2", "int8", "bf16", "fp32"), normal(3, seed=4)
+    mixed, out, again = codecs_named(names), np.empty_like(x), np.empty_like(x)
+    parts = [codec_named(name).encode(x) for name in names]
+    assert [mixed.of(name) for name in names] == [codec_named(name, contributed=True) for name in names]
+    assert (mixed.of(""), mixed.of("zstd"), mixed.encode(x)) == (mixed.codecs[0], None, parts[0])
+    for name, data in zip(names, parts, strict=True):
+        mixed.check(data, 3)
+        mixed.decode(data, out)
+        codec_named(name).decode(data, again)
+        assert out.tobytes() == again.tobytes()
+        assert mixed.rounding(data, 3) == codec_named(name).rounding(data, 3)
+    mean = weighted_mean(mixed, parts, [1, 2, 3, 4, 5], 3)
+    assert np.abs(mean - x).max() < 0.5
+    for bad in (b"", bytes(3 * 257), bytes(parts[0]) + b"!"):
+        with pytest.raises(MalformedMessage, match="int4 lloyd2"):
+            mixed.check(bad, 3)
+
+
+def test_no_two_codecs_have_cells_of_one_size() -> None:
+    assert len({codec_named(name).cell_bytes for name in CODEC_NAMES}) == len(CODEC_NAMES)

@@ -5,7 +5,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.vector.lines import GRADES, StatedLines, grade_of, rate_of, stated
+from flockstep.collectives.vector.lines import GRADES, CodecChoice, StatedLines, grade_of, rate_of, stated
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.peer import wire
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +150,26 @@ def test_what_a_proposer_proposes_others_can_check(excluded: set[str], cells: in
     assert lines.bounds(range(cells), without) == bounds
     assert not are_too_many(without)
     assert excluded <= without or are_too_many(without | excluded)
+
+
+def test_the_codec_of_most_bits_that_the_line_sends_in_time_is_chosen() -> None:
+    """A thousand cells are 66 kB as lloyd2, 136 kB as int4 and 258 kB as int8."""
+    choice = CodecChoice(codecs_named(["int4", "lloyd2", "int8"]))
+    chosen: list[str] = []
+    for rate in (136e3, 135e3, 150e3, 182e3, 343e3, 345e3, 259e3, 257e3, 1.0, 1e9):
+        choice.choose(1000, rate, 1.0)
+        chosen.append(choice.mine.name)
+    assert chosen == ["int4", "lloyd2", "lloyd2", "int4", "int4", "int8", "int8", "int4", "lloyd2", "int8"]
+
+
+def test_a_codec_changes_with_a_reason_and_not_without_a_measurement_or_a_limit() -> None:
+    choice = CodecChoice(codecs_named(["int4", "lloyd2"]))
+    for rate, seconds in ((0.0, 1.0), (1e3, float("inf")), (1e3, 0.0), (1e9, 1.0)):
+        assert choice.choose(1000, rate, seconds) == ""
+    assert choice.choose(0, 1e3, 1.0) == ""
+    assert (choice.mine.name, choice.stated) == ("int4", "")
+    assert choice.choose(1000, 68e3, 1.0) == "lloyd2 in place of int4, which takes 2 s of the 1 s for it"
+    assert (choice.mine.name, choice.stated) == ("lloyd2", "lloyd2")
+    assert choice.choose(1000, 68e3, 1.0) == ""
+    alone = CodecChoice(codecs_named(["int4"]))
+    assert (alone.choose(1000, 1.0, 1.0), alone.stated) == ("", "")

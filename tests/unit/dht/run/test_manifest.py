@@ -92,7 +92,13 @@ manifests = st.builds(
         schedule=st.sampled_from(["cosine", "constant", "linear"]),
     ),
     outer=st.builds(Outer, rounds=st.integers(1, 200), lr=st.floats(0, 2), momentum=st.floats(0, 0.999)),
-    codec=st.builds(CodecSettings, contribution=st.sampled_from(CODEC_NAMES)),
+    codec=st.sampled_from(CODEC_NAMES).flatmap(
+        lambda name: st.builds(
+            CodecSettings,
+            contribution=st.just(name),
+            choices=st.sampled_from(["", " ".join(other for other in CODEC_NAMES if other != name)]),
+        )
+    ),
     admission=st.builds(Admission, min_peers=st.integers(1, 64)),
     timing=st.builds(TimingSettings, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
     eval=st.just(EvalSettings()),
@@ -175,8 +181,9 @@ def test_defaults_are_written_into_the_manifest() -> None:
         ('nmae = "x"', "unknown key nmae: did you mean name?"),
         (SMALL + "[inner]\nstpes = 5", r"unknown key \[inner\] stpes: did you mean steps\?"),
         (SMALL + "[codec]\nzzz = 5", "known are contribution, result"),
-        (SMALL + '[codec]\nchoices = "int8"', r"\[codec\] choices is gone: remove it: all peers contribute in one codec"),
-        (SMALL + '[admission]\nauthority = "owner"', r"\[admission\] authority is gone: remove it: the owner decides alone"),
+        (SMALL + '[codec]\nchoices = "int8 int9"', "'int9' is not one more codec"),
+        (SMALL + '[codec]\nchoices = "int4"', "'int4' is not one more codec"),
+        (SMALL + '[codec]\nchoices = "int8 int8"', "'int8' is not one more codec"),
         ("data = 3\n" + 'name = "x"', r"data must be a table: write \[data\]"),
         (SMALL + '[inner]\nlr = "fast"', r"\[inner\] lr must be a number, not 'fast'"),
         (SMALL + "[inner]\nlr = true", "must be a number, not True"),

@@ -69,6 +69,7 @@ def test_a_revision_changes_what_it_names_and_nothing_else() -> None:
         ("data.source", "text:{stdlib}", "data.source cannot change while a run trains: volunteers have agreed to it"),
         ("data.batch_size", 4, "data.batch_size cannot change"),
         ("codec.result", "zip", "result must be one of"),
+        ("codec.choices", "int4", "choices: 'int4' is not one more codec"),
         ("eval.prompts", ["Once"], "evaluates|prompts are for runs"),
         ("eval.every", 5, "evaluates language models"),
         ("eval.prompts", "Once", "prompts must be a list"),

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from flockstep.collectives.vector.codec import codec_named
+from flockstep.collectives.vector.mixed import codecs_named
 from flockstep.dht.run.manifest import Data, EvalSettings, Inner, Manifest
 from flockstep.dht.run.revision import UNREVISED, Revision, revised, settings_of
 from flockstep.optim.models.registry import build_model
@@ -195,7 +195,7 @@ def test_whoever_trains_takes_over_every_value_that_can_be_signed(name: str) -> 
         model(torch.tensor([[1, 2, 3]])).square().sum().backward()
         optimizers.step(schedule_of(after.inner, after.num_rounds * after.phase_steps)(3))
         OuterSettings.of(after).at(3)
-        codec_named(after.codec.contribution)
+        codecs_named(after.codec.contributions)
     optimizers.close()
 
 

@@ -213,7 +213,7 @@ def largest() -> Iterator[wire.RoundMessage]:
     name, judges = bytes(wire.NAME_BYTES), everybody[: wire.MAX_PARTS]
     yield max(roster, widest, key=lambda it: len(encode(it)))
     yield wire.Propose(slot, encode(value), HASH, basis.readys)
-    yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5)
+    yield wire.Commit(slot, HASH, wire.MAX_COUNT, wire.MAX_COUNT, 1.5, hashes, 0.5, "x" * 8)
     parts = tuple((part, everybody) for part in judges)
     yield wire.Have(slot, HASH, HASH, parts, name * wire.MAX_ROSTER, HASH)
     masks = (b"\1" * (wire.MAX_ROSTER // 8),) * wire.MAX_PARTS
