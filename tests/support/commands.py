@@ -38,6 +38,9 @@ STEP_SECONDS = 0.2
 make several rounds a second, on all cores."""
 OWNER_PERIOD = 2.0
 """How often a process looks for what the run's owner states: a test would wait for half a minute, and train meanwhile."""
+FOLLOW_PERIOD = 1.0
+"""How often members publish the newest certificate, and a bootstrap follows it and makes its list of runs: tests that wait
+for that ask without a pause."""
 
 # One thread each, those that start from nothing, too: several threads of each of several processes on a few cores wait for
 # each other in busy loops, and a step of a millisecond takes ten seconds.
@@ -109,7 +112,12 @@ def _run(
     assert not missing, f"the fork server could not import {missing}"
     if new_session:
         os.setsid()
+    # Preloaded; tests that start no command need not import them.
+    from flockstep.collectives.chain import head
+    from flockstep.collectives.light import follower, run_list
+
     vars(owner_log)["OWNER_PERIOD"] = OWNER_PERIOD
+    vars(head)["HEAD_PERIOD"] = vars(follower)["TURN_PERIOD"] = vars(run_list)["LIST_PERIOD"] = FOLLOW_PERIOD
     if forks and not new_session:  # A network process that is forked is in the session of the fork server.
         vars(bridge)["subprocess"] = _FORKING
     for number, file in enumerate(files):
