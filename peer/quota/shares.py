@@ -78,15 +78,15 @@ class Shares:
         self._networks: OrderedDict[str, FairBucket] = OrderedDict()
         self._all = FairBucket(all_share * rate, ALL_BURST_SHARE * self._burst)
 
-    def exceeded(self, origin: Origin, now: float, amount: float = 1.0) -> str:
-        """Count so much, and return ""; or return whose limit is used up. Nothing is counted of exempt origins."""
+    def exceeded(self, origin: Origin, now: float) -> str:
+        """Count one, and return ""; or return whose limit is used up. Nothing is counted of exempt origins."""
         if origin.exempt:
             return ""
-        if not self._addresses.take(origin, now, amount):
+        if not self._addresses.take(origin, now):
             return "one address"
-        if not self._network(origin).take(origin.address, now, amount):
+        if not self._network(origin).take(origin.address, now):
             return "one network"
-        return "" if self._all.take(origin.network, now, amount) else "all networks"
+        return "" if self._all.take(origin.network, now) else "all networks"
 
     def spend(self, origin: Origin, now: float, amount: float) -> float:
         """Count so much, whatever was counted before; return the seconds until it is within the limits."""
