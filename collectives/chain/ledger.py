@@ -125,14 +125,14 @@ class Ledger:
         links = self._check(certificates)
         with self._lock:
             head, before = links[-1].head if links else NOTHING, self.head
-            if head == before:
+            if head == before and (not links or self._chain.at(links[0].head.round) == links[0].head):
                 return
             new = [index for index, link in enumerate(links) if self._chain.at(link.head.round) != link.head]
             joins = bool(new) and self._chain.joins(links[new[0]])
             if joins and (replaced := before.round + 1 - links[new[0]].head.round):
                 reason = f"{replaced} rounds of mine gave way to the run's chain"
                 self._telemetry.emit("ledger.replaced", step="follow", reason=reason, round=head.round)
-            if not joins and before != NOTHING:
+            if not joins and before not in (head, NOTHING):
                 reason = f"my state is of round {head.round}: what is known beyond or beside it is left behind"
                 self._telemetry.emit("ledger.left_behind", step="follow", reason=reason, round=before.round)
             if joins:

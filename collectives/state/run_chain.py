@@ -86,24 +86,30 @@ class RunChain:
         unproven = [head for head in stated if not mine.holds(head) and head not in self._parted]
         return sorted(unproven, key=lambda head: (-stated[head], head.hash))
 
-    def wanted(self, members: Sequence[Member], place: ChainPosition) -> list[Head]:
-        """Return the unproven heads without a pending request."""
-        return [head for head in self.unproven(members, place) if head not in self.asked_for]
-
     def ask(self, members: Sequence[Member], place: ChainPosition) -> None:
         """Read on to unproven heads in the background. A failure is an event."""
         claims = self._claims(members)
-        for head in self.wanted(members, place)[: AT_ONCE - len(self.asked_for)]:
+        wanted = [head for head in self.unproven(members, place) if head not in self.asked_for]
+        for head in wanted[: AT_ONCE - len(self.asked_for)]:
             by_peer = {member.peer: member for member in claims if head_of(member) == head}
             order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._backed_off.__contains__)
             self.asked_for.add(head)
             self._node.nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]])
 
-    async def examine(self, members: Sequence[Member], place: ChainPosition) -> None:
-        """Read on to unproven heads, however long that takes. A failure is an event."""
-        self.ask(members, place)
-        while self.asked_for:
-            await self.changed.wait()
+    async def fill(self, giver: PeerId, first: int) -> None:
+        """Read the ledger's past from a peer, down to round `first`. Raises `NetworkError` or `RemoteError`."""
+        ledger, before = self._archive.ledger, list[wire.Certificate]()
+
+        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
+            before[:0] = page
+            await self._node.compute(self._archive.losses.learn, losses)
+            return True
+
+        oldest = await self._node.compute(ledger.certificate, ledger.first)
+        if oldest is None or (await self._reader.fill(oldest, first, giver, take)).slot.round > first:
+            raise NetworkError(f"it lacks certificates between round {first} and round {ledger.first}")
+        held = await self._node.compute(lambda: [ledger.certificate(it) for it in range(ledger.first, ledger.head.round + 1)])
+        await self._node.compute(ledger.follow, [*before, *(it for it in held if it is not None)])
 
     async def _reach(self, claim: Member, head: Head) -> None:
         """Read on to the head that a member states. Raises `NetworkError`, or `RemoteError` for a false certificate."""

@@ -4,25 +4,24 @@ Theory of operation. Fork choice (`chain.fork_choice`) elects the run's chain by
 provider of the state that I should hold. If its chain continues mine, I fetch the certificates and the outputs of the
 missed rounds from members that have them, and replay their outer steps (`held`). If the outputs are gone, or have more
 bytes than the state, I take the checkpoint that most members hold, leaf by leaf from several of them, and replay the
-rounds since. Before anything of mine changes, the certificates from that checkpoint to the provider's state
-must be here, each one following the one before.
+rounds since. Before anything of mine changes, the certificates from that checkpoint to the provider's state are in the
+ledger.
 
 Leaves go to my disk as they arrive (a draft of the same checkpoint), so that verified ones are not fetched again, neither
 by the next attempt nor after a restart. A restarted process begins with its own checkpoint and the outputs on its disk.
 
-The ledger is ahead of the state meanwhile: it holds the certificates that were read (`state.run_chain`). A checkpoint from
-before its first one makes it begin anew with the certificate of that checkpoint.
+The ledger is ahead of the state meanwhile: it holds the certificates that were read (`state.run_chain`). If a checkpoint is
+from before its first one, those between are read, too, backwards.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import trio
 
 from ...collectives.chain.certificate import value_of
-from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head, HeldChain
+from ...collectives.chain.chain import NOTHING, ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, check_model, choose_provider, elected, goes_first, head_of, training
-from ...collectives.chain.reader import ChainReader
 from ...collectives.chain.replay import MAX_REPLAYED, in_my_order
 from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
@@ -35,7 +34,7 @@ from ...peer import wire
 from ...peer.base.errors import NetworkError, RemoteError, UsageError
 from ...peer.base.transport import PeerId
 from ...peer.node.node import Node
-from .held import HeldState, judged, previous_of
+from .held import HeldState, judged
 
 LOOK_SECONDS = 1.0
 """Polling period while waiting for another newcomer: its record may expire, which is no change of the table."""
@@ -68,7 +67,6 @@ class CatchUp:
         self._held = held
         self._archive = archive
         self.chain = RunChain(node, spec, archive, anchor)
-        self._reader = ChainReader(node, spec.run, spec.charter)
         self._anchor = anchor
         self._backed_off: set[PeerId] = set()
         self._failures = 0
@@ -98,11 +96,6 @@ class CatchUp:
             return False  # The usual case; in a crowd most state an earlier round until they renew their records.
         self.chain.ask(members, self._held.place)
         return elected(self.chain.credible(members), self._node.peer_id, mine) is not None
-
-    async def examine(self, members: Sequence[Member]) -> bool:
-        """Ask the members to prove their chains. Returns whether all claims that matter are proven."""
-        await self.chain.examine(members, self._held.place)
-        return not self.chain.unproven(members, self._held.place)
 
     def ask_again(self) -> None:
         """Before the first round, ask those again that did not give me their state: a founder has gone on without them."""
@@ -271,8 +264,7 @@ class CatchUp:
         if not 1 <= len(rounds) <= MAX_REPLAYED:
             return False
         try:
-            for certificate in await self._read(provider, self._held.place):
-                await self._replay_round(certificate, members)
+            await self._replay_to(provider.body.round, members)
         except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
             self._held.report_stop("replay", judged(self._node, provider.peer, "replay", raised), provider.peer)
             return False
@@ -281,18 +273,17 @@ class CatchUp:
     async def _take_checkpoint(self, provider: Member, members: Sequence[Member]) -> None:
         """Take a checkpoint on the provider's chain, and replay the rounds since."""
         node, run = self._node, self._spec.run
-        offer, following = await self._choose(provider, members)
+        offer = await self._choose(provider, members)
         leaves = await ask_leaves(node, offer, run)
         held = self._held
         held.changed = True  # Should it fail half way, leaves of that state are here already.
         held.forget()
         held.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, held.vectors)
-        await held.advance(offer.place, following)
-        for certificate in following:
-            await self._replay_round(certificate, members)
+        held.place = offer.place
+        await self._replay_to(provider.body.round, members)
 
-    async def _choose(self, provider: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
-        """Choose a checkpoint to take. Returns it with the checked certificates that lead from it to the provider's head."""
+    async def _choose(self, provider: Member, members: Sequence[Member]) -> Offer:
+        """Choose a checkpoint to take, from which the chain leads to the provider's head."""
         node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
         end = provider.body.round
         newest = None if head_of(provider) == NOTHING else await node.compute(self._archive.ledger.certificate, end)
@@ -309,48 +300,35 @@ class CatchUp:
 
         for offer in sorted(offers, key=lambda offer: not is_begun(offer)):
             try:
-                following = await self._read(provider, offer.place)
+                if await self._leads_on(offer.place, provider):
+                    return offer
             except NetworkError as error:  # An offer may be older than all that the provider knows.
                 node.telemetry.emit("state.not_offered", peer=provider.peer, step="choose a state", reason=str(error))
-                continue
-            if self._leads(offer.place, following, provider) and not self._is_past(offer.place, following):
-                return offer, following
         raise NetworkError(f"nobody offers a checkpoint that leads on from my state to that of round {end}")
 
-    async def _read(self, provider: Member, start: ChainPosition) -> list[wire.Certificate]:
-        """Return the verified certificates from a position to a provider's head. Raises `NetworkError` or `RemoteError`."""
-        found: list[wire.Certificate] = []
+    async def _leads_on(self, place: ChainPosition, provider: Member) -> bool:
+        """Return True if the chain leads from a state on to the provider's, and it is not in my state's past.
 
-        async def take(page: list[wire.Certificate], losses: Mapping[int, float]) -> bool:
-            found.extend(page)
-            await self._node.compute(self._archive.losses.learn, losses)
-            return True
+        Raises as `RunChain.fill`.
+        """
+        ledger, mine = self._archive.ledger, self._held.place
+        if mine.is_certified and place.round <= mine.round:
+            return False
+        if place.certificate is not None:
+            if place.round < ledger.first:
+                await self.chain.fill(provider.peer, place.round)
+            return ledger.at(place.round) == place.head
+        if head_of(provider) == NOTHING:
+            return place.root == provider.body.root
+        first = await self._node.compute(ledger.certificate, 1)
+        return first is not None and place.root == value_of(first).base_root
 
-        await self._reader.follow(
-            HeldChain.of([start.certificate] if start.certificate else [], start.head),
-            provider.peer,
-            provider.body.round,
-            take,
-        )
-        # By hash its head proves all before it, a position too that somebody else has offered.
-        if start.round < provider.body.round and (not found or ChainLink.of(found[-1]).head != head_of(provider)):
-            raise NetworkError(f"its {len(found)} certificates after round {start.round} do not lead to its head")
-        return found
-
-    def _leads(self, start: ChainPosition, following: Sequence[wire.Certificate], provider: Member) -> bool:
-        """Whether these rounds, each of which follows the one before, lead from a state to the provider's."""
-        if not following:
-            return start.head == head_of(provider) and (start.certificate is not None or start.root == provider.body.root)
-        value = value_of(following[0])
-        return (value.previous, value.base_root) == (previous_of(self._spec.run, start), start.root)
-
-    def _is_past(self, start: ChainPosition, following: Sequence[wire.Certificate]) -> bool:
-        """Whether I hold that state already, or a later one on the same chain."""
-        heads = {start.head, *(ChainLink.of(certificate).head for certificate in following)}
-        return self._held.place.is_certified and self._held.place.head in heads
-
-    async def _replay_round(self, certificate: wire.Certificate, members: Sequence[Member]) -> None:
-        """Replay the next round, with its outputs from any members that have them."""
-        me, place = self._node.peer_id, self._held.place
-        further = [m.peer for m in training(self.chain.credible(members)) if m.body.round > place.round and m.peer != me]
-        await self._held.replay(certificate, in_my_order(me, further), self._backed_off)
+    async def _replay_to(self, round_: int, members: Sequence[Member]) -> None:
+        """Replay the rounds up to this one by the ledger's certificates, with their outputs from members that have them."""
+        held, me = self._held, self._node.peer_id
+        while (at := held.place.round) < round_:
+            certificate = await self._node.compute(self._archive.ledger.certificate, at + 1)
+            if certificate is None:
+                raise NetworkError(f"the certificate of round {at + 1} is not here")
+            further = [m.peer for m in training(self.chain.credible(members)) if m.body.round > at and m.peer != me]
+            await held.replay(certificate, in_my_order(me, further), self._backed_off)

@@ -127,13 +127,10 @@ class HeldState:
             "state.restored", round=place.round, root=place.root.hex(), checkpoint=checkpoint.place.round
         )
 
-    async def advance(self, place: ChainPosition, following: Sequence[wire.Certificate] = ()) -> None:
-        """Move my position to `place`, and the ledger with it.
-
-        `following` are the certificates of later rounds, which I am about to replay.
-        """
+    async def advance(self, place: ChainPosition) -> None:
+        """Move my position to `place`, and the ledger with it."""
         self.place = place
-        certificates = [*([] if place.certificate is None else [place.certificate]), *following]
+        certificates = () if place.certificate is None else (place.certificate,)
         await self._node.compute(self._archive.ledger.follow, certificates)
 
     async def replay(self, certificate: wire.Certificate, holders: Sequence[PeerId], backed_off: set[PeerId]) -> None:

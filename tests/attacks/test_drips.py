@@ -69,6 +69,7 @@ def test_a_state_comes_beside_providers_that_drip(tmp_path: Path, monkeypatch: p
         sent = drip(others, 2)
         members = [other.member() for other in others]
         with trio.fail_after(200):
+            await late.examine(members)
             await late.catch_up._take_checkpoint(members[-1], members)
         assert (late.place.head, late.place.root) == (others[0].place.head, others[0].place.root)  # Copies differ in voters.
         assert sent

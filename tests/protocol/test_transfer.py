@@ -66,6 +66,7 @@ def blank(sim: RestoringPeer) -> None:
 async def take(late: RestoringPeer, others: Sequence[RestoringPeer]) -> None:
     """As a newcomer for whom replaying is no way."""
     members = [other.member() for other in others]
+    await late.examine(members)
     await late.catch_up._take_checkpoint(members[0], members)
 
 
@@ -147,6 +148,7 @@ def test_one_dies_one_lies_and_one_is_slow_and_the_state_still_comes(tmp_path: P
 def test_a_state_of_which_a_part_has_come_is_none_of_the_run(tmp_path: Path, killed: bool) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         counts, members = served(others), [other.member() for other in others]
+        await late.examine(members)
 
         async def strike() -> None:
             while counts.total() < 3:  # noqa: ASYNC110  Virtual time, and no event to await.
@@ -191,6 +193,7 @@ def test_rounds_that_go_by_break_no_transfer_and_are_replayed_behind_it(tmp_path
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         counts = served(others)
         claimed = [other.member() for other in others]
+        await late.examine(claimed)
         swarm.sims.remove(late.sim)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(all_of, others, 3)
@@ -219,6 +222,7 @@ def test_a_checkpoint_that_moves_on_during_its_transfer_is_nobodys_guilt_and_the
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         swarm.sims.remove(late.sim)
         claimed = [other.member() for other in others]
+        await late.examine(claimed)
 
         async def go_on() -> None:
             await trio.sleep(1.3)

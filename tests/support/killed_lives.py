@@ -123,7 +123,7 @@ async def live(sim: RestoringPeer, others: Callable[[], list[RestoringPeer]], un
             await sim.catch_up.replay(certificate)
         elif ahead or outcome.kind is not OutcomeKind.VOID:
             members = [other.member() for other in others()]
-            await sim.catch_up.examine(members)
+            await sim.examine(members)
             if (provider := sim.catch_up.provider(members)) is not None:
                 await sim.catch_up.take_from(provider, members)
         await sim.held.hash()

@@ -43,6 +43,14 @@ class RestoringPeer:
             place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
             await self.held.advance(place)
 
+    async def examine(self, members: Sequence[Member]) -> bool:
+        """Read on to the heads that members state; returns whether all claims that matter were compared."""
+        chain = self.catch_up.chain
+        chain.ask(members, self.place)
+        while chain.asked_for:
+            await chain.changed.wait()
+        return not chain.unproven(members, self.place)
+
     async def serve_state(self) -> None:
         """Write a checkpoint of the current state, if one is due."""
         await self.held.hash()
@@ -67,7 +75,7 @@ async def all_of(sims: Sequence[RestoringPeer], rounds: int) -> None:
 
 async def catch_up(late: RestoringPeer, others: Sequence[RestoringPeer]) -> None:
     members = [other.member() for other in others]
-    await late.catch_up.examine(members)
+    await late.examine(members)
     provider = late.catch_up.provider(members)
     assert provider is not None
     await late.catch_up.take_from(provider, members)

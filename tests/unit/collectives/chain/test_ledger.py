@@ -121,9 +121,13 @@ def test_the_ledger_follows_the_state_that_i_hold(tmp_path: Path) -> None:
     assert (ledger.first, rounds_in(ledger)) == (3, CHAIN[2:3])
     ledger.follow(CHAIN[3:5])
     assert (ledger.first, rounds_in(ledger)) == (3, CHAIN[2:5])
+    ledger.follow(CHAIN[1:5])  # What is before was read, too.
+    assert (ledger.first, rounds_in(ledger)) == (2, CHAIN[1:5])
+    ledger.follow(CHAIN[2:5])
+    assert ledger.first == 2
     assert not named(events, "ledger.left_behind")
     ledger.follow(CHAIN[3:4])  # Nobody has the state of round 5 any more.
-    assert rounds_in(ledger) == CHAIN[2:4]
+    assert rounds_in(ledger) == CHAIN[1:4]
     assert len(named(events, "ledger.left_behind")) == 1
     assert open_ledger(path)[0].head.round == 5  # What is known is not thrown away.
     ledger.follow(())
