@@ -112,7 +112,6 @@ def test_no_summary_is_cut_and_h_shows_them(capsys: pytest.CaptureFixture[str], 
         (["demo", "--out", "."], "no demo wrote"),
         (["demo", "--data", "missing.txt"], "no such file or folder"),
         (["bench", "outer", "--mode", "parallel"], "no mode 'parallel'"),
-        (["bench", "outer", "--mode", "streaming", "--delay", "25"], "a delay of 25"),
         (["bench", "outer", "--outer", "0.9"], "write lr/momentum"),
     ],
 )
