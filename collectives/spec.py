@@ -127,9 +127,7 @@ def charter_of(signed: SignedManifest) -> Charter:
     manifest, admission = signed.manifest, signed.manifest.admission
     listed = frozenset((manifest.owner, *admission.allowed_ids))
     first = frozenset((manifest.owner, *admission.keeper_ids))
-    if admission.authority == "owner":
-        founders = frozenset((manifest.owner,))
-    elif admission.voters == "keepers":
+    if admission.voters == "keepers":
         founders = first
     else:
         founders = listed if admission.kind == "allow" else frozenset((manifest.owner,))
@@ -138,7 +136,6 @@ def charter_of(signed: SignedManifest) -> Charter:
         owner=manifest.owner,
         kind=admission.kind,
         allowed=listed,
-        authority=manifest.owner if admission.authority == "owner" else None,
         earned=admission.kind == "open",
         min_peers=admission.min_peers,
         founders=founders,

@@ -65,4 +65,4 @@ def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, c
     if others:
         return sum(others[1:]) < electorate.quorum
     next_voters = here if charter.keepers is None else here & charter.keepers
-    return bool(next_voters) and charter.authority is None and electorate.is_quorum({me})
+    return bool(next_voters) and electorate.is_quorum({me})

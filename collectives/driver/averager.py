@@ -238,8 +238,6 @@ class Averager:
             return stopped
         if len(members) < spec.min_peers:
             return f"{len(members)} members are here, the run asks for {spec.min_peers}"
-        if spec.charter.authority is not None and spec.charter.authority not in members:
-            return "the run's owner, whose signature it requires, is away"
         return ""
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:

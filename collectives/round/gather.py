@@ -251,8 +251,6 @@ def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
 
 def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
     """Return why there is no roster at the timeout, in one line for a person: who was ready and is lost is missing, too."""
-    if setup.charter.authority is not None and setup.charter.authority not in here:
-        return "the run's owner, whose vote it requires, was not ready in time"
     ready, electorate = [peer for peer in vote.reached if peer in here], vote.electorate
     missing = [peer for peer in electorate.voters if peer and peer not in ready]
     if missing:

@@ -104,8 +104,6 @@ class Charter:
     kind: str = "open"
     """`open`, `invite` or `allow`."""
     allowed: frozenset[PeerId] = frozenset()
-    authority: PeerId | None = None
-    """The peer whose signature every certificate needs; None if none is needed."""
     earned: bool = False
     """True if a peer must earn its weight (`collectives.accountability.trust`)."""
     min_peers: int = 1
@@ -146,8 +144,6 @@ class Charter:
 
         That depends on nothing but the manifest and what the member shows, so that nobody counts voters differently.
         """
-        if self.authority is not None:
-            return peer == self.authority
         if self.keepers is None:
             return self.admits(peer, invite)
         return peer in self.keepers or (bool(voucher) and is_voucher(voucher, self.owner, self.run, peer))

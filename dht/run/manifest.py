@@ -187,8 +187,6 @@ class Admission:
     allow: Annotated[str, Size(20_000)] = ""
     """Peer ids, separated by spaces."""
     min_peers: Annotated[int, Between(1, 64)] = 1
-    authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
-    """Who decides: a quorum of the voters, or the owner alone."""
     voters: Annotated[str, Size(16), OneOf(("members", "keepers"))] = "keepers"
     """Who votes: every member, or the keepers: the owner, those listed here, and those it vouches for."""
     keepers: Annotated[str, Size(20_000)] = ""
@@ -206,8 +204,8 @@ class Admission:
 
     @property
     def keepers_decide(self) -> bool:
-        """Return True if keepers vote, and not the owner alone or every member."""
-        return self.voters == "keepers" and self.authority == "quorum"
+        """Return True if keepers vote, and not every member."""
+        return self.voters == "keepers"
 
 
 @dataclass(frozen=True, slots=True)

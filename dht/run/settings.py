@@ -36,6 +36,7 @@ MAX_TOML_BYTES = 1 << 17
 
 GONE: Mapping[str, str] = {
     "bootstraps": "`flockstep runs --via ADDRESS` names the bootstraps that it asks",
+    "[admission] authority": "the owner decides alone where nobody else keeps the run and votes, which is the default",
     "[admission] stall": "a run whose voters are away waits for them; more keepers let it go on without some of them",
 }
 """Keys that earlier versions knew, each with what to do instead."""

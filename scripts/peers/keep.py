@@ -172,7 +172,7 @@ def voteless(signed: SignedManifest, link: JoinLink, me: PeerId, config: PeerCon
     remembered = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry)
     stated = remembered.statements(OwnerStatements(link.run_id, signed.manifest.owner))
     charter = charter_of(signed).amended(stated)
-    if charter.authority is not None or charter.keepers is None or me in charter.keepers | charter.vouched:
+    if charter.keepers is None or me in charter.keepers | charter.vouched:
         return ""
     return f"has no vote yet; the run's owner gives it one: flockstep run vouch '{link}' {me}"
 

@@ -96,7 +96,7 @@ def create_run(
         manifest = replace(manifest, data=data)
     signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
-    is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
+    is_among_equals = charter.kind == "allow" and charter.keepers is None
     if not is_among_equals and not keeps and _needs_owner(charter):
         remedy = "leave --no-keep out, or list more keepers in [admission] keepers"
         raise UsageError("--no-keep: without you too few may vote in this run to certify a round", remedy=remedy)

@@ -30,8 +30,6 @@ def describe_voters(votes: VotesHere, manifest: Manifest) -> list[str]:
 def who_decides(manifest: Manifest) -> str:
     """Return in one line who decides a run's rounds, and what their loss means."""
     admission = manifest.admission
-    if admission.authority == "owner":
-        return "its owner alone decides: while it is away, no round ends"
     if admission.voters != "keepers":
         is_listed = admission.kind == "allow"
         return "all members decide, one vote each" + ("" if is_listed else "; its owner alone in the first round")

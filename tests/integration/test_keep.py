@@ -110,7 +110,7 @@ def test_volunteers_take_the_state_that_the_owner_starts_the_run_from(bootstrap_
         event_of(peer, "round.done", 1)
 
 
-@pytest.mark.parametrize("rules", ["", f'keepers = "{KEEPERS[0]}"', 'authority = "owner"'])
+@pytest.mark.parametrize("rules", ["", f'keepers = "{KEEPERS[0]}"'])
 def test_no_keep_is_refused_where_the_others_cannot_decide(tmp_path: Path, rules: str) -> None:
     toml = tmp_path / "run.toml"
     toml.write_text(f"{TINY_RUN}[admission]\n{rules}\n")

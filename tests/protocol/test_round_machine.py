@@ -36,7 +36,6 @@ from flockstep.collectives.robust.rules import MEAN, rule_named
 from flockstep.collectives.round.gather import held, mark_of, marks_in, proposal
 from flockstep.collectives.round.machine import RESTARTS, STALL_SECONDS, Round
 from flockstep.collectives.round.vote import Vote
-from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.base.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
@@ -1156,24 +1155,7 @@ def test_a_round_that_was_certified_from_another_state_leaves_me_behind_at_once(
     assert machine.outcome.kind is BEHIND
 
 
-# A run whose owner decides, and the draw.
-
-
-@pytest.mark.parametrize("is_away", [False, True])
-def test_a_run_whose_owner_decides_has_no_round_without_it(is_away: bool) -> None:
-    owner = ORDER[2]
-    rounds = Rounds(PEERS[:4], voters=[owner], charter=Charter(owner=owner, authority=owner))
-    if is_away:
-        rounds.kill(owner)
-    rounds.start()
-    rounds.settle()
-    check_all_or_nothing(rounds)
-    assert rounds.kinds() == {VOID if is_away else DONE}
-    if is_away:
-        assert all("owner" in outcome.reason for outcome in rounds.outcomes())
-    else:
-        assert set(rounds.outcomes()[0].cut) == set(PEERS[:4])
-        assert {voter for outcome in rounds.outcomes() for voter in outcome.certificate.voters} == {owner}  # type: ignore[union-attr]
+# The draw.
 
 
 def test_a_large_run_draws_1000_members_a_round_and_other_ones_the_next_time() -> None:

@@ -13,12 +13,9 @@ from support.certificates import LONE, RUN
 from support.recorded import recorded
 
 
-def open_ledger(
-    path: Path, owner: str | None = None, founders: Sequence[Identity] = (LONE,)
-) -> tuple[Ledger, list[Event]]:
+def open_ledger(path: Path, founders: Sequence[Identity] = (LONE,)) -> tuple[Ledger, list[Event]]:
     telemetry, events = recorded(clock=lambda: 0.0)
-    names = [owner] if owner else [founder.peer_id for founder in founders]
-    charter = Charter(authority=owner, founders=frozenset(names))
+    charter = Charter(founders=frozenset(founder.peer_id for founder in founders))
     return Ledger.open(path, RUN, verify=verify_signed, telemetry=telemetry, charter=charter), events
 
 

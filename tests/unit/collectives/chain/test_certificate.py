@@ -142,14 +142,6 @@ def test_what_the_run_does_not_admit_is_in_no_certificate() -> None:
         check(certificate(value=replace(VALUE, seats=shown)), Charter(RUN, IDS[0], "invite"))
 
 
-def test_where_the_owner_has_the_authority_a_certificate_without_it_is_nothing() -> None:
-    charter = Charter(owner=IDS[0], authority=IDS[0])
-    assert check(certificate(A), charter) == VALUE
-    for others in (certificate(B, C, D), certificate(A, B, C)):
-        with pytest.raises(ProtocolViolation):
-            check(others, charter)
-
-
 # Votes.
 
 

@@ -91,7 +91,6 @@ async def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alo
         (Charter(keepers=frozenset([LONE.peer_id])), True),
         (Charter(keepers=frozenset(["somebody else"])), False),
         (Charter(kind="allow", allowed=frozenset(["somebody else"])), False),
-        (Charter(authority="somebody else"), False),
     ],
 )
 async def test_a_head_by_keys_that_may_not_vote_keeps_no_run_from_starting(charter: Charter, is_believed: bool) -> None:

@@ -133,12 +133,6 @@ def test_where_keepers_vote_those_of_the_roster_do_and_whom_the_owner_vouches_fo
     assert electorate_after(replace(VALUE, seats=tuple(shown)), KEPT).voters == (IDS[0], IDS[1], IDS[3])
 
 
-def test_the_owner_of_the_authority_votes_alone() -> None:
-    charter = Charter(authority=IDS[2], founders=frozenset(IDS[2:3]))
-    assert electorate_after(VALUE, charter) == electorate_after(None, charter) == Electorate({IDS[2]: 1})
-    assert electorate_after(replace(VALUE, members=IDS[:2], seats=seats(2)), charter) == Electorate({IDS[2]: 1})
-
-
 def test_who_is_not_invited_has_no_vote_though_a_roster_seats_it() -> None:
     ticket = Ticket(Invitation.sign(OWNER, RUN, STRANGER.peer_id, count=9), bytes([9]) * 32)
     invited = tuple(wire.Seat(1.0, 0, invite=ticket.credential(peer)) for peer in IDS[:3])
@@ -212,4 +206,3 @@ def test_the_last_voter_stays_for_those_that_its_round_would_give_a_vote() -> No
     assert is_needed(IDS[0], here, alone, OPEN)
     assert not is_needed(IDS[0], here, alone, KEPT)  # A newcomer has no voucher.
     assert is_needed(IDS[0], IDS[:2], alone, KEPT)  # A keeper that is listed, and was not in the last roster.
-    assert not is_needed(IDS[0], here, alone, replace(OPEN, authority=IDS[0]))

@@ -23,7 +23,6 @@ from flockstep.collectives.state.checkpoint_file import (
     read_tensors,
 )
 from flockstep.collectives.vector.arrays import Floats
-from flockstep.dht.run.admission import Charter
 from flockstep.peer.base.digest import digest
 from flockstep.peer.base.errors import LocalError, RemoteError
 from hypothesis import given
@@ -187,13 +186,6 @@ def test_what_is_damaged_is_not_loaded(tmp_path: Path, how: str) -> None:
     with pytest.raises(LocalError, match="is not a whole checkpoint") as caught:
         load_checkpoint(tmp_path / "3")
     assert caught.value.remedy
-
-
-def test_where_the_owner_has_the_authority_its_signature_must_be_there(tmp_path: Path) -> None:
-    state = state_of()
-    write(tmp_path / "3", state, certified(state))
-    with pytest.raises(LocalError, match="owner"):
-        load_checkpoint(tmp_path / "3", charter=Charter(authority="somebody else"))
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

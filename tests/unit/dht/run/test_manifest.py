@@ -181,6 +181,7 @@ def test_defaults_are_written_into_the_manifest() -> None:
         ('nmae = "x"', "unknown key nmae: did you mean name?"),
         (SMALL + "[inner]\nstpes = 5", r"unknown key \[inner\] stpes: did you mean steps\?"),
         (SMALL + "[codec]\nzzz = 5", "known are contribution, result"),
+        (SMALL + '[admission]\nauthority = "owner"', r"\[admission\] authority is gone: remove it: the owner decides alone"),
         (SMALL + '[codec]\nchoices = "int8 int9"', "'int9' is not one more codec"),
         (SMALL + '[codec]\nchoices = "int4"', "'int4' is not one more codec"),
         (SMALL + '[codec]\nchoices = "int8 int8"', "'int8' is not one more codec"),

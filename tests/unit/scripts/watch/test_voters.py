@@ -40,7 +40,6 @@ def test_who_decides_and_what_their_loss_means(keepers: int, said: str) -> None:
 
 
 def test_who_decides_where_no_keepers_vote() -> None:
-    assert who_decides(replace(RUN, admission=Admission(authority="owner"))).startswith("its owner alone decides")
     assert who_decides(replace(RUN, admission=Admission(voters="members"))) == (
         "all members decide, one vote each; its owner alone in the first round"
     )
@@ -49,7 +48,7 @@ def test_who_decides_where_no_keepers_vote() -> None:
 
 def test_an_owner_that_decides_alone_is_told_how_others_get_a_vote() -> None:
     assert "`flockstep run vouch 'flockstep://x' ID` gives it a vote" in how_to_share(RUN, "flockstep://x")
-    for rules in (Admission(keepers=IDS[1]), Admission(authority="owner"), Admission(voters="members")):
+    for rules in (Admission(keepers=IDS[1]), Admission(voters="members")):
         assert how_to_share(replace(RUN, admission=rules), "flockstep://x") == ""
 
 
