@@ -74,7 +74,7 @@ def bench_join(
     repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Let newcomers join a run, and measure the seconds to the first step.
+    """Let newcomers join a run that trains, and time them.
 
     \b
     Examples:
