@@ -72,7 +72,7 @@ class Conduct:
         self.charter = self.charter.amended(statements)
         self.voucher = statements.voucher(self._node.peer_id)
         self.revision = statements.revision
-        self.ended = ENDED if is_ending(statements) else ""
+        self.ended = ENDED if is_ending(statements) else self.ended  # No other statement begins it again.
         self.bans.follow(statements, withdrawn=self.charter.why_not_admit(self._node.peer_id, invite))
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:

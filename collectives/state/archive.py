@@ -56,7 +56,7 @@ class EarlierLedgers:
         folder = self._folder.parent / run
         if run not in self._found and is_run_id(run) and (folder / LEDGER_FILE).exists():
             signed = Remembered(folder, run, self._telemetry).manifest()
-            if signed is not None and signed.line == self._charter.line:
+            if signed is not None and (signed.line, signed.manifest.owner) == (self._charter.line, self._charter.owner):
                 charter = replace(OPEN, run=run)  # It was validated when it was written.
                 self._found[run] = Ledger.beside(folder / LEDGER_FILE, charter, verify_signed, self._telemetry)
         return self._found.get(run)

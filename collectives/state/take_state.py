@@ -1,17 +1,18 @@
 """Install a state in (θ, m) and on disk; only leaves that are not here already are fetched."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...peer.base.digest import digest
 from ...peer.base.errors import LocalError, ProtocolViolation
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
-from ..chain.chain import ChainPosition
+from ..chain.chain import ChainPosition, start_of_run
 from ..vector.arrays import Floats
 from . import merkle
-from .checkpoint_file import Draft
+from .checkpoint_file import Draft, leaf_places
 from .checkpoints import Checkpoints
-from .transfer import Offer, Transfer
+from .transfer import Offer, Transfer, ask_leaves
 
 
 async def take_state(
@@ -32,6 +33,33 @@ async def take_state(
         raise
     node.nursery.start_soon(node.compute, target.finish)
     return transfer.num_bytes
+
+
+async def fetch_start(node: Node, run: str, offer: Offer, size: int, following: str, folder: Path) -> None:
+    """Write the state that members of a run offer, of `size` elements per vector, as the start of a `following` run.
+
+    Leaves of an earlier attempt are not fetched again. Raises `NetworkError`, `ProtocolViolation`, `LocalError`.
+    """
+    leaves = await ask_leaves(node, offer, run)
+    draft = Draft(folder, size)
+    try:
+        places = dict[bytes, list[int]]()
+        for index, key in enumerate(leaves):
+            places.setdefault(key, []).append(index)
+        lengths = [stop - start for start, stop in leaf_places(size)]
+        if len(lengths) != len(leaves):
+            raise ProtocolViolation(f"a state of {len(leaves)} leaves where the run's has {len(lengths)}")
+        kept = await node.compute(lambda: {key for index, key in enumerate(leaves) if digest(draft.leaf(index)) == key})
+        missing = {key: lengths[found[0]] for key, found in places.items() if key not in kept}
+
+        async def put(key: bytes, data: bytearray) -> None:
+            for index in places[key]:
+                await node.compute(draft.put, index, data)
+
+        await Transfer(node, missing, 8 * size, offer.providers, put).run()
+        await node.compute(draft.finish, following, start_of_run(offer.place.root), (), leaves)
+    finally:
+        draft.close()
 
 
 class _Target:

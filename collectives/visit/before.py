@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dht.directory.interface import Directory
 from ...dht.rendezvous import find_manifest
-from ...dht.run.manifest import Follows, SignedManifest
+from ...dht.run.manifest import Follows, Manifest, SignedManifest
 from ...peer import wire
 from ...peer.base.errors import NetworkError, RemoteError
 from ...peer.base.transport import PeerId
@@ -39,16 +39,18 @@ class _Givers:
 
 
 async def credit_before(
-    node: Node, directory: Directory, follows: Follows, members: Sequence[PeerId], home: Path, credit: Credits
+    node: Node, directory: Directory, after: Manifest, members: Sequence[PeerId], home: Path, credit: Credits
 ) -> int:
-    """Add the credit of all runs before the one that has these `follows`; return how many rounds they had.
+    """Add the credit of all runs that the one of a manifest goes on from; return how many rounds they had.
 
     A manifest names the last certificate of the run before, and each certificate the one before it, so `members`, of the run
     that goes on, can show no others. Raises `NetworkError` where nobody shows them all.
     """
-    rounds = 0
+    rounds, owner, follows = 0, after.owner, after.follows
     while follows.run:
         signed = await find_manifest(directory, follows.run)
+        if signed.manifest.owner != owner:
+            raise NetworkError(f"run {follows.run} has another owner: nothing of it belongs to this one")
         own = OwnLedger.of(home / "runs" / follows.run, charter_of(signed), node.telemetry)
         givers = _Givers(node, own)
         for peer in (*([] if own is None else [node.peer_id]), *members):

@@ -172,9 +172,9 @@ class RunWatcher:
 
         `home` may hold certificates of theirs. Raises as `credit_before`.
         """
-        follows, summed = self._signed.manifest.follows, Credits()
+        manifest, summed = self._signed.manifest, Credits()
         members = [member.peer for member in self._in_order(training(self.members()))]
-        rounds = await credit_before(self._node, self._directory, follows, members, home, summed)
+        rounds = await credit_before(self._node, self._directory, manifest, members, home, summed)
         summed.add(self._fold.credits)
         return summed.all(), rounds
 

@@ -21,6 +21,7 @@ from ...peer.wire import MAX_INVITE_BYTES, Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
 from ..run.admission import Ticket
+from ..run.link import is_run_id
 from ..run.manifest import SignedManifest
 from ..run.statements import MAX_OWNER_LOG_BYTES, OwnerStatement, OwnerStatements, unpack_statements
 from .body import MemberBody, open_member
@@ -43,6 +44,7 @@ class Remembered:
         self._manifest = folder / "manifest"
         self._statements = folder / "statements"
         self._ticket = folder / "ticket"
+        self._successor = folder / "successor"
         self._run_id = run_id
         self._telemetry = telemetry
 
@@ -60,6 +62,18 @@ class Remembered:
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None
+
+    def keep_successor(self, run: str) -> str:
+        """Write, once and for all, as which run mine goes on; returns that, which may be an earlier one than `run`."""
+        known = self.successor()
+        if not known and run:
+            self._write(self._successor, run.encode())
+        return known or run
+
+    def successor(self) -> str:
+        """Read as which run mine goes on, as this computer has followed it; empty while it has not."""
+        text = self._read(self._successor, 64).decode(errors="replace")
+        return text if is_run_id(text) else ""
 
     def keep_ticket(self, text: str) -> None:
         """Write the invitation with which I have been let in, so that the next start needs none."""

@@ -189,8 +189,8 @@ class Charter:
         `others` are the credentials of the members so far, `time` is Unix time in seconds.
         """
         invitation = open_credential(invite, self.owner, self.line) if self.kind != "open" else None
-        if invitation is None or peer == self.owner or peer in self.allowed:
-            return ""
+        if invitation is None or peer == self.owner or peer in self.allowed or any(it.peer == peer for it in self.carried):
+            return ""  # Whoever was in the run before is no newcomer.
         if time > invitation.expires:
             return "its invitation has expired"
         if invitation.count:

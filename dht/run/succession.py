@@ -82,7 +82,7 @@ def manifest_after(
     return replace(
         now,
         outer=replace(outer, rounds=left),
-        admission=replace(now.admission, keepers=" ".join(first) if now.admission.voters == "keepers" else ""),
+        admission=replace(now.admission, keepers=" ".join(first), voters="keepers" if first else now.admission.voters),
         start=root.hex(),
         follows=Follows.of(before.line, before.run_id, round_, hash_, follows.rounds + round_, earned),
     )
@@ -109,7 +109,7 @@ def why_not_follow(before: SignedManifest, after: SignedManifest) -> str:
     for name in ("name", "data", "seed", "model", "defence", "timing", "by", "contact"):
         if getattr(one, name) != getattr(other, name):
             return f"its {name} differs"
-    if replace(one.admission, keepers="") != replace(other.admission, keepers=""):
+    if replace(one.admission, keepers="", voters="") != replace(other.admission, keepers="", voters=""):
         return "it admits others"
     for section, keys in REVISABLE.items():
         was, now = getattr(one, section), getattr(other, section)

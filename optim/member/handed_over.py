@@ -19,13 +19,15 @@ HANDED_OVER = ("agreed", "agreed-keep", "data.json", "ticket")
 def hand_over(home: Path, after: SignedManifest, telemetry: Telemetry) -> None:
     """Make the state in which a run ended, and its small files, those of the run that goes on, unless that has its own.
 
-    Only where the manifest of the run before is here, by the same owner and with the same model and data: its user has agreed
-    to that one. What fails is an event: this peer takes the state from the others then, or asks its user again.
+    Only where this computer follows it by the owner's word, and the manifest of the run before is here, by the same owner and
+    with the same model and data: its user has agreed to that one. What fails is an event: this peer takes the state from the
+    others then, or asks its user again.
     """
     follows = after.manifest.follows
     before, folder = home / "runs" / follows.run, home / "runs" / after.run_id
-    earlier = Remembered(before, follows.run, telemetry).manifest() if follows.run else None
-    if earlier is None or why_not_follow(earlier, after):
+    remembered = Remembered(before, follows.run, telemetry)
+    earlier = remembered.manifest() if follows.run else None
+    if earlier is None or why_not_follow(earlier, after) or remembered.successor() != after.run_id:
         return
     try:
         for name in HANDED_OVER:

@@ -306,15 +306,15 @@ class Member:
             self._node.telemetry.emit("run.ended", round=place.round, root=place.root.hex(), reason=ENDED)
         await self._named.wait()
         run = successor_of(contact.owner_log.statements)
-        if await contact.may_follow(run, place):
+        if await contact.may_follow(run, place, self.archive.ledger.certificate):
             self._node.telemetry.emit("run.succeeded", run=run, round=place.round, reason=ENDED)
             self.successor = run
             self.goes_on.set()
 
     async def _write(self, place: ChainPosition) -> None:
-        """Have my state on the disk, however often that fails; each failure is an event."""
+        """Have my state on the disk, unless the next run is named before; each failure is an event."""
         held, checkpoints = self.held, self.archive.checkpoints
-        while checkpoints.kept != place.round:
+        while checkpoints.kept != place.round and not self._named.is_set():
             await checkpoints.write(place, held.vectors, held.leaves[0] + held.leaves[1], last=True)
             if checkpoints.kept != place.round:
                 await trio.sleep(STAND_PERIOD)

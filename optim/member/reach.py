@@ -16,6 +16,7 @@ import trio
 
 from ...collectives.agreement.electorate import Electorate
 from ...collectives.allreduce.actions import Outcome
+from ...collectives.chain.certificate import certificate_hash, value_of
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.head import Heads, RunValues
 from ...collectives.light.anchor import find_anchor
@@ -26,7 +27,7 @@ from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.keys import listing_key
 from ...dht.members.body import MemberBody, fitted
 from ...dht.members.gossip import Gossip
-from ...dht.members.owner_log import OwnerLog, publish_pages, read_pages
+from ...dht.members.owner_log import OWNER_PERIOD, OwnerLog, publish_pages, read_pages
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
 from ...dht.rendezvous import check_alone, find_manifest, open_bootstraps, take_manifest
@@ -36,6 +37,7 @@ from ...dht.run.manifest import SignedManifest
 from ...dht.run.revision import revised_by, why_not_revise
 from ...dht.run.statements import OwnerStatements
 from ...dht.run.succession import successor_of, why_not_follow
+from ...peer import wire
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import NetworkError, RemoteError, UsageError
 from ...peer.base.transport import Address, Host, PeerId, Rung
@@ -49,6 +51,8 @@ from .handed_over import hand_over
 STATEMENTS_SECONDS = 5.0
 """The members pass on what the owner has stated, too; so a newcomer does not wait longer for a directory."""
 
+MAX_LINE = 64
+"""Runs of a line that a link leads through: each is on the disk then."""
 ANNOUNCE_PERIOD = 2.0
 """Seconds between announcements of mere progress; a change of state is announced at once."""
 
@@ -100,7 +104,7 @@ class Contact:
         self.owner_log: OwnerLog | None = None
         self.evaluations: Evaluations | None = None
         self._check_alone = check_alone
-        self._may_follow: Callable[[str, ChainPosition], Awaitable[bool]] | None = None
+        self._may_follow: Callable[..., Awaitable[bool]] | None = None
         self._rung = rung
         self._announced: float | None = None
         self._clamped = ""
@@ -125,7 +129,7 @@ class Contact:
         contact.evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         stated = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
         contact.owner_log = OwnerLog(node, gossip.presence, directory, stated, seed=seed, remembered=remembered)
-        contact._may_follow = partial(may_follow, directory, signed, node.telemetry)
+        contact._may_follow = partial(may_follow, directory, signed, remembered, node.telemetry)
         return contact
 
     def begin(self, mine: Head) -> None:
@@ -190,9 +194,11 @@ class Contact:
         self.change(statements=statements.hash, statements_bytes=len(statements.packed))
         self.renew(at_once=True)
 
-    async def may_follow(self, run: str, place: ChainPosition) -> bool:
-        """Return True once it is known that my run goes on as that one, from my state or another one."""
-        return self._may_follow is None or await self._may_follow(run, place)
+    async def may_follow(
+        self, run: str, place: ChainPosition, certificate: Callable[[int], wire.Certificate | None]
+    ) -> bool:
+        """Return True once it is known that my run goes on as that one, from my state or another one (`may_follow`)."""
+        return self._may_follow is None or await self._may_follow(run, place, certificate)
 
     @property
     def has_moved(self) -> bool:
@@ -246,19 +252,26 @@ async def lead(directory: Directory, home: Path, run: str, telemetry: Telemetry)
 
     Raises `NetworkError` where a manifest is not found, `UsageError` where the owner names a run that is no such one.
     """
-    while True:
+    for _ in range(MAX_LINE):
         remembered = Remembered(home / "runs" / run, run, telemetry)
         signed = await take_manifest(directory, remembered, run)
         stated = await _stated(directory, remembered, signed, telemetry)
-        if not (following := successor_of(stated)):
+        named = successor_of(stated)
+        following = remembered.keep_successor(named)
+        if not following:
             return run
         remembered.keep_statements(stated)
+        if following != named:
+            reason = f"its owner names run {named or 'none'} now, this computer has followed {following}"
+            telemetry.emit("succession.refused", step="follow", reason=reason, run=named, round=0)
         after = await take_manifest(directory, Remembered(home / "runs" / following, following, telemetry), following)
         if why_not := why_not_follow(signed, after):
             remedy = "ask the run's owner for the link of a run that you can agree to"
             raise UsageError(f"its owner states that run {run} goes on as {following}: {why_not}", remedy=remedy)
+        hand_over(home, after, telemetry)
         telemetry.emit("run.led", run=following, round=after.manifest.follows.round, reason=f"run {run} goes on as this one")
         run = following
+    raise UsageError(f"the link leads through more than {MAX_LINE} runs", remedy="ask the run's owner for a newer link")
 
 
 async def keep_leading(directory: Directory, home: Path, signed: SignedManifest, telemetry: Telemetry) -> None:
@@ -277,23 +290,37 @@ async def keep_leading(directory: Directory, home: Path, signed: SignedManifest,
 
 
 async def may_follow(
-    directory: Directory, signed: SignedManifest, telemetry: Telemetry, run: str, place: ChainPosition
+    directory: Directory,
+    signed: SignedManifest,
+    remembered: Remembered,
+    telemetry: Telemetry,
+    run: str,
+    place: ChainPosition,
+    certificate: Callable[[int], wire.Certificate | None],
 ) -> bool:
-    """Return True once the manifest of a run is here that mine goes on as; False, with an event, if it is no such run."""
+    """Return True once the manifest of a run is here that mine goes on as; False, with an event, if it is no such run.
+
+    `certificate` returns that of a round, where my ledger has it: the other run must begin with the state that it proves.
+    """
     while True:
         try:
             after = await find_manifest(directory, run)
         except (NetworkError, RemoteError) as error:
             telemetry.emit("directory.failed", step="find the run that this one goes on as", reason=str(error))
-            await trio.sleep(STATEMENTS_SECONDS)
+            await trio.sleep(OWNER_PERIOD)
             continue
-        if why_not := why_not_follow(signed, after):
+        follows = after.manifest.follows
+        mine = None if (held := certificate(follows.round)) is None else (certificate_hash(held), value_of(held).next_root)
+        why_not = why_not_follow(signed, after)
+        if not why_not and mine not in (None, (bytes.fromhex(follows.hash), bytes.fromhex(after.manifest.start))):
+            why_not = f"it begins with another state than the certified one of round {follows.round}"
+        if why_not:
             telemetry.emit("succession.refused", step="follow", reason=why_not, run=run, round=place.round)
             return False
-        if place.round > (last := after.manifest.follows.round):
-            reason = f"it goes on from round {last}: what was certified later is lost"
+        if place.round > follows.round:
+            reason = f"it goes on from round {follows.round}: what was certified later is lost"
             telemetry.emit("succession.late", step="follow", reason=reason, run=run, round=place.round)
-        return True
+        return remembered.keep_successor(run) == run
 
 
 async def report_absent(

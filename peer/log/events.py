@@ -103,6 +103,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              run="id of that run"),
         _row("succession.late", "The run goes on from an earlier round than this peer's state.", "step reason round",
              run="id of the run that goes on"),
+        _row("succession.retry", "The run that goes on could not be reached; another attempt follows.", "step reason"),
         _row("state.handed_over", "The state of the run before is that of the run that goes on.", "step round root"),
         _row("state.not_handed_over", "What the disk holds of the run before was not taken over; others have it.",
              "step reason round"),

@@ -256,10 +256,10 @@ def succeed(
     from ..runs.succeed import succeed_run
 
     ids = [peer for peer in keepers.replace(",", " ").split() if peer]
-    following, votes = succeed_run(link, ids, settings or (), config_of(home, port=0), echo)
+    following, is_to_keep = succeed_run(link, ids, settings or (), config_of(home, port=0), echo)
     for line in ("Old links lead to it. Its own is", "", f"    {following}", ""):
         echo(line)
-    if keeps and votes:
+    if keeps and is_to_keep:
         from ..peers.keep import keep
         from ..volunteer.preferences import load_preferences
 

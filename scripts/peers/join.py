@@ -27,7 +27,7 @@ from ...dht.members.table import LEFT
 from ...dht.run.link import JoinLink
 from ...dht.run.succession import ENDED, SUCCEEDED
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import FlockstepError, LocalError, UsageError
+from ...peer.base.errors import FlockstepError, LocalError, NetworkError, UsageError
 from ...peer.base.loading import uncollected
 from ...peer.base.plain import SHORT_ID
 from ...peer.log.metrics import EventFigures, shown_metrics
@@ -48,6 +48,8 @@ from .terminal import ending_signals
 if TYPE_CHECKING:
     from ...optim.train.trainer import Summary
 
+RETRY_SECONDS = 10.0
+"""Seconds until the run that one's own goes on as is tried again."""
 LOG_PERIOD = 60.0
 """Seconds between two lines of progress where there is no terminal."""
 
@@ -147,7 +149,7 @@ def _train_in_shifts(
         with _event_log(config, on_event) as telemetry:
             telemetry.emit(event, step="availability", reason=reason)
 
-    availability = _availability(config, options, note)
+    availability, goes_on = _availability(config, options, note), False
     while True:
         if "RANK" not in os.environ:  # The processes of one peer can only leave together.
             await_shift(availability, stop)
@@ -170,12 +172,15 @@ def _train_in_shifts(
                     farewell=farewell,
                     rest=now.rest,
                 )
-            except FlockstepError:
+            except FlockstepError as error:
                 if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                     raise KeyboardInterrupt from None
-                if not now.over.is_set():
+                if goes_on and isinstance(error, NetworkError):
+                    note("succession.retry", str(error))
+                    stop.wait(RETRY_SECONDS)
+                elif not now.over.is_set():
                     raise
-        goes_on = summary is not None and summary.reason == SUCCEEDED and "RANK" not in os.environ
+        goes_on = goes_on if summary is None else summary.reason == SUCCEEDED and "RANK" not in os.environ
         if summary is not None and (stop.is_set() or not (goes_on or summary.reason == "paused")):
             return summary
         free_device()
@@ -419,6 +424,7 @@ LINES = {
     "run.led": "{reason}, after round {round}",
     "succession.refused": "does not follow run {run}: {reason}",
     "succession.late": "{reason}",
+    "succession.retry": "the run that goes on cannot be reached yet: {reason}",
     "state.not_handed_over": "{reason}",
     "run.finished": "the run is finished",
 }

@@ -24,7 +24,7 @@ from ...optim.keeper.keeper import Keeper
 from ...optim.member.reach import lead, reach_run
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import FlockstepError, sole_error
+from ...peer.base.errors import FlockstepError, NetworkError, sole_error
 from ...peer.base.home_lock import home_lock
 from ...peer.base.plain import SHORT_ID, plain_text
 from ...peer.base.transport import Address, Host, PeerId
@@ -38,6 +38,8 @@ from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
 from .terminal import ending_signals
 
+RETRY_SECONDS = 10.0
+"""Seconds until the run that one's own goes on as is tried again."""
 KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
 KEEPER_STAY_SECONDS = 120.0
@@ -108,7 +110,7 @@ async def keep_run(
                 await nursery.start(show_in_loop, metrics, keeper_figures(reached.host, telemetry), telemetry)
             await first_of(stop, keeper.succeeded)
             reason = "left" if stop.is_set() else SUCCEEDED
-            await keeper.leave(reason, patience())
+            await keeper.leave(reason, patience() if stop.is_set() else 0.0)
             telemetry.emit("peer.leave", reason=reason)
 
 
@@ -153,8 +155,16 @@ async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Tele
                         scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
 
             await nursery.start(leave_on_signal)
+            has_kept = False
             while not stop.is_set():  # A run that goes on as another one is reached by the same link.
-                await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
+                try:
+                    await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
+                    has_kept = True
+                except (NetworkError, BaseExceptionGroup) as raised:
+                    if not has_kept or not isinstance(error := sole_error(raised), NetworkError):
+                        raise
+                    telemetry.emit("succession.retry", step="reach the run that goes on", reason=str(error))
+                    await trio.sleep(RETRY_SECONDS)
 
 
 def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
@@ -234,7 +244,7 @@ def describe_keeping(event: Event) -> str:
             return f"stays at round {event.get('round')}: {event.get('reason')}"
         case "run.led":
             return f"{event.get('reason')}, after round {event.get('round')}"
-        case "succession.refused" | "succession.late" | "state.not_handed_over":
+        case "succession.refused" | "succession.late" | "succession.retry" | "state.not_handed_over":
             return f"{event.get('reason')}"
         case "run.revised":
             return f"from round {event.get('round')} on, as the run's owner has revised it: {event.get('reason')}"

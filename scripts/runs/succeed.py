@@ -1,33 +1,44 @@
 """`flockstep run succeed`: ends a run of mine, and has it go on as another one from its last certified state.
 
 It does so by two statements (`dht.run.succession`). After the first one the members stand still; the command asks all that
-answer until they show that, and the second one names a run that starts from the newest state that they hold. Whatever was
-published when the command is interrupted is found again by the next call, which goes on from there.
+answer until they show that. The second one names a run whose start this computer holds by then, so that it never lacks one.
+Whatever was done when the command is interrupted is found again by the next call, which goes on from there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from ...collectives.accountability.trust import TRUST_WINDOW
 from ...collectives.chain.chain import NOTHING
-from ...collectives.chain.fork_choice import head_of, training
+from ...collectives.chain.fork_choice import training
+from ...collectives.picture.fold import ChainView
+from ...collectives.picture.picture import RecentRound
 from ...collectives.spec import charter_of
+from ...collectives.state.archive import CHECKPOINTS_FOLDER
+from ...collectives.state.checkpoint_file import load_checkpoint
+from ...collectives.state.take_state import fetch_start
+from ...collectives.state.transfer import Offer, ask_offers
+from ...collectives.vector.codec import CELL
 from ...dht.keys import run_key
 from ...dht.members.owner_log import publish_pages, read_pages
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import Member
-from ...dht.rendezvous import visit
+from ...dht.rendezvous import find_manifest, find_members, visit
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Earned, SignedManifest
+from ...dht.run.manifest import Earned, Manifest, SignedManifest
 from ...dht.run.revision import revised_by
 from ...dht.run.statements import OwnerStatement, OwnerStatements, OwnerVerb
 from ...dht.run.succession import carried, is_ending, manifest_after, successor_of, with_settings
 from ...peer.base.background import background
 from ...peer.base.config import PeerConfig
-from ...peer.base.errors import NetworkError, UsageError
+from ...peer.base.errors import LocalError, NetworkError, RemoteError, UsageError
+from ...peer.base.home_lock import HOME_LOCK, is_locked
 from ...peer.base.plain import SHORT_ID
 from ...peer.base.transport import PeerId
 from ...peer.identity import Identity, identity_path, is_peer_id
@@ -41,95 +52,175 @@ if TYPE_CHECKING:
     from ...peer.node.node import Node
 
 STAND_SECONDS = 150.0
-"""The longest wait for members to stand still: they look for statements every 30 s, and a round in between takes its time."""
+"""The longest wait for members to stand still, beside the ceiling of a round: they look for statements every 30 s."""
 LOOK_PERIOD = 1.0
 """Seconds between two looks at who stands still."""
+Say = Callable[[str], None]
+_T = TypeVar("_T")
 
 
-def succeed_run(
-    text: str, keepers: Sequence[PeerId], given: Sequence[str], config: PeerConfig, write_line: Callable[[str], None]
-) -> tuple[str, bool]:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the owner wants of the next run: its first voters beside the owner, none for those that are here, and settings."""
+
+    keepers: Sequence[PeerId]
+    changes: Mapping[str, Any]
+
+
+def succeed_run(text: str, keepers: Sequence[PeerId], given: Sequence[str], config: PeerConfig, say: Say) -> tuple[str, bool]:
     """End the run of a link, and publish the run that goes on. Raises `FlockstepError`.
 
     `keepers` are its first voters beside me; none: those of the run that are here. `given` are settings, `NAME=VALUE`, as a
-    revision names them. Returns the new link, and whether I vote in the new run.
+    revision names them. Returns the new link, and whether this computer is to keep the new run from now on.
     """
-    link, changes = JoinLink.parse(text), dict(map(parse_change, given))
     for peer in keepers:
         if not is_peer_id(peer):
             raise UsageError(f"--keepers: {peer!r} is not a peer id", remedy="`flockstep run info LINK --json` shows them")
-    identity = Identity.load_or_create(identity_path(config.home))
-    with closing(Telemetry(log_path(config.home))) as telemetry:
-        signed, ended = visit(link, config, telemetry, Ending(link.run_id, config, identity, bool(keepers)).publish)
-    if run := successor_of(ended):
-        write_line(f"This run goes on as run {run} already, and can go on as no other one.")
-        return str(replace(link, run_id=run, at=None)), False
-    write_line("The run has ended: its members stand still once they have heard of it, which takes a minute at most.")
+    is_kept_here = is_locked(config.home / HOME_LOCK)
+    link = JoinLink.parse(text)
+    after = Succeeding(link, config, Wishes(keepers, dict(map(parse_change, given))), say).run()
+    if is_kept_here:
+        say("The peer of this home folder follows by itself.")
+    return str(replace(link, run_id=after, at=None)), not is_kept_here
 
-    async def decide(watcher: "RunWatcher") -> SignedManifest:
-        here = await standing(watcher, ended.hash, write_line)
-        return SignedManifest.sign(next_manifest(watcher, signed, ended, keepers, changes, here), identity)
 
-    as_owner = identity if signed.manifest.admission.kind != "open" else None
-    after = watched(link, config, decide, as_owner)
-    named = OwnerStatement(OwnerVerb.SUCCEED, identity.peer_id, settings=after.run_id)
+class Succeeding:
+    """One call of the command."""
 
-    async def publish(node: "Node", directory: "Directory") -> None:
+    def __init__(self, link: JoinLink, config: PeerConfig, wishes: Wishes, say: Say) -> None:
+        self._link, self._config, self._wishes, self._say = link, config, wishes, say
+        self._me = Identity.load_or_create(identity_path(config.home))
+
+    def run(self) -> str:
+        """End the run unless it has ended, name the next one unless that is named, publish all; returns its id."""
+        signed, log = self._go(self._read)
+        if not (run := successor_of(log)):
+            # A closed run gives its state to members alone, of whom I am one; where my own peer runs, its disk has all.
+            is_closed = signed.manifest.admission.kind != "open"
+            me = self._me if is_closed and not is_locked(self._config.home / HOME_LOCK) else None
+            watched(self._link, self._config, partial(self._try, signed, log), me)
+            if not is_ending(log):
+                log = self._go(partial(self._state, log, [OwnerStatement(OwnerVerb.SUCCEED, self._me.peer_id)]))
+            self._say("The run has ended: its members stand still once they have heard of it, as a rule within a minute.")
+            chain, here = watched(self._link, self._config, partial(self._decide, signed, log), me)
+            after = self._go(partial(self._take, signed, log, chain, here), me)
+            self._go(partial(self._publish, log, after))
+            return after.run_id
+        self._say(f"This run goes on as run {run} already, and can go on as no other one.")
+        with closing(Telemetry()) as telemetry:
+            made = Remembered(self._folder(run), run, telemetry).manifest()
+        if made is not None:
+            self._go(partial(self._publish, log, made))
+        return run
+
+    def _folder(self, run: str) -> Path:
+        return self._config.home / "runs" / run
+
+    def _go(self, errand: Callable[["Node", "Directory"], Awaitable[_T]], me: Identity | None = None) -> _T:
+        with closing(Telemetry(log_path(self._config.home))) as telemetry:
+            return visit(self._link, self._config, telemetry, errand, me)
+
+    async def _read(self, node: "Node", directory: "Directory") -> tuple[SignedManifest, OwnerStatements]:
+        """Return the run, and what I have stated so far."""
+        signed = await find_manifest(directory, self._link.run_id)
+        check_owner(signed.manifest, self._me)
+        return signed, await self._log(node, directory, signed.run_id)
+
+    async def _log(self, node: "Node", directory: "Directory", run: str) -> OwnerStatements:
+        kept = Remembered(self._folder(run), run, node.telemetry)
+        return await read_pages(directory, kept.statements(OwnerStatements(run, self._me.peer_id)))
+
+    async def _state(
+        self, known: OwnerStatements, stated: Sequence[OwnerStatement], node: "Node", directory: "Directory"
+    ) -> OwnerStatements:
+        """Sign statements after those that are known, keep them, and publish all."""
+        signed = Remembered(self._folder(known.run), known.run, node.telemetry).append(known, self._me, stated)
+        await publish_pages(directory, signed, OwnerStatements(known.run, known.owner))
+        return signed
+
+    async def _try(self, signed: SignedManifest, log: OwnerStatements, watcher: "RunWatcher") -> None:
+        """Make the manifest of the next run as if the run had ended now: what can be refused is refused before it ends."""
+        await watcher.look(TRUST_WINDOW)
+        view = watcher.chain
+        if view.head == NOTHING:
+            remedy = "if it has none, publish another run by `flockstep run create`"
+            raise UsageError("no certified round of this run is known here: there is no state to go on from", remedy=remedy)
+        here = frozenset(member.peer for member in training(watcher.members()))
+        SignedManifest.sign(next_manifest(signed, log, self._wishes, view, view.recent[0], here), self._me)
+
+    async def _decide(
+        self, signed: SignedManifest, log: OwnerStatements, watcher: "RunWatcher"
+    ) -> tuple[ChainView, Sequence[Member]]:
+        """Return the chain, and the members that stand still."""
+        seconds = STAND_SECONDS + signed.manifest.timing.ceiling
+        here = await standing(watcher, log.hash, seconds, self._say)
+        await watcher.look(TRUST_WINDOW)
+        return watcher.chain, here
+
+    async def _take(
+        self,
+        signed: SignedManifest,
+        log: OwnerStatements,
+        chain: ChainView,
+        here: Sequence[Member],
+        node: "Node",
+        directory: "Directory",
+    ) -> SignedManifest:
+        """Take the newest certified state that these members hold; return the run that goes on from it."""
+        await find_members(node, directory, signed.run_id)  # So that their addresses are known.
+        peers = [member.peer for member in here]
+        offers = await ask_offers(node, peers, signed.run_id, charter=charter_of(signed))
+        known = {row.hash: row for row in chain.recent}
+        for offer in sorted((*self._held(signed.run_id), *offers), key=lambda offer: -offer.place.round):
+            if (row := known.get(offer.place.head.hash.hex())) is None:
+                continue  # It is not on the run's chain.
+            manifest = next_manifest(signed, log, self._wishes, chain, row, frozenset(peers))
+            after = SignedManifest.sign(manifest, self._me)
+            mine = self._folder(signed.run_id) / CHECKPOINTS_FOLDER / str(row.round)
+            start = self._folder(after.run_id) / CHECKPOINTS_FOLDER / "0"
+            try:
+                if not start.is_dir() and not mine.is_dir():
+                    self._say(f"Taking the state of round {row.round:,} …")
+                    await fetch_start(node, signed.run_id, offer, chain.num_cells * CELL, after.run_id, start)
+            except (NetworkError, RemoteError) as error:
+                self._say(f"The state of round {row.round:,} could not be taken: {error}")
+                continue
+            Remembered(self._folder(after.run_id), after.run_id, node.telemetry).keep_manifest(after)
+            return after
+        remedy = "call this again once a member that has it is here"
+        raise NetworkError("no member that answers gives a certified state of the run", remedy=remedy)
+
+    def _held(self, run: str) -> Iterator[Offer]:
+        """Yield what my own peer has on this disk."""
+        for folder in (self._folder(run) / CHECKPOINTS_FOLDER).glob("[0-9]*"):
+            with suppress(LocalError):  # A draft, or a damaged one: others have it.
+                yield Offer(load_checkpoint(folder).place, ())
+
+    async def _publish(
+        self, log: OwnerStatements, after: SignedManifest, node: "Node", directory: "Directory"
+    ) -> None:
+        """Publish the next run, with what holds in it, then that this one goes on as it."""
+        newest = await read_pages(directory, log)
+        if successor_of(newest) not in ("", after.run_id):
+            what = f"another computer with your key has had it go on as run {successor_of(newest)} meanwhile"
+            raise LocalError(what, remedy="keep that one")
         await directory.put(run_key(after.run_id), after.publishable)
-        first = carried(ended, after.manifest.admission.keeper_ids)
-        await _state(directory, config, identity, OwnerStatements(after.run_id, identity.peer_id), first, node.telemetry)
-        await _state(directory, config, identity, ended, [named], node.telemetry)
-
-    with closing(Telemetry(log_path(config.home))) as telemetry:
-        visit(link, config, telemetry, publish)
-    follows, charter = after.manifest.follows, charter_of(after)
-    rounds = f"after round {follows.round:,}, for {after.manifest.num_rounds:,} rounds"
-    write_line(f"It goes on as run {after.run_id[:SHORT_ID]} {rounds}.")
-    return str(replace(link, run_id=after.run_id, at=None)), identity.peer_id in charter.founders
+        known = await self._log(node, directory, after.run_id)
+        again = [] if known.records else carried(newest, after.manifest.admission.keeper_ids)
+        await self._state(known, again, node, directory)
+        named = OwnerStatement(OwnerVerb.SUCCEED, self._me.peer_id, settings=after.run_id)
+        await self._state(newest, [] if successor_of(newest) else [named], node, directory)
+        Remembered(self._folder(log.run), log.run, node.telemetry).keep_successor(after.run_id)
+        follows, rounds = after.manifest.follows, after.manifest.num_rounds
+        self._say(f"It goes on as run {after.run_id[:SHORT_ID]} after round {follows.round:,}, for {rounds:,} rounds.")
 
 
-class Ending:
-    """Ends a run of mine, where it has not ended yet."""
-
-    def __init__(self, run: str, config: PeerConfig, identity: Identity, names_keepers: bool) -> None:
-        self._run, self._config, self._identity, self._names_keepers = run, config, identity, names_keepers
-
-    async def publish(self, node: "Node", directory: "Directory") -> tuple[SignedManifest, OwnerStatements]:
-        """Return the run, and its owner's statements, the last of which ends it. Raises `FlockstepError`."""
-        from ...dht.rendezvous import find_manifest
-
-        signed = await find_manifest(directory, self._run)
-        check_owner(signed.manifest, self._identity)
-        if self._names_keepers and not charter_of(signed).keepers:
-            remedy = 'leave it out: [admission] voters = "members" of this run stays'
-            raise UsageError("--keepers: in this run its members vote, or its owner alone", remedy=remedy)
-        remembered = Remembered(self._config.home / "runs" / self._run, self._run, node.telemetry)
-        known = await read_pages(directory, remembered.statements(OwnerStatements(self._run, self._identity.peer_id)))
-        end = [] if is_ending(known) else [OwnerStatement(OwnerVerb.SUCCEED, self._identity.peer_id)]
-        return signed, await _state(directory, self._config, self._identity, known, end, node.telemetry)
-
-
-async def _state(
-    directory: "Directory",
-    config: PeerConfig,
-    identity: Identity,
-    known: OwnerStatements,
-    stated: Sequence[OwnerStatement],
-    telemetry: Telemetry,
-) -> OwnerStatements:
-    """Sign statements after those that are known, keep them, and publish all."""
-    remembered = Remembered(config.home / "runs" / known.run, known.run, telemetry)
-    signed = remembered.append(known, identity, stated)
-    await publish_pages(directory, signed, OwnerStatements(known.run, known.owner))
-    return signed
-
-
-async def standing(watcher: "RunWatcher", statements: bytes, write_line: Callable[[str], None]) -> Sequence[Member]:
+async def standing(watcher: "RunWatcher", statements: bytes, seconds: float, say: Say) -> Sequence[Member]:
     """Wait until all members that hold a state and answer show that they hold these statements; return those that do.
 
-    Who has not shown it after `STAND_SECONDS` is left out. Raises `NetworkError` where nobody has.
+    Who has not shown it after so many seconds is left out. Raises `NetworkError` where nobody has.
     """
-    until, said = trio.current_time() + STAND_SECONDS, ""
+    until, said = trio.current_time() + seconds, ""
     async with background() as nursery:
         nursery.start_soon(watcher.run)
         while True:
@@ -144,39 +235,34 @@ async def standing(watcher: "RunWatcher", statements: bytes, write_line: Callabl
                 remedy = "start a member that has the run's state on its disk, then call this again"
                 raise NetworkError("no member of the run with a state has answered that it stands still", remedy=remedy)
             if (line := f"{len(found)} of {len(here)} members stand still.") != said and here:
-                write_line(said := line)
+                say(said := line)
         nursery.cancel_scope.cancel()
     for member in here:
         if member not in found:
-            write_line(f"It goes on without {member.peer}, which has not answered in {STAND_SECONDS:g} s.")
+            say(f"It goes on without {member.peer}, which has not answered in {seconds:g} s.")
     return found
 
 
 def next_manifest(
-    watcher: "RunWatcher",
     signed: SignedManifest,
-    statements: OwnerStatements,
-    keepers: Sequence[PeerId],
-    changes: Mapping[str, Any],
-    here: Sequence[Member],
-) -> Any:
-    """Return the manifest of the run that goes on from the newest certified state that these members hold."""
-    chain = watcher.chain
-    if chain.head == NOTHING:
-        remedy = "publish another run by `flockstep run create`"
-        raise UsageError("no round of this run is certified: there is no state to go on from", remedy=remedy)
-    if chain.head not in {head_of(member) for member in here}:
-        remedy = "call this again once a member that has it is here"
-        what = f"round {chain.head.round} is certified, and no member that answers holds its state"
-        raise NetworkError(what, remedy=remedy)
-    now, charter = revised_by(signed, chain.revision), charter_of(signed).amended(statements)
-    if now.num_rounds <= chain.head.round and not {"outer.rounds", "rounds"} & changes.keys():
+    log: OwnerStatements,
+    wishes: Wishes,
+    chain: ChainView,
+    last: RecentRound,
+    here: frozenset[PeerId],
+) -> Manifest:
+    """Return the manifest of the run that goes on from the state of the round `last`, while these members are here.
+
+    Raises `UsageError` for settings that cannot change, and for a run that is over where they say no number of rounds.
+    """
+    now, charter = revised_by(signed, chain.revision), charter_of(signed).amended(log)
+    if now.num_rounds <= last.round and not {"outer.rounds", "rounds"} & wishes.changes.keys():
         remedy = "say for how many it goes on: --set rounds=60"
         raise UsageError("the run is over: all of its rounds are certified", remedy=remedy)
-    present = {member.peer for member in here}
-    voters = set(keepers) or ((charter.keepers or frozenset()) | charter.vouched) & present
-    earned = [Earned(peer, it.trust, it.rounds) for peer, it in chain.trust.items()] if charter.earned else []
-    newest = chain.recent[0]
-    at, root = (chain.head.round, chain.head.hash), bytes.fromhex(newest.root)
-    manifest = manifest_after(signed, now, at, root, voters, earned)
-    return with_settings(manifest, changes)
+    voters = set(wishes.keepers) or ((charter.keepers or frozenset()) | charter.vouched) & here
+    if banned := sorted(set(wishes.keepers) & log.bans.keys()):
+        raise UsageError(f"--keepers: {banned[0]} is banned", remedy="`flockstep run pardon LINK ID` lifts that")
+    earned = [Earned(peer, it.trust, it.rounds) for peer, it in chain.trust.items() if peer not in log.bans]
+    at, root = (last.round, bytes.fromhex(last.hash)), bytes.fromhex(last.root)
+    manifest = manifest_after(signed, now, at, root, voters - log.bans.keys(), earned)
+    return with_settings(manifest, wishes.changes)

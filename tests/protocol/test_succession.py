@@ -1,9 +1,12 @@
 """A run that its owner ends: its members stand still, and follow to no run that they have not agreed to."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
+import trio
 from flockstep.dht.directory.memory import MemoryDirectory
 from flockstep.dht.keys import run_key
 from flockstep.dht.members.owner_log import OWNER_PERIOD
@@ -70,16 +73,40 @@ def test_members_stand_still_with_their_state_on_the_disk_until_the_next_run_is_
     live(body, tmp_path)
 
 
-def test_no_member_follows_to_a_run_with_other_data(tmp_path: Path) -> None:
+OTHERS: dict[str, Callable[[Manifest], Manifest]] = {
+    "its data differs": lambda it: replace(it, data=replace(it.data, source="text:/home")),
+    "another state than the certified one": lambda it: replace(it, start="ee" * 32),
+}
+
+
+@pytest.mark.parametrize("why", OTHERS)
+def test_no_member_follows_to_a_run_of_other_data_or_another_state(tmp_path: Path, why: str) -> None:
     async def body(run: KeptRun) -> None:
         peers = [run.keep(KEEPER), run.keep(KEEPER + 1), run.train(0)]
         await run.until(lambda: all_at(peers, 2))
         await run.state(stated(run, ""))
         await run.until(lambda: all(peer.named("run.ended") for peer in peers))
-        other = next_of(run, peers[0])
-        await named(run, replace(other, data=replace(other.data, source="text:/home")))
+        await named(run, OTHERS[why](next_of(run, peers[0])))
         await run.until(lambda: all(peer.named("succession.refused") for peer in peers))
-        assert all("its data differs" in str(peer.named("succession.refused")[0]["reason"]) for peer in peers)
+        assert all(why in str(peer.named("succession.refused")[0]["reason"]) for peer in peers)
         assert not any(peer.named("run.succeeded") for peer in peers)
+
+    live(body, tmp_path)
+
+
+def test_another_statement_of_the_same_number_begins_no_ended_run_again(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        peers = [run.keep(KEEPER), run.keep(KEEPER + 1), run.train(0)]
+        await run.until(lambda: all_at(peers, 2))
+        ended, nothing = stated(run, ""), stated(run)
+        bans = (nothing.sign(OWNER, OwnerStatement("ban", key(99).peer_id, str(it))) for it in range(1000))
+        smaller = next(log for log in bans if log.records[0].signature < ended.records[0].signature)
+        await run.state(ended)
+        await run.until(lambda: all(peer.named("run.ended") for peer in peers))
+        before = [len(peer.named("round.done")) for peer in peers]
+        await run.state(smaller)
+        await run.until(lambda: all(len(peer.named("owner.stated")) > 1 for peer in peers), 4 * OWNER_PERIOD)
+        await trio.sleep(4 * OWNER_PERIOD)  # Of virtual time: in so many seconds there were several rounds.
+        assert [len(peer.named("round.done")) for peer in peers] == before
 
     live(body, tmp_path)

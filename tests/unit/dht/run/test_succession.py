@@ -118,6 +118,15 @@ def test_bans_withdrawals_and_votes_are_stated_again_but_for_first_voters() -> N
     assert [(it.verb, it.peer) for it in carried(log, [BERT.peer_id])] == [("vouch", ANNA.peer_id), ("ban", ANNA.peer_id)]
 
 
+def test_whoever_was_in_the_run_before_enters_after_its_invitation_has_expired() -> None:
+    before = run_of(admission=replace(BEFORE.manifest.admission, kind="invite"))
+    after = charter_of(SignedManifest.sign(following(before, earned=(Earned(ANNA.peer_id, 1.0, 0),)), OWNER))
+    invited = [Invitation.sign(OWNER, before.run_id, it.peer_id, expires=5) for it in (ANNA, BERT)]
+    shown = [Ticket(it, b"").credential(it.key) for it in invited]
+    assert after.why_not_enter(ANNA.peer_id, shown[0], (), time=10.0) == ""
+    assert after.why_not_enter(BERT.peer_id, shown[1], (), time=10.0) == "its invitation has expired"
+
+
 def test_an_invitation_to_the_first_run_of_a_line_admits_to_all_of_it() -> None:
     before = run_of(admission=replace(BEFORE.manifest.admission, kind="invite"))
     after = SignedManifest.sign(following(before), OWNER)

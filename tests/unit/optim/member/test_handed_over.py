@@ -1,10 +1,12 @@
 """What a computer holds of a run that has ended becomes the start of the next one, and of no other run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flockstep.collectives.state.checkpoint_file import load_checkpoint, read_description
-from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
+from flockstep.dht.members.remembered import Remembered
+from flockstep.dht.run.manifest import Data, Manifest, Outer, SignedManifest
 from flockstep.dht.run.succession import manifest_after
 from flockstep.optim.member.handed_over import HANDED_OVER, hand_over
 from flockstep.peer.identity import Identity
@@ -29,8 +31,9 @@ def prepared(home: Path, owner: Identity = OWNER) -> tuple[SignedManifest, Signe
         (folder / name).write_text(name)
     root = load_checkpoint(folder / "checkpoints" / "10").place.root
     mine = run_of(owner)
-    after = manifest_after(before, mine.manifest, (10, bytes(32)), root, (), ())
-    return before, SignedManifest.sign(after, owner)
+    after = SignedManifest.sign(manifest_after(before, mine.manifest, (10, bytes(32)), root, (), ()), owner)
+    Remembered(folder, before.run_id, Telemetry()).keep_successor(after.run_id)
+    return before, after
 
 
 def handed(home: Path, after: SignedManifest) -> list[Event]:
@@ -68,6 +71,16 @@ def test_a_kill_between_description_and_move_loses_nothing(tmp_path: Path, monke
 
 def _killed(*_: Path) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_run_that_this_computer_does_not_follow_gets_nothing(tmp_path: Path) -> None:
+    """Its owner may have published another one that claims to go on from here, and a second name replaces no first."""
+    before, after = prepared(tmp_path)
+    folder = tmp_path / "runs" / before.run_id
+    other = SignedManifest.sign(replace(after.manifest, outer=Outer(rounds=3)), OWNER)
+    assert Remembered(folder, before.run_id, Telemetry()).keep_successor(other.run_id) == after.run_id
+    assert handed(tmp_path, other) == []
+    assert (folder / "checkpoints" / "10").is_dir()
 
 
 @pytest.mark.parametrize("owner", [OTHER, OWNER])
