@@ -1,6 +1,7 @@
 """Packing: the same bytes of the same input, every token of it once, and all or nothing on the disk."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def test_an_interrupted_packing_goes_on_where_it_was_unless_the_source_has_chang
     name, files = rows_in(tmp_path / "x"), TokenizerFiles()
     whole = pack(open_source(name), files, tmp_path / "whole").index
     monkeypatch.setattr(packing, "Encoder", Interrupting)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # What other threads have begun is lost, and done again.
     with pytest.raises(LocalError, match="the packing was interrupted") as refused:
         pack_here(name, tmp_path / "p")
     assert "goes on where it was" in str(refused.value.remedy)
