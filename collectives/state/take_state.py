@@ -1,6 +1,7 @@
 """Install a state in (θ, m) and on disk; only leaves that are not here already are fetched."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from ...peer.base.digest import digest
@@ -41,14 +42,14 @@ async def fetch_start(node: Node, run: str, offer: Offer, size: int, following: 
     Leaves of an earlier attempt are not fetched again. Raises `NetworkError`, `ProtocolViolation`, `LocalError`.
     """
     leaves = await ask_leaves(node, offer, run)
+    lengths = [stop - start for start, stop in islice(leaf_places(size), len(leaves) + 1)]
+    if sum(lengths) != 8 * size or len(lengths) != len(leaves):
+        raise ProtocolViolation(f"a state of {len(leaves)} leaves, which are not those of {size:,} elements")
+    places = dict[bytes, list[int]]()
+    for index, key in enumerate(leaves):
+        places.setdefault(key, []).append(index)
     draft = Draft(folder, size)
     try:
-        places = dict[bytes, list[int]]()
-        for index, key in enumerate(leaves):
-            places.setdefault(key, []).append(index)
-        lengths = [stop - start for start, stop in leaf_places(size)]
-        if len(lengths) != len(leaves):
-            raise ProtocolViolation(f"a state of {len(leaves)} leaves where the run's has {len(lengths)}")
         kept = await node.compute(lambda: {key for index, key in enumerate(leaves) if digest(draft.leaf(index)) == key})
         missing = {key: lengths[found[0]] for key, found in places.items() if key not in kept}
 

@@ -63,12 +63,10 @@ class Remembered:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None
 
-    def keep_successor(self, run: str) -> str:
-        """Write, once and for all, as which run mine goes on; returns that, which may be an earlier one than `run`."""
-        known = self.successor()
-        if not known and run:
+    def keep_successor(self, run: str) -> None:
+        """Write as which run mine goes on, once and for all: a later call changes nothing."""
+        if not self.successor():
             self._write(self._successor, run.encode())
-        return known or run
 
     def successor(self) -> str:
         """Read as which run mine goes on, as this computer has followed it; empty while it has not."""

@@ -249,7 +249,7 @@ class Follows:
     rounds: Annotated[int, Between(0, MAX_COUNT)] = 0
     """Rounds of all runs before: the schedules of learning rate, momentum and ramp go on from there."""
     earned: Annotated[str, Size(MAX_EARNED_BYTES)] = ""
-    """What its members have earned, `PEER:TRUST:ROUNDS` separated by spaces; empty where weight need not be earned."""
+    """Its last members with what they have earned, `PEER:TRUST:ROUNDS` separated by spaces: they enter as members."""
 
     @classmethod
     def of(cls, first: str, run: str, round_: int, hash_: bytes, rounds: int, earned: Iterable[Earned]) -> "Follows":

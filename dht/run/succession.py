@@ -26,6 +26,8 @@ ENDED = "the run's owner has ended it, and it goes on as another one: this peer 
 """Why a member makes no further round."""
 SUCCEEDED = "succeeded"
 """Why a membership ended whose run goes on as another one."""
+RETRY_SECONDS = 10.0
+"""Seconds until the run that goes on is tried again, where it could not be reached."""
 _CARRIED = (OwnerVerb.VOUCH, OwnerVerb.REVOKE, OwnerVerb.BAN)
 """The verbs of statements that hold in the next run, too; a pardon is of rounds, of which that one has others."""
 

@@ -257,8 +257,7 @@ async def lead(directory: Directory, home: Path, run: str, telemetry: Telemetry)
         signed = await take_manifest(directory, remembered, run)
         stated = await _stated(directory, remembered, signed, telemetry)
         named = successor_of(stated)
-        following = remembered.keep_successor(named)
-        if not following:
+        if not (following := remembered.successor() or named):
             return run
         remembered.keep_statements(stated)
         if following != named:
@@ -268,6 +267,7 @@ async def lead(directory: Directory, home: Path, run: str, telemetry: Telemetry)
         if why_not := why_not_follow(signed, after):
             remedy = "ask the run's owner for the link of a run that you can agree to"
             raise UsageError(f"its owner states that run {run} goes on as {following}: {why_not}", remedy=remedy)
+        remembered.keep_successor(following)
         hand_over(home, after, telemetry)
         telemetry.emit("run.led", run=following, round=after.manifest.follows.round, reason=f"run {run} goes on as this one")
         run = following
@@ -312,6 +312,8 @@ async def may_follow(
         follows = after.manifest.follows
         mine = None if (held := certificate(follows.round)) is None else (certificate_hash(held), value_of(held).next_root)
         why_not = why_not_follow(signed, after)
+        if (followed := remembered.successor()) not in ("", run):
+            why_not = f"this computer has followed run {followed}"
         if not why_not and mine not in (None, (bytes.fromhex(follows.hash), bytes.fromhex(after.manifest.start))):
             why_not = f"it begins with another state than the certified one of round {follows.round}"
         if why_not:
@@ -320,7 +322,8 @@ async def may_follow(
         if place.round > follows.round:
             reason = f"it goes on from round {follows.round}: what was certified later is lost"
             telemetry.emit("succession.late", step="follow", reason=reason, run=run, round=place.round)
-        return remembered.keep_successor(run) == run
+        remembered.keep_successor(run)
+        return True
 
 
 async def report_absent(

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ...dht.members.table import LEFT
 from ...dht.run.link import JoinLink
-from ...dht.run.succession import ENDED, SUCCEEDED
+from ...dht.run.succession import ENDED, RETRY_SECONDS, SUCCEEDED
 from ...peer.base.config import PeerConfig
 from ...peer.base.errors import FlockstepError, LocalError, NetworkError, UsageError
 from ...peer.base.loading import uncollected
@@ -48,8 +48,6 @@ from .terminal import ending_signals
 if TYPE_CHECKING:
     from ...optim.train.trainer import Summary
 
-RETRY_SECONDS = 10.0
-"""Seconds until the run that one's own goes on as is tried again."""
 LOG_PERIOD = 60.0
 """Seconds between two lines of progress where there is no terminal."""
 

@@ -19,7 +19,7 @@ from ...dht.rendezvous import find_manifest, visit
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...dht.run.statements import OwnerStatements
-from ...dht.run.succession import SUCCEEDED
+from ...dht.run.succession import RETRY_SECONDS, SUCCEEDED
 from ...optim.keeper.keeper import Keeper
 from ...optim.member.reach import lead, reach_run
 from ...peer.base.background import background
@@ -38,8 +38,6 @@ from ..watch.words import evaluation_words
 from .agree import Agreement, Purpose, terminal_reader
 from .terminal import ending_signals
 
-RETRY_SECONDS = 10.0
-"""Seconds until the run that one's own goes on as is tried again."""
 KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
 KEEPER_STAY_SECONDS = 120.0

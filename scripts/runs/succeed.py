@@ -259,7 +259,8 @@ def next_manifest(
     if now.num_rounds <= last.round and not {"outer.rounds", "rounds"} & wishes.changes.keys():
         remedy = "say for how many it goes on: --set rounds=60"
         raise UsageError("the run is over: all of its rounds are certified", remedy=remedy)
-    voters = set(wishes.keepers) or ((charter.keepers or frozenset()) | charter.vouched) & here
+    keepers = frozenset() if charter.keepers is None else charter.keepers | charter.vouched
+    voters = set(wishes.keepers) or keepers & here
     if banned := sorted(set(wishes.keepers) & log.bans.keys()):
         raise UsageError(f"--keepers: {banned[0]} is banned", remedy="`flockstep run pardon LINK ID` lifts that")
     earned = [Earned(peer, it.trust, it.rounds) for peer, it in chain.trust.items() if peer not in log.bans]
