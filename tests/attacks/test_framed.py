@@ -11,7 +11,6 @@ from flockstep.collectives.allreduce.actions import Action
 from flockstep.collectives.allreduce.roster import RosterView
 from flockstep.collectives.allreduce.stage import Stage
 from flockstep.collectives.chain.certificate import value_of
-from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.swarm import SimSwarm, with_swarm
 
@@ -24,10 +23,10 @@ def an_owner(table: RosterView, reader: str) -> bool:
     "keeps",
     [
         pytest.param(hangs("contribution", an_owner), id="bytes"),
-        pytest.param(withholds(lambda it: isinstance(it, wire.Sketch), an_owner), id="sketches"),
-        pytest.param(withholds(lambda it: isinstance(it, wire.Roster), an_owner), id="rosters"),
-        pytest.param(withholds(lambda it: isinstance(it, wire.Cut), an_owner), id="cuts"),
-        pytest.param(withholds(lambda it: isinstance(it, wire.Outputs), an_owner), id="outputs"),
+        pytest.param(withholds("sketch", "second sketch", whom=an_owner), id="sketches"),
+        pytest.param(withholds("roster", whom=an_owner), id="rosters"),
+        pytest.param(withholds("cut", "second cut", whom=an_owner), id="cuts"),
+        pytest.param(withholds("outputs", whom=an_owner), id="outputs"),
     ],
 )
 def test_an_owner_whose_word_a_proposer_does_not_wait_for_owns_a_part_in_the_next_round(

@@ -19,7 +19,8 @@ from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.wire.signed import sign
-from support.liars import Lie, banned, events_of, lies
+from support.deeds import VOTE, step_of
+from support.liars import banned, events_of, lies, lies_about, silent
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
 Prepare = Callable[[list[SimPeer], list[SimPeer]], Sequence[SimPeer]]
@@ -74,36 +75,17 @@ def test_a_free_key_that_proposes_and_accepts_junk_ends_nobodys_attempt() -> Non
         liar, junk, told = free[0], b"\xc1junk", set[str]()
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Sketch) and peer not in told:
+            if step_of(message) == "sketch" and peer not in told:
                 told.add(peer)
                 for word in (wire.Propose(message.slot, junk, b""), wire.Prevote(message.slot, value_hash(junk))):
                     liar.node.send(peer, sign(liar.identity, word))
-            return None if isinstance(message, wire.Result) else message
+            return None if step_of(message) == "result" else message
 
         lies(liar, lie)
         return [liar]
 
     others = run(prepare, free=2)
     assert events_of(others, "round.silent")
-
-
-def withheld(kind: type, is_told: Callable[[wire.RoundMessage], bool] = lambda _: False) -> Prepare:
-    """Return a liar that sends one kind of message to all but two voters, in others' attempts, and never votes."""
-
-    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
-        *others, liar = voters
-        shunned = {sim.peer for sim in others[1:3]}
-
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Prevote | wire.Precommit):
-                return None
-            is_lie = isinstance(message, kind) and peer in shunned and not is_told(message)
-            return None if is_lie else message
-
-        lies(liar, lie)
-        return [liar]
-
-    return prepare
 
 
 def test_who_withholds_its_commit_from_a_voter_that_owns_nothing_costs_no_attempt(
@@ -113,8 +95,11 @@ def test_who_withholds_its_commit_from_a_voter_that_owns_nothing_costs_no_attemp
     monkeypatch.setattr(Node, "is_relayed", property(lambda node: node.peer_id in relayed))
 
     def prepare(voters: list[SimPeer], free: list[SimPeer]) -> Sequence[SimPeer]:
-        relayed.update(sim.peer for sim in voters[1:3])
-        return withheld(wire.Commit)(voters, free)
+        shunned = {sim.peer for sim in voters[1:3]}
+        relayed.update(shunned)
+        keeps, votes = silent("commit", to=shunned.__contains__), silent(*VOTE[1:])
+        lies(voters[-1], lambda peer, message: votes(peer, message) and keeps(peer, message))
+        return voters[-1:]
 
     run(prepare)
 
@@ -126,9 +111,9 @@ def test_a_false_second_sketch_that_is_sent_to_one_voter_convicts_its_author_and
         first, victim, _, liar = voters
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Prevote | wire.Precommit):
+            if step_of(message) in VOTE[1:]:
                 return None
-            if not isinstance(message, wire.Sketch) or not message.outputs or peer != victim.peer:
+            if not isinstance(message, wire.Sketch) or step_of(message) != "second sketch" or peer != victim.peer:
                 return message
             attempt = liar.averager._attempt
             assert attempt is not None
@@ -156,9 +141,9 @@ def test_free_keys_that_own_all_parts_and_give_up_after_their_commit_cost_no_att
         relayed.update(sim.peer for sim in order)
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if isinstance(message, wire.Have):
+            if step_of(message) == "word":
                 return wire.Void(message.slot, "enough")
-            return message if isinstance(message, wire.Ready | wire.Commit) else None
+            return message if step_of(message) in ("ready", "commit") else None
 
         for sim in free:
             lies(sim, lie)
@@ -172,8 +157,7 @@ def test_a_voter_from_another_state_that_is_ready_early_spoils_nobodys_roster() 
 
     def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
         *_, late, liar = voters
-        elsewhere: Lie = lambda peer, it: replace(it, base_root=b"x" * 32) if isinstance(it, wire.Ready) else it  # noqa: E731
-        lies(liar, elsewhere)
+        lies(liar, lies_about("state", "ready"))
         began = set[int]()
 
         async def slowly() -> Any:

@@ -13,10 +13,9 @@ from flockstep.collectives.accountability.trust import TRUST_WINDOW
 from flockstep.collectives.allreduce.actions import CompareSketch, OutcomeKind
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, tables_of
 from flockstep.collectives.vector.codec import CELL, weighted_mean
-from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.lab.attacks.protocol import computes, lying_owner
-from support.liars import banned, events_of, lies
+from support.liars import banned, events_of, lies, silent
 from support.swarm import SimPeer, SimSwarm, all_at_once, with_swarm
 
 CELLS, PEERS = 40, 5
@@ -204,7 +203,7 @@ def test_a_sketch_of_a_cut_that_was_made_again_meanwhile_is_compared_with_nothin
 def test_who_says_nothing_of_its_contribution_is_cut_out_again() -> None:
     async def body(swarm: SimSwarm) -> None:
         mute, *others = swarm.sims
-        lies(mute, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
+        lies(mute, silent("sketch", "second sketch"))
         await all_at_once(swarm.sims)
         assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
         assert set(others[0].outcomes[-1].cut) == {sim.peer for sim in others}

@@ -2,7 +2,7 @@
 
 On whole peers: production nodes and averagers with real bytes, sketches and signatures on a network in memory. A case is
 drawn from a seed: the run (all members vote, or keepers that train nothing beside free keys, or keepers that own nothing),
-its rule, who lies (a voter, or a key without a vote), the kind of the message, what becomes of it, and whether the liar
+its rule, who lies (a voter, or a key without a vote), the step of the message, what becomes of it, and whether the liar
 also withholds its votes, so that the others can spare nobody. Of two rounds
 
 - all honest members end with one state, and nothing raises in any of them;
@@ -12,21 +12,18 @@ also withholds its votes, so that the others can spare nobody. Of two rounds
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.allreduce.actions import Outcome
-from flockstep.collectives.chain.certificate import open_value
 from flockstep.peer import wire
-from flockstep.peer.base.digest import DIGEST_BYTES
-from flockstep.peer.base.errors import FlockstepError
 from flockstep.peer.memory.network import run_virtual
-from flockstep.peer.wire.schema import Between, Size, decode, encode
 from flockstep.peer.wire.signed import sign
+from support.deeds import BYTES, STEPS, VOTE, Forger, step_of
 from support.liars import banned, events_of
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
@@ -35,12 +32,9 @@ CASES = 100
 GATE_TENS = 1
 """The tens of cases that the gate tries."""
 ROUNDS = 2
-KINDS = (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.Sketch, wire.Result, wire.Outputs, wire.Second)
-VOTES = (wire.Propose, wire.Prevote, wire.Precommit)
+KINDS = tuple(step for step in STEPS if step not in ("heard", "basis", "weigh", BYTES, *VOTE))
 DELAYS = (0.0, 0.0, 0.0, 1.9, 2.1, 4.1, 8.0)
 """Seconds: at once as a rule; or just before or after the deadlines, of which the shortest is 2 s."""
-PACKED: dict[str, type] = {"value": wire.Value, "readys": wire.Signed}
-"""Fields of bytes that hold a message themselves."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Case:
     place: int
     """Of the liar: in turn among the voters, or among the free keys."""
     is_free: bool
-    kind: type
+    step: str
     deed: str
     """`field`, `drop`, `late`, `twice`."""
     reaches: str
@@ -77,7 +71,7 @@ class Case:
             rule=draw.choice(["gramguard", "gramguard", "mean"]),
             place=draw.randrange(free if is_free else voters),
             is_free=is_free,
-            kind=draw.choice([*KINDS, *KINDS, *VOTES]),
+            step=draw.choice([*KINDS, *KINDS, *VOTE]),
             deed=draw.choice(["field"] * 6 + ["drop", "late", "twice"]),
             reaches=draw.choice(["all", "all", "one", "half", "proposer", "others"]),
             sulks=draw.random() < 0.4,
@@ -85,7 +79,7 @@ class Case:
 
 
 class Liar:
-    """Sends what a member signs, but for the messages of one kind."""
+    """Sends what a member signs, but for the messages of one step."""
 
     def __init__(self, case: Case, sim: SimPeer, honest: Sequence[SimPeer]) -> None:
         self.case, self.sim = case, sim
@@ -96,10 +90,9 @@ class Liar:
             "one": {self.draw.choice(self.peers)},
             "half": {peer for peer in self.peers if self.draw.random() < 0.5},
         }
-        self.heard: list[Any] = []
-        """Values of every type that have been said: a lie may be true elsewhere."""
         self.num_lies = 0
         self._send = sim.node.send
+        self._forger = Forger(self.draw, self.peers, partial(sign, sim.identity))
         self._made: dict[bytes, wire.RoundMessage | None] = {}
         sim.node.send = self.send  # type: ignore[method-assign]
 
@@ -108,11 +101,11 @@ class Liar:
         if not isinstance(message, wire.Signed) or message.sender != self.sim.peer:
             return self._send(peers, message)
         truth, case = wire.opened(message), self.case
-        if case.sulks and isinstance(truth, wire.Prevote | wire.Precommit):
+        if case.sulks and step_of(truth) in VOTE[1:]:
             return None
-        self.heard += [truth, *(getattr(truth, part.name) for part in fields(truth))]
+        self._forger.hear(truth)
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
-            if isinstance(truth, case.kind) and self._is_told(peer):
+            if step_of(truth) == case.step and self._is_told(peer):
                 self._lie(peer, message, truth)
             else:
                 self._send(peer, message)
@@ -139,88 +132,13 @@ class Liar:
             case "twice":
                 self._send(peer, message)
         if message.hash not in self._made:  # All that are told a lie are told the same one.
-            self._made[message.hash] = self.changed(truth)
+            self._made[message.hash] = self._forger.changed(truth)
         if (lie := self._made[message.hash]) is not None:
             self._send(peer, sign(self.sim.identity, lie))
 
     async def _later(self, peer: str, message: wire.Signed) -> None:
         await trio.sleep(self.draw.choice(DELAYS))
         self._send(peer, message)
-
-    def changed(self, truth: Any) -> Any:
-        """Return a message with one other field that its class allows; None if none was found."""
-        hints = get_type_hints(type(truth), include_extras=True)
-        for _ in range(20):
-            name = self.draw.choice([part.name for part in fields(truth)])
-            lie = replace(truth, **{name: self._other(hints[name], getattr(truth, name), name)})
-            try:
-                if lie != truth and encode(lie):
-                    return lie
-            except FlockstepError:
-                continue
-        return None
-
-    def _other(self, hint: Any, value: Any, name: str = "") -> Any:
-        """Return another value of an annotated type: an extreme one, one that was said elsewhere, or a part of it changed."""
-        inner, limit = hint, None
-        if get_origin(hint) is Annotated:
-            inner, *extra = get_args(hint)
-            limit = next((it for it in extra if isinstance(it, Size | Between)), None)
-        if (origin := get_origin(inner)) is tuple:
-            return self._other_tuple(get_args(inner), value, limit, name)
-        if is_dataclass(inner):
-            return self._other_fields(value)
-        assert origin is None, hint
-        seen = [it for it in self.heard[-200:] if type(it) is type(value)]
-        return self.draw.choice([*self._extremes(value, limit, name), *([self.draw.choice(seen)] if seen else [])])
-
-    def _extremes(self, value: Any, limit: Size | Between | None, name: str) -> list[Any]:
-        match value:
-            case bool():
-                return [not value]
-            case int():
-                low, high = (int(limit.low), int(limit.high)) if isinstance(limit, Between) else (0, 0)
-                return [low, high, high - 1, value - 1, value + 1, 2 * value, 0, 1]
-            case float():
-                return [0.0, -0.0, 1.0, -1.0, 5e-324, 1e15, 1e308, -1e308, float("inf"), float("-inf"), 0.5 * value]
-            case str():
-                return ["", "x", "x" * 16, value[::-1], *self.draw.choices(self.peers, k=2), "\x1b[2J", "lloyd2", "fp32"]
-            case bytes():
-                most = limit.most if isinstance(limit, Size) else 0
-                turned = bytes([*value[:-1], value[-1] ^ 1]) if value else b"\x01"
-                found = [b"", bytes(len(value)), b"\xff" * len(value), turned, value[: len(value) // 2], b"\xff" * most]
-                return [*found, *self._repacked(value, name)]
-        raise AssertionError(value)
-
-    def _repacked(self, value: bytes, name: str) -> list[bytes]:
-        """Return the bytes of a message with one other field of what they hold; signed messages are signed by the liar."""
-        kind = PACKED.get(name)
-        if kind is None or len(value) <= DIGEST_BYTES:  # Of a value its hash, in a vote.
-            return []
-        if kind is wire.Value:
-            inner = self.changed(open_value(value))
-            return [encode(inner)] * 6 if inner is not None else []
-        ready = wire.opened(decode(wire.Signed, value, max_bytes=wire.MAX_SIGNED_BYTES))
-        inner = self.changed(ready)
-        return [encode(sign(self.sim.identity, inner))] * 3 if inner is not None else []
-
-    def _other_fields(self, value: Any) -> Any:
-        hints = get_type_hints(type(value), include_extras=True)
-        name = self.draw.choice([part.name for part in fields(value)])
-        return replace(value, **{name: self._other(hints[name], getattr(value, name), name)})
-
-    def _other_tuple(self, args: tuple[Any, ...], value: Any, limit: Size | Between | None, name: str) -> Any:
-        if args[-1] is not Ellipsis:
-            place = self.draw.randrange(len(args))
-            return (*value[:place], self._other(args[place], value[place], name), *value[place + 1 :])
-        most = limit.most if isinstance(limit, Size) else len(value)
-        many = (value * most)[:most] if value else ()
-        found = [(), value[:-1], value[1:], value[::-1], value * 2, many, (*value, *value[:1])]
-        if value:
-            place = self.draw.randrange(len(value))
-            other = self._other(args[0], value[place], name)
-            found += [(*value[:place], other, *value[place + 1 :])] * 4 + [(other,), (*value, other)]
-        return self.draw.choice(found)
 
 
 async def keep(round_: Callable[..., Awaitable[Outcome]]) -> Outcome:

@@ -14,22 +14,10 @@ from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.liars import Lie, banned, events_of, lies
+from support.deeds import ABOUT, JUNK, Step, false, step_of
+from support.liars import Lie, banned, events_of, lies, lies_about, silent
 from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
-
-JUNK = b"x" * 32
-
-
-def changed(kind: type, change: Callable[[Any], Any] | None = None, **fields: Any) -> Lie:
-    """Return a lie: all messages of a kind are changed."""
-
-    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-        if not isinstance(message, kind):
-            return message
-        return replace(message, **fields) if change is None else change(message)
-
-    return lie
 
 
 def explored(*sizes: int) -> Any:
@@ -63,14 +51,14 @@ def run(count: int, lie: Lie, *, proposes: int, rule: str = "mean", attempts: in
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_nonce_that_its_owner_has_not_committed_to_voids_no_attempt(count: int) -> None:
-    others = run(count, changed(wire.Have, nonce=JUNK), proposes=count - 1)
+    others = run(count, lies_about("nonce", "word", "second word"), proposes=count - 1)
     assert {event["step"] for event in events_of(others, "round.refused")} == {"Have"}
-    run(count, changed(wire.Ready, nonce_hash=JUNK), proposes=count - 1)
+    run(count, lies_about("nonce", "ready"), proposes=count - 1)
 
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_voter_that_states_another_state_voids_no_attempt(count: int) -> None:
-    run(count, changed(wire.Ready, base_root=JUNK), proposes=count - 1)
+    run(count, lies_about("state", "ready"), proposes=count - 1)
 
 
 @pytest.mark.parametrize(("voters", "count"), [(4, 10), explored(4, 13), explored(7, 20)])
@@ -81,7 +69,7 @@ def test_free_keys_that_own_all_parts_and_are_silent_prevent_no_round(voters: in
         others = [sim for sim in swarm.sims if sim.peer in charter.founders]
         strangers = [sim for sim in swarm.sims if sim.peer not in charter.founders]
         for sim in strangers:
-            lies(sim, lambda peer, message: replace(message, upload=1e15) if isinstance(message, wire.Ready) else None)
+            lies(sim, lambda peer, message: ABOUT["line"](message) if step_of(message) == "ready" else None)
         await until_done(others, 1, *strangers, within=60.0)
         silent = {event["peer"] for event in events_of(others, "round.silent")}
         assert silent
@@ -95,17 +83,8 @@ def test_free_keys_that_own_all_parts_and_are_silent_prevent_no_round(voters: in
     run_virtual(partial(with_swarm, count, body, cells=40, charter=charter))
 
 
-WITHHELD: tuple[Callable[[wire.RoundMessage], bool], ...] = (
-    lambda it: isinstance(it, wire.Sketch) and not it.outputs,
-    lambda it: isinstance(it, wire.Sketch) and bool(it.outputs),
-    lambda it: isinstance(it, wire.Second),
-)
+WITHHELD = "sketch", "second sketch", "answer"
 """What one contributor says no more: sketches after the cut, those after the outputs, or those of what others contribute."""
-
-
-def without(withheld: Callable[[wire.RoundMessage], bool]) -> Lie:
-    """Return a lie: some messages are not sent."""
-    return lambda peer, message: None if withheld(message) else message
 
 
 @pytest.mark.parametrize(("count", "liars"), [(7, 2), explored(10, 3), explored(13, 4)])
@@ -114,7 +93,7 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
         order = in_turn(swarm.sims)
         others, liars_ = order[:-liars], order[-liars:]
         for number, liar in enumerate(liars_):
-            lies(liar, without(WITHHELD[number % len(WITHHELD)]))
+            lies(liar, silent(WITHHELD[number % len(WITHHELD)]))
         for round_ in (1, 2):
             await until_done(others, round_, *liars_, within=120.0)
         assert {sim.averager.certificate.slot.attempt for sim in others if sim.averager.certificate} == {0}
@@ -127,7 +106,7 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
     ("change", "count", "place"),
     [
         (lambda it: None, 4, 3),
-        (lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part, _ in it.tables)), 4, 3),
+        (false, 4, 3),
         (lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part in range(10))), 10, 1),
         (lambda it: replace(it, seed=JUNK), 4, 3),
     ],
@@ -163,7 +142,7 @@ def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
             proposer = liar.averager.electorate.proposer(message.slot.round, 0)
-            return None if isinstance(message, wire.Second) and peer == proposer else message
+            return None if step_of(message) == "answer" and peer == proposer else message
 
         lies(liar, lie)
         for round_ in (1, 2, 3):
@@ -176,16 +155,9 @@ def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_
 
 
 @pytest.mark.parametrize(
-    "is_kept",
-    [
-        lambda it: isinstance(it, wire.Have),
-        lambda it: isinstance(it, wire.Sketch) and not it.outputs,
-        lambda it: isinstance(it, wire.Sketch) and bool(it.outputs),
-    ],
+    "steps", [("word", "second word"), ("sketch",), ("second sketch",)]
 )
-def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_deadline(
-    is_kept: Callable[[wire.RoundMessage], bool],
-) -> None:
+def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_deadline(steps: tuple[Step, ...]) -> None:
     """The cut names its word, the words of others its first sketches, and a proposal needs the second: they ask at once."""
     keepers = frozenset(identity.peer_id for identity in identities(4))
 
@@ -194,7 +166,7 @@ def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
             proposer = liar.averager.electorate.proposer(message.slot.round, 0)
-            return None if is_kept(message) and peer != proposer else message
+            return None if step_of(message) in steps and peer != proposer else message
 
         lies(liar, lie)
         for round_ in (1, 2):
@@ -206,17 +178,15 @@ def test_what_a_key_without_a_vote_tells_the_proposer_alone_costs_the_others_no_
 
 
 @pytest.mark.parametrize("floods", [False, True])
-@pytest.mark.parametrize("is_second", [False, True])
-def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_attempt(
-    is_second: bool, floods: bool
-) -> None:
+@pytest.mark.parametrize("step", ["word", "second word"])
+def test_an_owner_that_takes_its_word_back_from_all_but_its_deputy_voids_no_attempt(step: Step, floods: bool) -> None:
     """`floods`: it has said to the others as much as they keep of it, and its true word to the deputy alone."""
     _, _, liar, deputy = order_of(PEERS[:4])
 
     class OneLiar(ConnectedRounds):
         def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
             have = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender == sender == liar else None
-            if not isinstance(have, wire.Have) or bool(have.cut) != is_second:
+            if not isinstance(have, wire.Have) or step_of(have) != step:
                 return super().post(to, mail, sender)
             most = 2 * MAX_WORDS if floods else 1
             false = [replace(have, names=bytes([byte]) * len(have.names)) for byte in range(most)]

@@ -10,13 +10,9 @@ from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.liars import Lie, banned, events_of, lies
+from support.deeds import VOTE, Step
+from support.liars import Lie, banned, events_of, lies, only, silent
 from support.swarm import SimPeer, SimSwarm, with_swarm
-
-
-def only(*kinds: type) -> Lie:
-    """Return a lie: nothing but these messages."""
-    return lambda peer, message: message if isinstance(message, kinds) else None
 
 
 def run(count: int, lie: Lie, liars_of: Callable[[list[SimPeer]], list[SimPeer]], attempts: int, rounds: int = 2) -> None:
@@ -41,35 +37,33 @@ def run(count: int, lie: Lie, liars_of: Callable[[list[SimPeer]], list[SimPeer]]
 
 
 SAID = {
-    "only ready": (wire.Ready,),
-    "only a roster": (wire.Ready, wire.Roster),
-    "up to the cut": (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut),
-    "all but the vote": (wire.Ready, *wire.ROUND_MESSAGES[1:9]),
+    "only ready": only("ready"),
+    "only a roster": only("ready", "roster"),
+    "up to the cut": only("ready", "roster", "commit", "word", "cut"),
+    "all but the vote": silent(*VOTE),
 }
 
 
 @pytest.mark.parametrize(
-    ("count", "liars", "kinds"),
+    ("count", "liars", "lie"),
     [
         pytest.param(
-            *sizes, kinds, id=f"{name}-{sizes[0]}", marks=[pytest.mark.explore] * (sizes[0] > (7 if "roster" in name else 4))
+            *sizes, lie, id=f"{name}-{sizes[0]}", marks=[pytest.mark.explore] * (sizes[0] > (7 if "roster" in name else 4))
         )
-        for name, kinds in SAID.items()
+        for name, lie in SAID.items()
         for sizes in ((4, 1), (7, 2), (10, 3))
     ],
 )
-def test_proposers_that_waste_every_attempt_of_theirs_cost_only_those(
-    count: int, liars: int, kinds: tuple[type, ...]
-) -> None:
-    run(count, only(*kinds), lambda order: order[:liars], attempts=liars)
+def test_proposers_that_waste_every_attempt_of_theirs_cost_only_those(count: int, liars: int, lie: Lie) -> None:
+    run(count, lie, lambda order: order[:liars], attempts=liars)
 
 
 @pytest.mark.parametrize(("count", "liars"), [(4, 1), (7, 2), pytest.param(10, 3, marks=pytest.mark.explore)])
-@pytest.mark.parametrize("kinds", [(wire.Ready,), (wire.Ready, wire.Commit), (wire.Ready, wire.Have)])
+@pytest.mark.parametrize("steps", [(), ("commit",), ("word",)])
 def test_members_that_are_ready_and_then_silent_cost_no_attempt_of_another_proposer(
-    count: int, liars: int, kinds: tuple[type, ...]
+    count: int, liars: int, steps: tuple[Step, ...]
 ) -> None:
-    run(count, only(*kinds), lambda order: order[-liars:], attempts=0, rounds=1)
+    run(count, only("ready", *steps), lambda order: order[-liars:], attempts=0, rounds=1)
 
 
 @pytest.mark.parametrize("count", [4, 7, pytest.param(10, marks=pytest.mark.explore)])
@@ -95,7 +89,7 @@ def test_an_owner_that_withholds_its_output_costs_a_deadline_once_in_ten_rounds(
         if sends_results:
             liar.node._bulk._send_memory = hold_back  # type: ignore[method-assign]
         else:
-            lies(liar, lambda peer, message: None if isinstance(message, wire.Result) else message)
+            lies(liar, silent("result"))
         for round_ in (1, 2, 3):
             await until_done(others, round_, liar)
             value = value_of(others[0].averager.certificate)  # type: ignore[arg-type]
@@ -109,7 +103,7 @@ def test_an_owner_that_withholds_its_output_costs_a_deadline_once_in_ten_rounds(
 def test_a_have_that_only_the_deputies_receive_reaches_the_proposer() -> None:
     async def body(swarm: SimSwarm) -> None:
         proposer, liar, *others = in_turn(swarm.sims)
-        lies(liar, lambda peer, message: None if isinstance(message, wire.Have) and peer == proposer.peer else message)
+        lies(liar, silent("word", to=proposer.peer.__eq__))
         await until_done([proposer, *others], 1, liar)
         assert {sim.outcomes[0].slot.attempt for sim in (proposer, *others)} == {0}
         assert not events_of([proposer, *others], "round.silent")
@@ -132,8 +126,6 @@ def catch_up(liar: SimPeer, other: SimPeer) -> None:
     if liar.averager.round < other.averager.round:
         liar.theta[:], liar.momentum[:] = other.theta, other.momentum
         liar.averager.expect(other.averager.round, other.averager.certificate)
-
-
 
 
 def test_a_silent_voter_shortens_nobody_elses_time() -> None:

@@ -17,7 +17,8 @@ from flockstep.collectives.allreduce.roster import RosterView
 from flockstep.collectives.round.deadlines import Deadlines
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.liars import banned, events_of, lies
+from support.deeds import Step, step_of
+from support.liars import banned, events_of, lies, only, silent
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
 
 VOTERS, FREE, ROUNDS = 4, 3, 8
@@ -65,15 +66,14 @@ def roster_of(liar: SimPeer) -> RosterView | None:
     return attempt.machine.exchange.table if attempt is not None and attempt.machine.has_roster else None
 
 
-def withholds(is_it: Callable[[Any], bool], whom: Whom = everybody) -> Prepare:
-    """Return a liar that does not send these messages to some."""
+def withholds(*steps: Step, whom: Whom = everybody) -> Prepare:
+    """Return a liar that does not send the messages of these steps to some."""
 
     def prepare(liar: SimPeer, _: trio.Nursery) -> None:
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            table = roster_of(liar)
-            return None if is_it(message) and table is not None and whom(table, peer) else message
+        def is_kept(peer: str) -> bool:
+            return (table := roster_of(liar)) is not None and whom(table, peer)
 
-        lies(liar, lie)
+        lies(liar, silent(*steps, to=is_kept))
 
     return prepare
 
@@ -83,7 +83,7 @@ def is_ready_to(is_told: Callable[[int], bool]) -> Prepare:
     places = {identity.peer_id: place for place, identity in enumerate(identities(VOTERS + FREE))}
 
     def prepare(liar: SimPeer, _: trio.Nursery) -> None:
-        lies(liar, lambda peer, it: None if isinstance(it, wire.Ready) and not is_told(places[peer]) else it)
+        lies(liar, silent("ready", to=lambda peer: not is_told(places[peer])))
 
     return prepare
 
@@ -107,8 +107,8 @@ def hangs(blobs: str, whom: Whom) -> Prepare:
     return prepare
 
 
-def sends_late(is_it: Callable[[Any], bool], seconds: float = 1.9) -> Prepare:
-    """Return a liar that sends these messages later: a moment before the shortest deadline."""
+def sends_late(step: Step, seconds: float = 1.9) -> Prepare:
+    """Return a liar that sends the messages of a step later: a moment before the shortest deadline."""
 
     def prepare(liar: SimPeer, nursery: trio.Nursery) -> None:
         send = liar.node.send
@@ -118,7 +118,7 @@ def sends_late(is_it: Callable[[Any], bool], seconds: float = 1.9) -> Prepare:
             send(to, mail)
 
         def hold_back(to: Any, mail: Any) -> None:
-            if isinstance(mail, wire.Signed) and is_it(wire.opened(mail)):
+            if isinstance(mail, wire.Signed) and step_of(wire.opened(mail)) == step:
                 nursery.start_soon(later, to, mail)
             else:
                 send(to, mail)
@@ -128,24 +128,15 @@ def sends_late(is_it: Callable[[Any], bool], seconds: float = 1.9) -> Prepare:
     return prepare
 
 
-def is_second(message: Any) -> bool:
-    return isinstance(message, wire.Sketch) and bool(message.outputs)
-
-
-def is_have(message: Any) -> bool:
-    return isinstance(message, wire.Have)
-
-
-def is_result(message: Any) -> bool:
-    return isinstance(message, wire.Result)
+WORDS = "word", "second word"
 
 
 @pytest.mark.parametrize(
     "prepare",
     [
-        pytest.param(withholds(is_have, the_proposer), id="words"),
-        pytest.param(withholds(is_result, the_proposer), id="outputs"),
-        pytest.param(withholds(is_second, the_proposer), id="second sketches"),
+        pytest.param(withholds(*WORDS, whom=the_proposer), id="words"),
+        pytest.param(withholds("result", whom=the_proposer), id="outputs"),
+        pytest.param(withholds("second sketch", whom=the_proposer), id="second sketches"),
         pytest.param(hangs("outputs", the_proposer), id="bytes of outputs"),
         pytest.param(is_ready_to(lambda place: place % 2 == 0), id="Readys"),
     ],
@@ -157,12 +148,12 @@ def test_what_is_kept_from_some_costs_no_deadline(prepare: Prepare) -> None:
 @pytest.mark.parametrize(
     "prepare",
     [
-        pytest.param(withholds(is_second), id="second sketches"),
+        pytest.param(withholds("second sketch"), id="second sketches"),
         pytest.param(hangs("contribution", everybody), id="bytes for all"),
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
         pytest.param(hangs("outputs", everybody), id="outputs for all"),
-        pytest.param(sends_late(is_result), id="late outputs"),
-        pytest.param(withholds(is_have), id="words for all"),
+        pytest.param(sends_late("result"), id="late outputs"),
+        pytest.param(withholds(*WORDS), id="words for all"),
         pytest.param(is_ready_to(lambda place: False), id="Readys for all"),
     ],
 )
@@ -175,7 +166,7 @@ def test_who_lets_others_wait_does_so_in_ever_fewer_rounds_and_for_no_longer_eac
 @pytest.mark.parametrize(
     "prepare",
     [
-        pytest.param(withholds(lambda it: isinstance(it, wire.Second)), id="sketches for others"),
+        pytest.param(withholds("answer"), id="sketches for others"),
         pytest.param(hangs("contribution", every_other), id="bytes for every other"),
     ],
 )
@@ -187,12 +178,12 @@ def test_a_voter_lets_others_wait_in_ever_fewer_rounds(prepare: Prepare) -> None
 @pytest.mark.parametrize(
     ("withheld", "waits"),
     [
-        pytest.param(lambda it: isinstance(it, wire.Commit), [1, 3, 6], id="commits"),
-        pytest.param(is_second, [1, 2, 4, 7], id="second sketches"),
+        pytest.param("commit", [1, 3, 6], id="commits"),
+        pytest.param("second sketch", [1, 2, 4, 7], id="second sketches"),
     ],
 )
 def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
-    withheld: Callable[[Any], bool], waits: list[int]
+    withheld: Step, waits: list[int]
 ) -> None:
     """Each of them contributes to the other rounds as it should. Without a memory that they share each had a first time.
 
@@ -201,15 +192,15 @@ def test_free_keys_that_take_turns_let_others_wait_no_more_often_than_one_does(
     keys, seconds = 2, list[float]()
 
     def keeps_in_turn(place: int, _: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-        return None if withheld(message) and message.slot.round % keys == place else message
+        return None if step_of(message) == withheld and message.slot.round % keys == place else message
 
     async def body(swarm: SimSwarm) -> None:
         voters, honest, liars = swarm.sims[:VOTERS], swarm.sims[VOTERS], swarm.sims[VOTERS + 1 :]
         for place, liar in enumerate(liars):
             lies(liar, partial(keeps_in_turn, place))
         async with trio.open_nursery() as nursery:
-            sends_late(lambda it: isinstance(it, wire.Commit), 0.02)(honest, nursery)
-            sends_late(lambda it: isinstance(it, wire.Ready), 0.2)(honest, nursery)
+            sends_late("commit", 0.02)(honest, nursery)
+            sends_late("ready", 0.2)(honest, nursery)
             for round_ in range(1, ROUNDS + 1):
                 began = trio.current_time()
                 await until_done([*voters, honest], round_, *liars)
@@ -232,8 +223,8 @@ def test_free_keys_that_keep_something_from_the_proposer_use_up_no_relay_of_it()
     async def body(swarm: SimSwarm) -> None:
         victim, liar, *others = in_turn(swarm.sims[:voters])
         for sim in swarm.sims[voters:]:
-            lies(sim, lambda peer, it: None if isinstance(it, wire.Sketch) and peer == victim.peer else it)
-        lies(liar, lambda peer, it: None if is_second(it) and peer == victim.peer else it)
+            lies(sim, silent("sketch", "second sketch", to=victim.peer.__eq__))
+        lies(liar, silent("second sketch", to=victim.peer.__eq__))
         await until_done([victim, *others], 1, liar, *swarm.sims[voters:])
         seconds.append(trio.current_time())
 
@@ -282,7 +273,7 @@ def test_a_voter_and_a_key_that_say_nothing_but_ready_lengthen_nobodys_deadlines
     async def body(swarm: SimSwarm) -> None:
         *others, one, other = [*swarm.sims[VOTERS:-1], *in_turn(swarm.sims[:VOTERS]), swarm.sims[-1]]
         for liar in (one, other):
-            lies(liar, lambda _, it: it if isinstance(it, wire.Ready) else None)
+            lies(liar, only("ready"))
         for round_ in (1, 2, 3):
             began = trio.current_time()
             await until_done(others, round_, one, other)
@@ -303,7 +294,7 @@ def test_the_turns_of_as_many_proposers_as_may_lie_lengthen_nobodys_deadlines(mo
     async def body(swarm: SimSwarm) -> None:
         order = in_turn(swarm.sims)
         for sim in order[:2]:
-            lies(sim, lambda _, it: None if isinstance(it, wire.Outputs) else it)
+            lies(sim, silent("outputs"))
 
         def spied(deadlines: Deadlines, phase: Phase) -> None:
             lengthened.append(len(order[3].outcomes))
@@ -341,8 +332,8 @@ def test_an_owner_and_a_key_that_alone_hold_bytes_stop_nobody_for_longer_than_a_
 
         key.node._bulk._send_memory = to_the_owner  # type: ignore[method-assign]
         owner.node._bulk._send_memory = of_itself  # type: ignore[method-assign]
-        lies(owner, lambda _, it: None if isinstance(it, wire.Second) or (is_result(it) and not is_made) else it)
-        lies(key, lambda _, it: None if is_second(it) else it)
+        lies(owner, silent("answer", *([] if is_made else ["result"])))
+        lies(key, silent("second sketch"))
         for round_ in range(1, 4):
             await until_done(others, round_, owner, key)
             certificate = others[0].averager.certificate

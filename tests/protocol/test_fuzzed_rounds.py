@@ -14,7 +14,8 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,7 +48,6 @@ from flockstep.collectives.allreduce.actions import (
 )
 from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.exchange import RosterRound
-from flockstep.collectives.allreduce.words import bits_of
 from flockstep.collectives.chain.certificate import (
     check_certificate,
     check_proof,
@@ -57,9 +57,8 @@ from flockstep.collectives.chain.certificate import (
     value_hash,
 )
 from flockstep.collectives.chain.voters import electorate_after
-from flockstep.collectives.robust.checks import commitment, num_bytes, seed_of
+from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round.gather import mark_of
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
 from flockstep.collectives.spec import Terms
@@ -71,7 +70,7 @@ from flockstep.peer.base.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.certificates import seats
+from support.deeds import Forger
 
 RUN = "a" * 52
 SLOT = wire.Slot(RUN, 1, genesis(RUN))
@@ -537,20 +536,31 @@ class Draws:
     """Picks from what there is, by numbers that were drawn."""
 
     def __init__(self, numbers: list[int]) -> None:
-        self._numbers: Iterator[int] = itertools.cycle(numbers or [0])
+        self.numbers = numbers
+        self._next: Iterator[int] = itertools.cycle(numbers or [0])
 
     def of(self, pool: list[Any]) -> Any:
-        return pool[next(self._numbers) % len(pool)]
+        return pool[next(self._next) % len(pool)]
 
 
 def spoil(world: World, liar: str, message: wire.RoundMessage, draws: Draws) -> wire.RoundMessage:
-    """The same message with one or two other fields."""
-    lie = next(act for act, kind in zip(WORDS, wire.ROUND_MESSAGES, strict=True) if kind is type(message))
-    names = [part.name for part in fields(message)]
+    """Return the same message with one or two other fields."""
+    forger = Forger(random.Random(repr(draws.numbers)), world.peers, partial(signed, liar))
+    for _, said in world.words[-40:]:
+        forger.hear(said)
+    forger.heard += world.hashes[-40:]
     for _ in range(draws.of([1, 2])):
-        name = draws.of(names)
-        message = replace(message, **{name: getattr(lie(world, liar, (), draws), name)})
+        message = forger.changed(message) or message
     return message
+
+
+def say(kind: type, world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage | None:
+    """Return what somebody has said of a kind, or as it with other fields; None before anybody has."""
+    said = [message for _, message in world.words if type(message) is kind]
+    if not said:
+        return None
+    message = draws.of(said[-6:] * 2 + said[-20:])
+    return spoil(world, liar, message, draws) if draws.of([False, True, True, True]) else message
 
 
 def a_slot(world: World, draws: Draws) -> wire.Slot:
@@ -566,31 +576,6 @@ def a_hash(world: World, draws: Draws) -> bytes:
     return draws.of([*world.hashes[-40:], *world.hashes[:20]])  # type: ignore[no-any-return]
 
 
-def hash_of(world: World, draws: Draws, kind: type) -> bytes:
-    """Of a message of that kind, as a rule."""
-    found = [word.hash for word, message in world.words if isinstance(message, kind)]
-    return draws.of(found[-6:] * 4 + [a_hash(world, draws)])  # type: ignore[no-any-return]
-
-
-def name_of(world: World, draws: Draws, *kinds: type) -> bytes:
-    """Of a statement of those kinds, as a rule."""
-    found = [word.name for word, message in world.words if isinstance(message, kinds)]
-    return draws.of(found[-20:] * 2 + [bytes(wire.NAME_BYTES)])  # type: ignore[no-any-return]
-
-
-def indices(world: World, draws: Draws) -> tuple[int, ...]:
-    count = len(world.peers)
-    everybody = tuple(range(count))
-    left_out = draws.of(list(everybody))
-    but_one = tuple(index for index in everybody if index != left_out)
-    pool = [everybody, but_one, everybody[: 2 * count // 3 + 1], everybody[::-1], (0,), (0, 0), (63,), but_one[1:]]
-    return draws.of(pool)  # type: ignore[no-any-return]
-
-
-def a_count(draws: Draws) -> int:
-    return draws.of([10, 0, 1, 1 << 40, wire.MAX_COUNT])  # type: ignore[no-any-return]
-
-
 def a_value(world: World, draws: Draws) -> bytes:
     """Return a value that was proposed, or one of the liar's making."""
     evil = []
@@ -604,71 +589,6 @@ def a_value(world: World, draws: Draws) -> bytes:
 
 def value_of_hash(world: World, draws: Draws) -> bytes:
     return draws.of([value_hash(a_value(world, draws)), a_hash(world, draws)])  # type: ignore[no-any-return]
-
-
-def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    rates = [1e6, 0.0, 1e15, 1e-300]
-    base = draws.of([BASE, BASE, b"o" * 32])
-    known = [wire.Lock(proof.slot.attempt, value_hash(proof.value)) for proof in world.proofs[-2:]]
-    forged = wire.Lock(draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
-    lock = draws.of([(), (), *((lock,) for lock in known), (forged,)])
-    slot, upload, download = a_slot(world, draws), draws.of(rates), draws.of(rates)
-    rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_PARTS])
-    return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock, rates=rates)
-
-
-def readies_of(world: World, slot: wire.Slot, draws: Draws) -> list[wire.Signed]:
-    """Return the Readys of a slot, perhaps of others too."""
-    found = {word.sender: word for word, message in world.words if isinstance(message, wire.Ready) and message.slot == slot}
-    other = {word.sender: word for word, message in world.words[:40] if isinstance(message, wire.Ready)}
-    return list(draws.of([found, found, found, {**other, **found}]).values())
-
-
-def basis(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    slot = a_slot(world, draws)
-    words = sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)
-    packed = tuple(encode(word) for word in words)
-    readys = draws.of([packed, packed, packed, (b"",) * len(packed), packed[::-1], packed[1:]]) or (b"",)
-    said = {word.sender: word for word, it in world.words if isinstance(it, wire.Heard) and it.slot == slot}
-    heards = tuple(encode(said[voter]) for voter in sorted(said)) or (b"",)
-    return wire.Basis(slot, readys, draws.of([heards, heards, heards, heards[:1], heards[::-1]]))
-
-
-def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    slot = a_slot(world, draws)
-    words = sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)
-    order = tuple(word.sender for word in words)
-    members = draws.of([order, order, order, order[: len(order) // 2], (*order, STRANGER), order[::-1]]) or (liar,)
-    even = tuple(CELLS * index // len(members) for index in range(len(members) + 1))
-    spoilt = [(0, CELLS), (0, *reversed(even)), (0,) * (len(members) + 1), (*even[:-1], wire.MAX_COUNT)]
-    bounds = draws.of([even] * 6 + [(0,) * len(members) + (CELLS,), *spoilt])
-    after_work = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
-    base, training = draws.of([BASE] * 5 + [b"o" * 32]), draws.of([bits_of(range(len(members))), b"", b"\xff" * 9])
-    return wire.Roster(slot, base, members, bounds, after_work, training, hash_of(world, draws, wire.Basis))
-
-
-def heard(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    slot = a_slot(world, draws)
-    marks = [mark_of(word) for word in sorted(readies_of(world, slot, draws), key=lambda word: word.sender != liar)]
-    marks = draws.of([marks, marks, marks[:1], marks[: len(marks) // 2 + 1], marks[::-1], [*marks[:1], b"no Ready"]])
-    return wire.Heard(slot, b"".join(marks) or bytes(8), draws.of([0, 0, 0, 1, wire.MAX_COUNT]))
-
-
-def propose(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    slot = a_slot(world, draws)
-    packed = tuple(encode(word) for word in readies_of(world, slot, draws))[: wire.MAX_PARTS]
-    rosters = [word.hash for word, message in world.words if isinstance(message, wire.Roster)]
-    if draws.of([True, False]):
-        return wire.Propose(slot, a_value(world, draws), draws.of([*rosters[-3:], a_hash(world, draws)]))
-    return wire.Propose(slot, a_value(world, draws), b"", draws.of([packed, packed[: len(packed) // 2], (b"\x94",)]))
-
-
-def accept(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.Prevote(a_slot(world, draws), value_of_hash(world, draws))
-
-
-def confirm(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.Precommit(a_slot(world, draws), value_of_hash(world, draws))
 
 
 def a_quorum(world: World, liar: str, draws: Draws, kind: type) -> tuple[Any, ...]:
@@ -694,79 +614,6 @@ def certificate(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> A
     return draws.of([made, made, *known])
 
 
-def commit(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    count = len(world.peers)
-    parts = draws.of([tuple(a_hash(world, draws) for _ in range(count)), (bytes(32),) * count, (bytes(32),)])
-    tokens, ramp = a_count(draws), draws.of([1.0, 0.0, 1e-300])
-    return wire.Commit(a_slot(world, draws), hash_of(world, draws, wire.Roster), tokens, 1, -1e308, parts, ramp)
-
-
-def have(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    count = draws.of([0, 1, 2, len(world.peers)])
-    parts = tuple((draws.of([*range(len(world.peers)), 63]), indices(world, draws)) for _ in range(count))
-    said = [message for _, message in world.words if isinstance(message, wire.Have)]
-    listed = len({index for _, held in parts for index in held})
-    names = b"".join(name_of(world, draws, wire.Commit, wire.Sketch) for _ in range(draws.of([listed, listed, 0, 1])))
-    parts, names = draws.of([(parts, names), *((it.parts, it.names) for it in said[-4:])])
-    before = draws.of([b"", hash_of(world, draws, wire.Cut)])
-    roster, nonce = hash_of(world, draws, wire.Roster), a_nonce(world, liar, draws)
-    return wire.Have(a_slot(world, draws), roster, before, parts, names, nonce)
-
-
-def cut(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    said = [message for _, message in world.words if isinstance(message, wire.Cut)]
-    words = tuple((index, name_of(world, draws, wire.Have)) for index in indices(world, draws))
-    words = draws.of([words, *(it.words[: draws.of([wire.MAX_PARTS, 1, 3])] for it in said[-4:])])
-    holders = draws.of([indices(world, draws), *(it.holders for it in said[-2:])])
-    before = draws.of([b"", hash_of(world, draws, wire.Cut)])
-    told = draws.of([(indices(world, draws), (b"", b"\3")), *((it.contributors, it.masks) for it in said[-2:])])
-    return wire.Cut(a_slot(world, draws), hash_of(world, draws, wire.Roster), before, holders, words, *told)
-
-
-def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
-    return draws.of([nonce_of(peer, world.numbers[peer])] * 3 + [a_hash(world, draws)])  # type: ignore[no-any-return]
-
-
-def sketch(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    said = [message for _, message in world.words if isinstance(message, wire.Sketch)]
-    bound = hash_of(world, draws, wire.Cut)
-    some = draws.of([(), (a_hash(world, draws),) * len(world.peers), *(message.outputs for message in said[-2:])])
-    size = num_bytes(len(world.peers), draws.of([128, 128, 32, 32, 2]))
-    tables = draws.of([sketch_of(liar, seed_of(bound, some), size), bytes(size)])
-    return wire.Sketch(a_slot(world, draws), bound, some, tables)
-
-
-def weigh(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    part, weights = draws.of([*range(len(world.peers)), 63]), tuple((index, 0.5) for index in indices(world, draws))
-    return wire.Weigh(a_slot(world, draws), hash_of(world, draws, wire.Cut), part, weights)
-
-
-def result(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    part = draws.of([*range(len(world.peers)), 63])
-    return wire.Result(a_slot(world, draws), hash_of(world, draws, wire.Cut), part, a_hash(world, draws))
-
-
-def outputs(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    said = [message.outputs for _, message in world.words if isinstance(message, wire.Outputs)]
-    made = draws.of([tuple(a_hash(world, draws) for _ in world.peers), (bytes(32),), *said[-4:]])
-    silent = draws.of([(), (), indices(world, draws)])
-    number = draws.of([0, 0, 1, wire.MAX_OUTPUTS - 1])
-    return wire.Outputs(a_slot(world, draws), hash_of(world, draws, wire.Cut), number, made, silent)
-
-
-def second(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    seeds = [message.seed for _, message in world.words if isinstance(message, wire.Second)]
-    seed, index = draws.of([*seeds[-4:] * 2, a_hash(world, draws)]), draws.of([*range(len(world.peers)), 63])
-    of, name = world.peers[index % len(world.peers)], name_of(world, draws, wire.Commit)
-    parts = draws.of([indices(world, draws) or (63,), (draws.of([*range(len(world.peers)), 63]),)])
-    tables = draws.of([sketch_of(of, seed, TABLE_BYTES), bytes(TABLE_BYTES), b""])
-    return wire.Second(a_slot(world, draws), seed, index, name, tuple((part, tables) for part in parts))
-
-
-def void(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
-    return wire.Void(a_slot(world, draws), draws.of(["", "why", "x" * wire.MAX_REASON]))
-
-
 def repeat(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
     """Send on what somebody has signed, long ago or just now."""
     word, _ = draws.of([*world.words[-30:], *world.words[:10]])
@@ -775,8 +622,8 @@ def repeat(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
 
 def stranger(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
     """Somebody without a place in the round speaks."""
-    message = draws.of(WORDS)(world, liar, to, draws)
-    world.mail += [(target, signed(STRANGER, message), STRANGER) for target in to]
+    message = say(draws.of([*wire.ROUND_MESSAGES]), world, liar, to, draws)
+    world.mail += [(target, signed(STRANGER, message), STRANGER) for target in to if message is not None]
 
 
 def vanish(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
@@ -797,12 +644,8 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
                 machine.peer_ahead(liar)
 
 
-WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
-    *(ready, heard, basis, roster, commit, have, cut, sketch, weigh, result, outputs, second),
-    *(propose, accept, confirm, void),
-]
 ACTS: list[Callable[[World, str, tuple[str, ...], Draws], Mail | wire.RoundMessage | None]] = [
-    *WORDS,
+    *(partial(say, kind) for kind in wire.ROUND_MESSAGES),
     *(proof, certificate, repeat, stranger, vanish, come),
 ]
 

@@ -12,7 +12,7 @@ from flockstep.collectives.vector.lines import StatedLines
 from flockstep.collectives.vector.partition import split
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.liars import banned, events_of, lies
+from support.liars import banned, events_of, lies, lies_about
 from support.rounds import CELLS as FEW_CELLS
 from support.rounds import PEERS, a_ready, a_roster, a_setup, a_vote, electorate, order_of
 from support.swarm import SimSwarm, all_at_once, with_swarm
@@ -35,13 +35,7 @@ def run(lines: list[float], rounds: int, check: Callable[[list[float]], None], *
 
     async def body(swarm: SimSwarm) -> None:
         if liar:
-
-            def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-                if not isinstance(message, wire.Ready):
-                    return message
-                return replace(message, upload=1e15, rates=b"\xff" + bytes(len(message.rates) - 1) if message.rates else b"")
-
-            lies(swarm.sims[0], lie)
+            lies(swarm.sims[0], lies_about("line", "ready"))
         await all_at_once(swarm.sims, rounds)
         assert len({sim.root for sim in swarm.sims}) == 1
         check(list(shares_of(swarm).values()))

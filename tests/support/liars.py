@@ -1,25 +1,34 @@
 """Attackers in a `SimSwarm`, and queries about its honest peers."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from flockstep.peer import wire
 from flockstep.peer.log.telemetry import Event
 from flockstep.scripts.lab.attacks.protocol import Lie, lies
+from support.deeds import ABOUT, Change, Step, false, step_of
 from support.swarm import SimPeer, SimSwarm
 
-__all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]
+__all__ = ["Lie", "banned", "events_of", "honest", "lies", "lies_about", "only", "silent", "tells"]
 
 
-def to_some(some: Sequence[SimPeer], kind: type, **changes: Any) -> Lie:
-    """Return a lie: `some` receive every message of class `kind` with these fields changed."""
+def silent(*steps: Step, to: Callable[[str], bool] = lambda peer: True) -> Lie:
+    """Return a lie: no messages of these steps, to these peers."""
+    return lambda peer, message: None if step_of(message) in steps and to(peer) else message
+
+
+def only(*steps: Step) -> Lie:
+    """Return a lie: nothing but the messages of these steps."""
+    return lambda peer, message: message if step_of(message) in steps else None
+
+
+def tells(some: Sequence[SimPeer], step: Step, change: Change = false) -> Lie:
+    """Return a lie: another message of a step to `some`."""
     peers = {sim.peer for sim in some}
+    return lambda peer, message: change(message) if step_of(message) == step and peer in peers else message
 
-    def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-        return replace(message, **changes) if isinstance(message, kind) and peer in peers else message
 
-    return lie
+def lies_about(what: str, *steps: Step) -> Lie:
+    """Return a lie: all messages of these steps are false about one thing (`deeds.ABOUT`)."""
+    return lambda peer, message: ABOUT[what](message) if step_of(message) in steps else message
 
 
 def honest(swarm: SimSwarm, *liars: SimPeer) -> list[SimPeer]:
