@@ -15,7 +15,6 @@ connection may have caused it, and it leads to no ban.
 """
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -25,7 +24,7 @@ from ...peer.base.transport import PeerId
 from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
-from ..robust.checks import is_true, is_true_second, num_bytes, width_of
+from ..robust.checks import columns_of, is_true, num_bytes
 from ..spec import Terms
 from ..vector.codec import Codec, Encoded
 from ..vector.partition import num_parts
@@ -68,7 +67,7 @@ class Pending:
     author: PeerId
     exhibit: Exhibit
     what: str
-    sketch: wire.Sketch | wire.Second | None = None
+    sketch: wire.Sketch | None = None
     """The author's sketch of the exhibit, if the accusation is that it is false."""
     bounds: tuple[int, ...] = ()
     part: int = 0
@@ -85,9 +84,9 @@ class Testimony:
     statements: dict[Subject, wire.Signed] = field(default_factory=dict)
     num_bytes: int = 0
 
-    def add(self, subjects: Collection[Subject], signed: wire.Signed) -> None:
+    def add(self, subject: Subject, signed: wire.Signed) -> None:
         """Remember a statement."""
-        self.statements |= dict.fromkeys(subjects, signed)
+        self.statements[subject] = signed
         self.num_bytes += len(signed.payload)
 
     def forget(self, attempt: int, code: int | None = None) -> None:
@@ -98,10 +97,8 @@ class Testimony:
         """
         among = [subject for subject in self.statements if code in (None, subject[1])]
         alike = Counter(subject[:2] for subject in among)
-        farthest = self.statements[max(among, key=lambda subject: (abs(subject[0] - attempt), alike[subject[:2]]))]
-        for subject in [subject for subject, signed in self.statements.items() if signed is farthest]:
-            del self.statements[subject]
-        self.num_bytes -= len(farthest.payload)
+        farthest = max(among, key=lambda subject: (abs(subject[0] - attempt), alike[subject[:2]]))
+        self.num_bytes -= len(self.statements.pop(farthest).payload)
 
 
 class Witness:
@@ -131,15 +128,15 @@ class Witness:
             return None
         peers = self._rounds.setdefault(slot.round, {})
         said = peers.get(signed.sender) or peers.setdefault(signed.sender, Testimony())
-        subjects = [(slot.attempt, signed.code, (slot.previous, it)) for it in kind.subjects(message)]
-        if earlier := [said.statements[subject] for subject in subjects if subject in said.statements]:
-            return earlier[0] if earlier[0].payload != signed.payload else None
+        subject = slot.attempt, signed.code, (slot.previous, kind.subject(message))
+        if (earlier := said.statements.get(subject)) is not None:
+            return earlier if earlier.payload != signed.payload else None
         near, before = present.attempt if slot.round == present.round else 0, said.num_bytes
         if type(message) is wire.Sketch and sum(known[1] == signed.code for known in said.statements) >= MAX_SKETCHES:
             said.forget(near, signed.code)
-        while said.statements and len(said.statements) + len(subjects) > MAX_STATEMENTS:
+        while len(said.statements) >= MAX_STATEMENTS:
             said.forget(near)
-        said.add(subjects, signed)
+        said.add(subject, signed)
         self.num_bytes += said.num_bytes - before
         while self.num_bytes > MAX_WITNESSED_BYTES:
             self._make_room(present)
@@ -194,7 +191,7 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
         case (first, second) if type(first) is type(second):
             kind = STATEMENTS[type(first)]
             alike = statements[1].sender == author and first.slot == second.slot
-            alike = alike and not {*kind.subjects(first)}.isdisjoint(kind.subjects(second))
+            alike = alike and kind.subject(first) == kind.subject(second)
             if not kind.convicts or not alike or not verify(statements[1]):
                 return _false(accuser, "two statements that can both be made")
             if statements[0].payload == statements[1].payload:
@@ -209,24 +206,12 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Veri
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
             parts = num_parts(roster.members)
             bound = commit.roster == statements[2].hash and len(commit.parts) == parts
-            size = num_bytes(parts, width_of(sketch.outputs, parts))
+            size = num_bytes(parts, columns_of(parts))
             fits, codec = alike and bound and len(sketch.tables) == size, terms.contribution.of(commit.codec)
             if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
                 exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)
-        case (wire.Second() as second, wire.Commit() as commit, wire.Roster() as roster):
-            alike = verify(statements[1]) and second.slot == commit.slot and second.commit == statements[1].name
-            members = roster.members
-            is_of = second.contributor < len(members) and members[second.contributor] == statements[1].sender
-            bound = commit.roster == statements[2].hash and claim.part in dict(second.tables)
-            bound = bound and len(commit.parts) == num_parts(members)
-            codec = terms.contribution.of(commit.codec)
-            fits = alike and is_of and bound and author != statements[1].sender
-            if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
-                what = f"its sketch of what another one contributes is false in round {commit.slot.round}"
-                return Pending(author, exhibit, what, second, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
             bound = commit.roster == statements[1].hash and len(commit.parts) == num_parts(roster.members)
             codec = terms.contribution.of(commit.codec)
@@ -248,15 +233,9 @@ def look_at(accuser: PeerId, pending: Pending, data: Encoded) -> Conviction:
         codec.check(data, pending.exhibit.num_cells)
     except MalformedMessage as error:
         return Conviction(pending.author, f"{pending.what}: {error}")
-    if sketch is not None and not _is_true(sketch, pending, codec, data):
+    if sketch is not None and not is_true(sketch, pending.bounds, pending.part, codec, data):
         return Conviction(pending.author, pending.what)
     return _false(accuser, "bytes that are as they should be")
-
-
-def _is_true(sketch: wire.Sketch | wire.Second, pending: Pending, codec: Codec, data: Encoded) -> bool:
-    if isinstance(sketch, wire.Second):
-        return is_true_second(sketch, pending.bounds, pending.part, codec, data)
-    return is_true(sketch, pending.bounds, pending.part, codec, data)
 
 
 def _cells(roster: wire.Roster, part: int, terms: Terms) -> int | None:

@@ -201,7 +201,7 @@ class SigningGuard:
             kind, payload = STATEMENTS[type(message)], encode(message)
         except LocalError as error:  # Of what others have put into it: an attempt is given up, and nobody's process ends.
             return str(error)
-        if kind.convicts and (why_not := self._why_not_sign(message, kind.subjects(message), digest(payload))):
+        if kind.convicts and (why_not := self._why_not_sign(message, kind.subject(message), digest(payload))):
             slot = message.slot
             self._telemetry.emit(
                 "promise.kept", step=type(message).__name__, reason=why_not, round=slot.round, attempt=slot.attempt
@@ -209,7 +209,7 @@ class SigningGuard:
             return why_not
         return sign_encoded(self._identity, wire.code_of(message), payload)
 
-    def _why_not_sign(self, message: wire.RoundMessage, subjects: Collection[object], hash_: bytes) -> str:
+    def _why_not_sign(self, message: wire.RoundMessage, subject: object, hash_: bytes) -> str:
         """Record a statement by its hash; returns why it must not be signed, empty if it may be."""
         said = self._said.get(message.slot)
         if said is None:
@@ -220,11 +220,8 @@ class SigningGuard:
             if why_not := self._why_not_reserve(message.slot):
                 return why_not
             said = self._said[message.slot] = {}
-        mine = {(wire.code_of(message), subject): hash_ for subject in subjects}
-        if any(said.get(subject, hash_) != hash_ for subject in mine):
-            return "I have signed a different one in this slot"
-        said |= mine
-        return ""
+        is_known = said.setdefault((wire.code_of(message), subject), hash_) == hash_
+        return "" if is_known else "I have signed a different one in this slot"
 
     def _why_not_reserve(self, slot: wire.Slot) -> str:
         """Persist a slot before the first signature in it; returns why that failed, empty if it is on the disk."""

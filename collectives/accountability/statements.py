@@ -14,30 +14,18 @@ MAX_SKETCHES = 48
 """The limit of one peer in a round: one after each cut, and one after each set of outputs. 24 kB each."""
 MAX_WORDS = 16
 """The limit of one holder in an attempt: its words change as others are lost and it stands in for them."""
-MAX_TABLES = 32 * wire.MAX_PARTS
-"""The limit of the sketches by one peer of what others contribute, 0.8 MB, before the proposer names those that count: four
-voters answer for half of the parts of each of 64 contributors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatementKind:
     """The rules for statements of one message class."""
 
-    subjects: Callable[[Any], tuple[object, ...]] = lambda message: (None,)
-    """Returns the subjects of a message; a member signs one statement on each subject in a slot."""
+    subject: Callable[[Any], object] = lambda message: None
+    """Returns the subject of a message; a member signs one statement on each subject in a slot."""
     convicts: bool
     """True if two different statements on one subject prove equivocation: no honest peer ever signs both."""
     most: int = wire.MAX_PARTS
-    """The limit of the subjects of one member's kept statements in an attempt."""
-
-
-def _parts_of(second: wire.Second) -> tuple[object, ...]:
-    """Return a subject for each part that a `Second` answers for.
-
-    The duty of an honest peer may grow after it has signed one: the next one has the new parts alone. Two that share a part
-    convict, whatever else is in them, so that nobody gives two sketches of one part by naming it beside others.
-    """
-    return tuple((second.seed, second.contributor, part) for part, _ in second.tables)
+    """The limit of one member's kept statements in an attempt."""
 
 
 STATEMENTS: Mapping[type, StatementKind] = {
@@ -46,13 +34,12 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Basis: StatementKind(convicts=False),
     wire.Roster: StatementKind(convicts=True),
     wire.Commit: StatementKind(convicts=True),
-    wire.Have: StatementKind(subjects=lambda have: (have,), convicts=False, most=MAX_WORDS),
-    wire.Cut: StatementKind(subjects=lambda cut: (bool(cut.before),), convicts=True),
-    wire.Sketch: StatementKind(subjects=lambda it: ((it.cut, it.outputs),), convicts=True, most=1 + wire.MAX_OUTPUTS),
-    wire.Weigh: StatementKind(subjects=lambda weigh: ((weigh.cut, weigh.part),), convicts=False),
-    wire.Result: StatementKind(subjects=lambda result: ((result.cut, result.part),), convicts=True, most=2 * wire.MAX_PARTS),
-    wire.Outputs: StatementKind(subjects=lambda outputs: ((outputs.cut, outputs.number),), convicts=True),
-    wire.Second: StatementKind(subjects=_parts_of, convicts=True, most=MAX_TABLES),
+    wire.Have: StatementKind(subject=lambda have: have, convicts=False, most=MAX_WORDS),
+    wire.Cut: StatementKind(subject=lambda cut: bool(cut.before), convicts=True),
+    wire.Sketch: StatementKind(subject=lambda it: (it.cut, it.outputs), convicts=True, most=1 + wire.MAX_OUTPUTS),
+    wire.Weigh: StatementKind(subject=lambda weigh: (weigh.cut, weigh.part), convicts=False),
+    wire.Result: StatementKind(subject=lambda result: (result.cut, result.part), convicts=True, most=2 * wire.MAX_PARTS),
+    wire.Outputs: StatementKind(subject=lambda outputs: (outputs.cut, outputs.number), convicts=True),
     wire.Propose: StatementKind(convicts=True),
     wire.Prevote: StatementKind(convicts=True),
     wire.Precommit: StatementKind(convicts=True),

@@ -165,11 +165,9 @@ class HashParts:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowPart:
-    """Serve a part of my contribution to these members, too."""
+class ShowParts:
+    """Serve all parts of my contribution to these members, too."""
 
-    part: int
-    hash: bytes
     readers: tuple[PeerId, ...]
 
 
@@ -184,15 +182,13 @@ class FetchBytes:
     num_bytes: int
     others: tuple[PeerId, ...] = ()
     """Members that may read it, too, and serve it to me or fetch it for me if I cannot reach the source."""
-    is_held: bool = False
-    """True if others of them hold it, and are asked first: its source may be silent."""
     is_from_maker: bool = True
     """True if others may wait here until it has come: its source made it. Who has it from others may wait for me in turn."""
 
     @property
     def sources(self) -> tuple[PeerId, ...]:
         """Whom to ask, one after the other."""
-        return (*self.others, self.source) if self.is_held else (*(self.source,) * MAX_TRIES, *self.others)
+        return *(self.source,) * MAX_TRIES, *self.others
 
     @property
     def name(self) -> bytes:
@@ -252,25 +248,6 @@ class CompareSketch:
 
 
 @dataclass(frozen=True, slots=True)
-class SecondPart:
-    """Sketch a part of a contribution that I hold under a seed, in place of its author, and report `seconded`."""
-
-    seed: bytes
-    part: int
-    contributor: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSecond:
-    """Compare another's sketch of a part of a contribution with the bytes; if it does not match, accuse its author."""
-
-    seed: bytes
-    part: int
-    contributor: int
-    author: int
-
-
-@dataclass(frozen=True, slots=True)
 class Judge:
     """Apply the run's rule to contributions with these voices, masses and sketches, and report `judged`."""
 
@@ -290,9 +267,9 @@ class CheckOutputs:
     first: tuple[bytes, ...]
     """The sketches after the cut."""
     second: tuple[bytes, ...]
-    """The sketches after the outputs, under `seed`."""
+    """The sketches after the outputs, under `seed`; of who is silent those after the cut, which say nothing here."""
     silent: tuple[int, ...]
-    """The contributors for which others that hold their parts have sketched."""
+    """The places of the contributors without a sketch after the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +287,13 @@ Work: TypeAlias = (
     | FetchValue
     | SketchParts
     | CompareSketch
-    | SecondPart
-    | CompareSecond
     | Judge
     | Reduce
     | CheckOutputs
     | Finalize
 )
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | AskFor | ShowPart | Work | Note
+Action: TypeAlias = Send | Forward | AskFor | ShowParts | Work | Note
 
 
 class OutcomeKind(StrEnum):
@@ -355,15 +330,17 @@ class Outcome:
     overdue: Phase | None = None
     """The phase that timed out, if that is why the round is void."""
     lied: tuple[PeerId, ...] = ()
-    """Members whose output of a part was false, or that differ about one and are both not convicted."""
+    """Members whose output of a part was false."""
     late: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output a deputy has made, since it did not come in time."""
     counted: Mapping[int, frozenset[int]] = field(default_factory=dict, hash=False)
     """By part of a certified round, the roster indices of the contributions that count in it; empty if I cannot know."""
+    holders: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """By part of a certified round, the roster index of who has reduced it; empty if I cannot know."""
     slow: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output came in time, and long after those of most."""
     withheld: tuple[PeerId, ...] = ()
-    """Who left parts of a void attempt without an output or a sketch by others at the deadline."""
+    """Who left parts of a void attempt without an output that counts at the deadline."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that did not answer a proposer in time."""
     idle: tuple[PeerId, ...] = ()

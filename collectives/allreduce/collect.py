@@ -1,15 +1,15 @@
 """COLLECT: commitments, the parts that I hold, and my word on them. Pure.
 
 Theory of operation. The owner of a part fetches it from every member that has committed. Its deputies stand in: the first
-of these three that is not lost holds the part, and the next ones hold what that one contributes itself. A deputy holds
-all of a part, too, if the owner's word is not fit to count in it. Each holder says what it holds once that is all that it
-can expect, or at the deadline; who is in follows from these words (`words`, `stage`).
+of these three that is not lost holds the part. A deputy holds it, too, if the owner's word is not fit to count in it. Each
+holder says what it holds once that is all that it can expect, or at the deadline; who is in follows from these words
+(`words`, `stage`).
 
 A keeper, whose Ready states no tokens, commits to nothing. It holds parts like any other member.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
@@ -27,8 +27,6 @@ class CollectPhase:
         self.stage = Stage(facts, table, table.training, setup.nonce)
         self.duties: set[int] = {table.me} & table.owners
         """The parts that I hold of everybody; this set only grows."""
-        self._pairs: set[tuple[int, int]] = set()
-        """Of other parts: the contributors that I hold it of."""
         self.has_committed = False
         """True once my parts are encoded, and I have committed to them."""
         self._setup = setup
@@ -66,17 +64,15 @@ class CollectPhase:
         self._changes += 1
         return [Note("round.part_missing", self._table.members[contributor], "collect", reason)]
 
-    def stand_in(self, part: int) -> None:
-        """Hold a part whose output is withheld, if I am a deputy of its owner."""
-        if self._table.me in self._table.seating.three(part) and part not in self.duties:
+    def stand_in(self, part: int, makers: Collection[int]) -> None:
+        """Hold a part that these are to make, if I am one of them."""
+        if self._table.me in makers and part not in self.duties:
             self.duties.add(part)
             self._changes += 1
 
-    def hold(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Hold what these contribute to parts of others."""
-        news = set(pairs) - self._pairs
-        self._pairs |= news
-        self._changes += len(news)
+    def has_failed(self, part: int, contributor: int) -> bool:
+        """Return True if I was to hold a part of a contribution, and could not get it."""
+        return (part, contributor) in self._failed
 
     @property
     def is_closed(self) -> bool:
@@ -109,21 +105,12 @@ class CollectPhase:
         found = [(part, index) for part, held in self._held.items() for index in held if index in among]
         return sorted(pair for pair in found if self.has(*pair))
 
-    @property
-    def parts(self) -> set[int]:
-        """The parts that I am to speak about, whatever I hold of them."""
-        return self.duties | {part for part, _ in self._pairs}
-
     def expected(self, among: Collection[int]) -> list[tuple[int, int]]:
         """Return what I am to hold of these contributors, and can still get."""
         found, table = self.stage.standing, self._table
         commits, names = table.commits(), found.names if found is not None else {}
         among = {index for index in among if index in commits and names.get(index) in (None, table.commit_name(index))}
-        wanted = {
-            *((part, index) for part in self.duties for index in among),
-            *(it for it in self._pairs if it[1] in among),
-        }
-        return sorted(wanted - self._failed.keys())
+        return sorted({(part, index) for part in self.duties for index in among} - self._failed.keys())
 
     def is_too_late(self, part: int, contributor: int) -> bool:
         """Return True if a part that is on its way cannot count any more: the word of its holder is in the cut without it."""
@@ -145,9 +132,7 @@ class CollectPhase:
         num_commits, num_words = len(table.commits()), self._facts.num_ever(wire.Have)
         if self._changed("duties", num_words, num_commits, len(active), is_cut, self.stage.num_looks):
             self._extend(active)
-        actions = (
-            self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties), len(self._pairs)) else []
-        )
+        actions = self._fetch() if self._changed("fetch", num_commits, is_cut, len(self.duties)) else []
         has_ended = is_cut and self.stage.has_spoken
         if has_ended or not self._changed(
             "report", num_commits, len(active), self._changes, is_cut, hurries, self.stage.num_looks
@@ -160,20 +145,14 @@ class CollectPhase:
         table = self._table
         denied = self.stage.denied(table.deputized - self.duties, table.commits())
         for part in table.deputized - self.duties:
-            living = table.living(part, active)
-            if living[:1] == [table.me] or part in denied:
+            if table.living(part, active)[:1] == [table.me] or part in denied:
                 self.duties.add(part)
-            elif table.me in living[1 : 1 + table.seating.witnesses] and living[0] in table.training:
-                self._pairs.add((part, living[0]))
 
     def _fetch(self) -> list[Action]:
         table, found = self._table, self.stage.standing
         commits = table.commits()
         wanted = commits.keys() if found is None else commits.keys() & found.names.keys()
-        pairs = {
-            *((part, index) for part in self.duties for index in wanted),
-            *(it for it in self._pairs if it[1] in wanted),
-        }
+        pairs = {(part, index) for part in self.duties for index in wanted}
         actions: list[Action] = []
         for part, index in sorted(pairs - self._asked):
             self._asked.add((part, index))
@@ -183,11 +162,8 @@ class CollectPhase:
             if num_bytes is None:
                 actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                 continue
-            others = table.others_with(part, {table.me, index})
-            is_held = part not in self.duties and found is not None and found.holders.get(part) != index
-            actions.append(
-                FetchPart(part, source, key, cells, num_bytes, others, contributor=index, is_held=is_held)
-            )
+            others = tuple(table.members[it] for it in table.makers(part) if it not in (table.me, index))
+            actions.append(FetchPart(part, source, key, cells, num_bytes, others, contributor=index))
         return actions
 
     def _report(self, active: Collection[PeerId]) -> list[Action]:
@@ -196,10 +172,7 @@ class CollectPhase:
         At once if the cut came before that, so that nobody takes me for silent: its proposer may not have waited for me.
         """
         awaited = self._awaited(active)
-        pairs = {
-            *((part, index) for part in self.duties for index in awaited),
-            *(it for it in self._pairs if it[1] in awaited),
-        }
+        pairs = ((part, index) for part in self.duties for index in awaited)
         is_whole = all(index in self._held.get(part, ()) or (part, index) in self._failed for part, index in pairs)
         is_fetching = any(index not in self._held.get(part, ()) for part, index in self._asked - self._failed.keys())
         is_open = self.stage.standing is None and (not self.is_closed or (self._has_closed and is_fetching))
@@ -207,9 +180,6 @@ class CollectPhase:
             return []
         self._has_closed = self.is_closed
         mine = {part: self._named(self._held.get(part, set())) for part in self.duties}
-        for part, index in self._pairs:
-            if part not in self.duties:
-                mine[part] = mine.get(part, {}) | self._named(self._held.get(part, set()) & {index})
         return self.stage.say(mine) if mine else []
 
     def _named(self, held: Collection[int]) -> dict[int, bytes]:

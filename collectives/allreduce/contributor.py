@@ -9,13 +9,12 @@ for nobody else; the voters end the attempt.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from ..chain.quorum import ranked
-from ..robust.checks import seed_of
-from .actions import Action, FetchOutput, Phase, Reduce, SecondPart, Send, Setup, ShowPart
+from .actions import Action, FetchOutput, Phase, Reduce, Setup, ShowParts
 from .exchange import RosterRound
 from .facts import MessageLog
 from .judge import SketchExchange, SketchPhase
@@ -37,8 +36,6 @@ class ContributorRound(RosterRound):
         """The outputs that I have requested, by part."""
         self._reduced: set[bytes] = set()
         """The cuts that I have reduced my part for."""
-        self._answered: set[tuple[bytes, int]] = set()
-        """By seed, the silent contributors that I have answered for."""
 
     @property
     def phase(self) -> Phase:
@@ -163,8 +160,7 @@ class ContributorRound(RosterRound):
         newest = max((it for it in named if last is not None and it.cut == last.hash), key=_number, default=None)
         if newest is None or last is None or last.standing is None or len(newest.outputs) != table.num_parts:
             return []
-        if self._named is None:
-            actions += self._show_own(last.standing.holders)
+        actions += [ShowParts(table.voters)] if self._named is None else []  # They may have to make a part again.
         self._named = newest
         for part in sorted(table.owners):
             hash_, holder = newest.outputs[part], last.standing.holders[part]
@@ -175,36 +171,12 @@ class ContributorRound(RosterRound):
                 actions.append(FetchOutput(part, source, hash_, cells, self._setup.output_bytes(cells), others))
         if rule.blind or not self.collect_phase.has_committed:
             return actions
-        actions += self._answer(newest)
         for outputs in named:
             exchange = SketchExchange(self._facts, table, {table.me}, outputs.cut, outputs.outputs)
             if outputs.cut == last.hash and exchange.seed not in self._made:
                 self._made[exchange.seed] = exchange
                 actions += exchange.advance(())
         return actions
-
-    def _answer(self, outputs: wire.Outputs) -> list[Action]:
-        """Sketch what the silent contribute to my part: its deputies may have been told of other bytes."""
-        me, seed, actions = self.table.me, seed_of(outputs.cut, outputs.outputs), list[Action]()
-        for index in outputs.silent if me in self.table.owners else ():
-            if index != me and self.collect_phase.has(me, index) and (seed, index) not in self._answered:
-                self._answered.add((seed, index))
-                actions.append(SecondPart(seed, me, index))
-        return actions
-
-    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
-        """Send the sketch that I made of what another one contributes to my part."""
-        slot, name = self.table.slot, self.table.commit_name(action.contributor)
-        second = wire.Second(slot, action.seed, action.contributor, name, ((action.part, table),))
-        return [Send(self.table.voters, second)]
-
-    def _show_own(self, holders: Mapping[int, int]) -> list[Action]:
-        """Show all voters what I contribute to my own part, now that nobody can contribute it any more."""
-        table, me = self.table, self.table.me
-        mine = table.commits().get(me)
-        if mine is None or holders.get(me) != me or self._setup.rule.blind:
-            return []
-        return [ShowPart(me, mine.parts[me], table.voters)]
 
     def _sketches(self, seed: bytes) -> list[SketchExchange]:
         first = [self._sketch_phase.sketches] if self._sketch_phase is not None else []

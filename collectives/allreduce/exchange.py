@@ -19,7 +19,6 @@ from .actions import (
     Action,
     AskFor,
     CheckOutputs,
-    CompareSecond,
     CompareSketch,
     FetchBytes,
     FetchOutput,
@@ -28,7 +27,6 @@ from .actions import (
     Forward,
     Phase,
     Reduce,
-    SecondPart,
     Send,
     Setup,
 )
@@ -124,6 +122,11 @@ class RosterRound:
         return self._judge_phase.counted if self._judge_phase is not None else {}
 
     @property
+    def holders(self) -> Mapping[int, int]:
+        """By part, the member that reduces it; empty before it is known."""
+        return self._judge_phase.holders if self._judge_phase is not None else {}
+
+    @property
     def failure(self) -> str:
         """Why the round must be abandoned; empty while it can go on."""
         judged = self._judge_phase.failure if self._judge_phase is not None else ""
@@ -132,11 +135,8 @@ class RosterRound:
 
     @property
     def lied(self) -> tuple[PeerId, ...]:
-        """The members whose outputs were false, or that differ about one and are both not convicted."""
-        if self._outputs is None:
-            return ()
-        reduced, checked = self._outputs
-        return tuple(sorted({*reduced.liars(), *checked.disputants()}))
+        """The members whose outputs were false."""
+        return self._outputs[0].liars() if self._outputs is not None else ()
 
     @property
     def owners(self) -> frozenset[PeerId]:
@@ -169,37 +169,35 @@ class RosterRound:
         denied = set[tuple[int, int]]()
         for part, counted in found.parts.items():
             holder = found.holders[part]
-            if holder != part and not is_fit(self.table.seating, found.names, counted):
+            if holder != part and not is_fit(self.table.seating, found.names, counted, holder):
                 continue  # A proposer that leaves words out gives a part to a deputy that has not spoken of all of it.
             denied |= {(index, holder) for index in found.names.keys() - counted - {holder}}
-            if holder in found.names.keys() - counted:  # What it contributes itself others of the three hold.
-                others = [index for index in self.table.seating.three(part) if index != holder]
-                words = self.collect_phase.stage.words
-                silent = [index for index in others if holder not in words.get(index, {}).get(part, ())] or others
-                denied |= {(holder, index) for index in silent[: self.table.seating.witnesses]}
         return tuple((members[index], members[holder]) for index, holder in sorted(denied))
 
     @property
     def unsketched(self) -> tuple[PeerId, ...]:
-        """The contributors that the proposer has named silent, and I have no sketch of, and who did not answer for others."""
+        """The contributors that the proposer has named silent, and I have no sketch of."""
         if self._outputs is None or (named := self._outputs[1].named) is None:
             return ()
-        silent = {self.table.members[index] for index in named.silent if self._outputs[1].lacks(index)}
-        return tuple(sorted(silent | self._outputs[1].mute))
+        return tuple(sorted(self.table.members[index] for index in named.silent if self._outputs[1].lacks(index)))
 
     @property
     def withheld(self) -> tuple[PeerId, ...]:
-        """Who leaves parts without an output, as far as I know, or contributions to them without a sketch by others."""
+        """Who leaves parts without an output that counts, as far as I know."""
         if self._outputs is None:
             return ()
         reduced, checked = self._outputs
-        found = checked.unanswered() if reduced.is_whole else reduced.idle_holders()
-        return tuple(self.table.members[index] for index in sorted(found))
+        open_ = checked.open_parts() if reduced.is_whole else self.table.owners - reduced.outputs.keys()
+        return tuple(sorted({self.table.members[reduced.standing.holders[part]] for part in open_}))
 
     @property
     def late(self) -> tuple[PeerId, ...]:
-        """The holders whose output did not come in time, and was made by another."""
-        return self._outputs[0].late() if self._outputs is not None else ()
+        """The holders whose output did not come in time, and was made by another, or whose part counts as zeros."""
+        if self._outputs is None:
+            return ()
+        reduced, checked = self._outputs
+        without = {self.table.members[reduced.standing.holders[part]] for part in checked.given_up}
+        return tuple(sorted({*reduced.late(), *without}))
 
     @property
     def is_weighed(self) -> bool:
@@ -212,7 +210,7 @@ class RosterRound:
             return self._outputs is not None and self._outputs[0].is_mostly_here
         table = self.table
         mine = self.collect_phase.contributors(table.me) if table.me in table.owners else frozenset()
-        return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine)
+        return bool(mine) and is_fit(table.seating, dict.fromkeys(table.training, b""), mine, table.me)
 
     def has_most(self, here: Collection[PeerId]) -> bool:
         """Return True if two thirds of what the present step waits for have come. The others have as long again.
@@ -289,23 +287,15 @@ class RosterRound:
         for sketches in self._sketches(action.seed):
             sketches.true.add((action.part, action.contributor))
 
-    def seconded(self, action: SecondPart, table: bytes) -> list[Action]:
-        """Take the sketch that I made of what another one contributes."""
-        if self._outputs is not None:
-            self._outputs[1].seconded(action, table)
-        return []
-
     def judged(
         self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str], short: Mapping[int, float]
     ) -> list[Action]:
         """Take the rule's result: the weights of each part, and who is flagged and who is short, in the order of the cut."""
         return self._judge_phase.judged(weights, flagged, short) if self._judge_phase is not None else []
 
-    def checked(
-        self, action: CheckOutputs, false: Collection[int], doubtful: Collection[tuple[int, int]]
-    ) -> list[Action]:
-        """Take the false outputs, by part, and the (part, contributor) whose two sketches differ, in the order of the cut."""
-        return self._outputs[1].checked(action, false, doubtful) if self._outputs is not None else []
+    def checked(self, action: CheckOutputs, false: Collection[int], unheard: Collection[int]) -> list[Action]:
+        """Take the parts whose output the sketches contradict, and those of which too few are here to say anything."""
+        return self._outputs[1].checked(action, false, unheard) if self._outputs is not None else []
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
         """Record the state root that these outputs lead to."""
@@ -327,8 +317,9 @@ class RosterRound:
             reduced.close()
             checked.look()
             if phase is Phase.CHECK:
-                checked.close(active)
-        return is_first
+                checked.close()
+        is_made = phase in (Phase.REDUCE, Phase.CHECK) and self._outputs is not None
+        return is_first or (is_made and self._outputs is not None and self._outputs[1].give_up_bytes())
 
     def has_named(self, signed: wire.Signed, message: wire.RoundMessage) -> bool:
         """Return True if the proposer has named this statement, or what it is a sketch after: others may count on it."""
@@ -337,8 +328,6 @@ class RosterRound:
             return False
         if isinstance(message, wire.Sketch):
             return any(it.is_of(message) for it in self._sketches(seed_of(message.cut, message.outputs)))
-        if isinstance(message, wire.Second):
-            return self._outputs is not None and self._outputs[1].requires(place, message)
         found = self.collect_phase.stage.standing
         is_counted = found is not None and found.names.get(place) == signed.name
         if is_counted or stage is None:
@@ -361,13 +350,10 @@ class RosterRound:
         table, voters, sought = self.table, self._voters(active), list[Action]()
         missing = dict.fromkeys(self._withheld(active), (table.members[0], *voters))
         if self._outputs is not None:
-            seconds = self._outputs[1].unseconded(active)
-            missing |= {index: (*of, table.members[0], *voters) for index, of in seconds.items()}
+            missing |= dict.fromkeys(self._outputs[1].lacking(), (table.members[0], *voters))
             if self._outputs[1].is_late:
-                self._outputs[1].begin_turn()
-        if (
-            self.phase is Phase.REDUCE and self._outputs is not None
-        ):  # Its deputies have the output of an owner, or make it.
+                self._outputs[1].press()
+        if self.phase is Phase.REDUCE and self._outputs is not None:  # Its deputies have the output of an owner, or make it.
             parts = table.owners - self._outputs[0].outputs.keys()
             missing |= {part: table.others_with(part, {part}) for part in parts}
             sought = self._outputs[0].seek(active, "late")
@@ -402,7 +388,7 @@ class RosterRound:
         reduced, checked = self._outputs
         if not reduced.is_whole:
             return {reduced.maker(part) for part in table.owners - reduced.outputs.keys()}, len(table.owners)
-        return {*checked.missing(), *checked.unseconded(active)}, len(self._judge_phase.order)
+        return {*checked.missing()}, len(self._judge_phase.order)
 
     def _voters(self, active: Collection[PeerId]) -> tuple[PeerId, ...]:
         return ranked(self.table.slot, self.table.electorate.votes.keys() & set(active))
@@ -476,7 +462,7 @@ class RosterRound:
         late = {holder for part, holder in first.items() if part in open_ or part not in words.get(holder, ())}
         return bool(late) and 0 not in late
 
-    def bound_to(self, action: FetchBytes | CompareSketch | CompareSecond) -> tuple[wire.Signed, ...]:
+    def bound_to(self, action: FetchBytes | CompareSketch) -> tuple[wire.Signed, ...]:
         """Return the statements that bind a peer to these bytes, for a claim; empty if they are gone."""
         table = self.table
         match action:
@@ -491,16 +477,13 @@ class RosterRound:
                 commit = table.signed_commit(contributor)
                 signed = [sketch for sketch in found if sketch is not None]
                 return (*signed, commit, table.signed) if signed and commit is not None else ()
-            case CompareSecond() if self._outputs is not None:
-                second, commit = self._outputs[1].second_by(action), table.signed_commit(action.contributor)
-                return (second, commit, table.signed) if second is not None and commit is not None else ()
         return ()
 
     def part_for(self, name: bytes, reader: PeerId) -> FetchPart | None:
         """Return how I fetch the part of a contribution, by its name, for another member; None unless we may both read it."""
         table = self.table
-        for part in (table.deputized | {table.me}) & table.owners:
-            readers = table.others_with(part, ())
+        for part in (table.deputized | self.collect_phase.duties) & table.owners:
+            readers = table.voters if self.is_weighed else table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
                 num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
@@ -548,7 +531,7 @@ class RosterRound:
             others = *ranked(self.table.slot, ahead), *self._voters(active)
             actions += self._ask({0: others}, ("left behind", self.step, self.table.electorate.is_quorum(ahead)))
         if self._outputs is not None and self._facts.of(wire.Propose, self.table.slot):
-            missing = {*self._outputs[1].missing(), *self._outputs[1].unseconded(active)}  # Its proposer has them.
+            missing = {*self._outputs[1].missing(), *self._outputs[1].lacking()}  # Its proposer has them.
             others = self.table.members[0], *self._voters(active)
             actions += self._ask(dict.fromkeys(missing, others), wire.Propose)
         if stage.standing is not None and self._judge_phase is None and not self._lacking():
@@ -563,7 +546,7 @@ class RosterRound:
                     self._setup, self._facts, self.table, self.collect_phase, judge.stage.hash, standing
                 )
                 phases = self.collect_phase, judge, reduced
-                self._outputs = reduced, CheckPhase(self._setup, self._facts, self.table, phases, standing)
+                self._outputs = reduced, CheckPhase(self._setup, self._facts, self.table, phases)
         if self._outputs is not None and judge is not None and not self.failure:
             actions += self._reduce(judge, *self._outputs, active)
             actions += self.collect_phase.advance(active)  # A new duty, where an output or a sketch is missing.
@@ -670,10 +653,15 @@ class RosterRound:
         assert standing is not None
         mine = {part for part, holder in standing.holders.items() if holder == table.me} | self.collect_phase.duties
         for part in sorted(mine - self._reducing):
-            if self.collect_phase.holds(part, judge.counted[part]):
+            weights = judge.weights[part]
+            if self.collect_phase.holds(part, [index for index, it in zip(judge.order, weights, strict=True) if it]):
                 self._reducing.add(part)
-                weights = judge.weights[part]
                 actions.append(Reduce(judge.stage.hash, part, judge.order, weights, table.cells(part)))
+            elif part in checked.given_up:
+                self._reducing.add(part)
+                reason = f"it counts as zeros in part {part}, whose bytes did not come"
+                actions.append(Note("round.zeros", table.members[standing.holders[part]], "check", reason))
+                actions.append(Reduce(judge.stage.hash, part, (), (), table.cells(part)))
         actions += [*reduced.advance(), *checked.advance(active), *reduced.advance()]
         if not reduced.is_whole or self.failure:
             return actions
@@ -681,7 +669,7 @@ class RosterRound:
         if outputs not in self._roots:
             self._roots[outputs] = None
             actions.append(Finalize(table.roster.bounds, outputs))
-        actions += checked.check(active)
+        actions += checked.check()
         root = self._roots[outputs]
         if root is not None and outputs != self._valued and checked.is_checked(outputs):
             self.value, self._valued = encode(self._made_value(outputs, root, judge)), outputs

@@ -1,6 +1,6 @@
 """The message log of an attempt: deduplicates signed messages and detects equivocation. Pure."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -22,8 +22,6 @@ class MessageLog:
         self._by_sender: dict[tuple[type, PeerId], list[tuple[wire.Signed, Any]]] = defaultdict(list)
         self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
         """In the order of arrival."""
-        self._num_subjects: Counter[tuple[type, PeerId]] = Counter()
-        """Of what each sender has said of a kind: what counts against its limit."""
         self._contradictions: dict[tuple[type, PeerId], tuple[wire.Signed, Any]] = {}
         """The first statement of each kind by each sender that contradicts an earlier one, or the one that others name."""
         self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
@@ -35,19 +33,18 @@ class MessageLog:
         """
         kind, sender, entry = type(message), signed.sender, (signed, message)
         messages, rules = self._messages[kind], STATEMENTS[kind]
-        subjects = rules.subjects(message)
-        earlier = next((messages[key] for it in subjects if (key := (sender, it)) in messages), None)
+        subject = sender, rules.subject(message)
+        earlier = messages.get(subject)
         if earlier is not None and earlier[0].payload == signed.payload:
             return "known"
         if earlier is not None:
             if is_named or (kind, sender) not in self._contradictions:
                 self._contradictions[kind, sender] = entry
             return "conflict"
-        if self._num_subjects[kind, sender] + len(subjects) > rules.most and not is_named:
+        if self.num_by(kind, sender) >= rules.most and not is_named:
             return "conflict"
-        self._num_subjects[kind, sender] += len(subjects)
         self._by_sender[kind, sender].append(entry)
-        messages |= dict.fromkeys(((sender, subject) for subject in subjects), entry)
+        messages[subject] = entry
         self._journal[kind].append(entry)
         self._views.pop(kind, None)
         return "new"
@@ -57,7 +54,6 @@ class MessageLog:
         if (dropped := self._messages[kind].pop((peer, None), None)) is not None:
             self._journal[kind].remove(dropped)
             self._by_sender[kind, peer].remove(dropped)
-            self._num_subjects[kind, peer] -= 1
             self._views.pop(kind, None)
 
     def restrict(self, members: Collection[PeerId]) -> None:
@@ -112,4 +108,4 @@ class MessageLog:
     def by(self, peer: PeerId) -> list[wire.Signed]:
         """Return the signed messages of one peer."""
         logged = (item for messages in self._messages.values() for item in messages.items())
-        return [*dict.fromkeys(signed for (sender, _), (signed, _) in logged if sender == peer)]
+        return [signed for (sender, _), (signed, _) in logged if sender == peer]

@@ -10,11 +10,13 @@ contributions needs no sketches.
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from ..accountability.trust import credit_of, idle_of, weigh
 from ..agreement.actions import Note
-from ..robust.checks import masked, num_bytes, seed_of, width_of
+from ..robust.checks import columns_of, masked, num_bytes, seed_of, without_own
 from .actions import Action, CompareSketch, Judge, Send, Setup, SketchParts
 from .collect import CollectPhase
 from .facts import MessageLog
@@ -35,7 +37,7 @@ class SketchExchange:
         outputs: tuple[bytes, ...] = (),
     ) -> None:
         self.seed = seed_of(cut, outputs)
-        self.columns = width_of(outputs, table.num_parts)
+        self.columns = columns_of(table.num_parts)
         self._cut = cut
         self._outputs = outputs
         self._facts = facts
@@ -118,7 +120,7 @@ class SketchPhase:
         actions = self.sketches.advance(self._collect_phase.pairs(self._among))
         if self.stage.standing is None:
             for part in self.stage.denied(self._table.deputized - self._collect_phase.duties, self._among):
-                self._collect_phase.stand_in(part)
+                self._collect_phase.stand_in(part, self._table.seating.three(part))
             actions += self._report(active)
             actions += [*self.stage.propose(active), *self.stage.take()]
             if self.stage.standing is not None and not self.stage.has_spoken:
@@ -154,15 +156,16 @@ class SketchPhase:
         known = {index for index in self._among if sketches.signed(index) is not None}
         is_comparing = any(index in known and index in here for _, index in open_)
         is_over = self.stage.standing is not None or (self.stage.is_late and (not is_comparing or not self._has_closed))
-        if not self._collect_phase.parts or (awaited and not is_over):
+        if not self._collect_phase.duties or (awaited and not is_over):
             return []
         self._has_closed = self.stage.is_late
-        held: dict[int, dict[int, bytes]] = {part: {} for part in self._collect_phase.parts}
+        held: dict[int, dict[int, bytes]] = {part: {} for part in self._collect_phase.duties}
         for part, index in sketches.true:
             signed = sketches.signed(index)
             if part in held and signed is not None:
                 held[part][index] = signed.name
         return self.stage.say(held)
+
 
 class JudgePhase(SketchPhase):
     """A voter's evaluation of the first cut."""
@@ -176,6 +179,8 @@ class JudgePhase(SketchPhase):
         """The contributors that count, once the weights are here."""
         self.counted: Mapping[int, frozenset[int]] = {}
         """By part those of them that count in it."""
+        self.holders: Mapping[int, int] = {}
+        """By part, who reduces it: what it contributes itself is among them, and may weigh nothing (`part_weights`)."""
         self.weights: tuple[tuple[float, ...], ...] = ()
         """The weights of each part, in that order; empty before the rule's result."""
         self.first: tuple[bytes, ...] = ()
@@ -183,12 +188,14 @@ class JudgePhase(SketchPhase):
         self.flagged: tuple[int, ...] = ()
         self._short: frozenset[int] = frozenset()
         """The places of those that are too short to weigh."""
+        self._works: frozenset[int] = frozenset()
+        """The places of those that weigh anywhere, be it in their own parts alone, or are too short for it."""
         self.failure = ""
         self._is_judging = False
         if setup.rule.blind:
             self._settle(first.standing)
             if not self.failure:
-                self.weights = self._masked((self._masses(),) * table.num_parts)
+                self._weigh_parts((self._masses(),) * table.num_parts)
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow, up to the weights."""
@@ -207,7 +214,7 @@ class JudgePhase(SketchPhase):
         if self.failure:
             return actions
         self._is_judging = True
-        self.first = tuple(masked(here[index], self._parts_of(index)) for index in self.order)
+        self.first = tuple(masked(here[index], self.parts_of(index)) for index in self.order)
         return [*actions, Judge(self.stage.hash, self._voices(), self._masses(), self.first)]
 
     def weigh(self, holders: Mapping[int, int]) -> list[Action]:
@@ -232,7 +239,7 @@ class JudgePhase(SketchPhase):
         idle = idle_of(self._tokens(), seats, short, earned=self._setup.charter.earned)
         flagged = {**flagged, **dict.fromkeys(idle, "it is next to nothing for its tokens")}
         flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
-        self.weights = self._masked(weights)
+        self._weigh_parts(weights)
         self.flagged = tuple(self.order[place] for place in sorted(flagged))
         if not any(any(row) for row in self.weights):
             self.failure = "the rule leaves nothing of the contributions"
@@ -242,8 +249,7 @@ class JudgePhase(SketchPhase):
     def credit(self) -> tuple[int, ...]:
         """Return the tokens of each contributor that count, in order, once it is judged."""
         seats = self._table.seats(self.order, self._setup.charter)
-        works = [place in self._short or any(row[place] for row in self.weights) for place in range(len(self.order))]
-        counts = [each and index not in self.flagged for each, index in zip(works, self.order, strict=True)]
+        counts = [place in self._works and index not in self.flagged for place, index in enumerate(self.order)]
         return credit_of(self._tokens(), seats, counts, earned=self._setup.charter.earned)
 
     def missing(self) -> list[int]:
@@ -257,21 +263,20 @@ class JudgePhase(SketchPhase):
     def _settle(self, found: Standing) -> None:
         self.order = tuple(sorted(found.names))
         self.counted = {part: frozenset(counted) for part, counted in found.parts.items()}
+        self.holders = found.holders
         if not any(self._masses()):
             self.failure = "no contribution of the cut counts for anything"
 
-    def _parts_of(self, index: int) -> list[bool]:
+    def parts_of(self, index: int) -> list[bool]:
+        """Return for each part whether a contribution counts in it."""
         return [index in self.counted.get(part, ()) for part in range(self._table.num_parts)]
 
-    def _masked(self, weights: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-        rows = enumerate(weights)
-        return tuple(
-            tuple(
-                weight if index in self.counted.get(part, ()) else 0.0
-                for index, weight in zip(self.order, row, strict=True)
-            )
-            for part, row in rows
-        )
+    def _weigh_parts(self, rows: Sequence[Sequence[float]]) -> None:
+        counts = np.transpose([self.parts_of(index) for index in self.order])
+        kept, masses = np.where(counts, np.array(rows, np.float64), 0.0), np.array(self._masses(), np.float64)
+        own = {part: self.order.index(holder) for part, holder in self.holders.items() if holder in self.order}
+        self.weights = tuple(map(tuple, without_own(kept, masses, own).tolist()))
+        self._works = frozenset(np.flatnonzero(kept.any(0)).tolist()) | self._short
 
     def _masses(self) -> tuple[float, ...]:
         return self._weighed(self._tokens())

@@ -38,13 +38,13 @@ class ReducePhase:
         self._here: set[tuple[int, bytes]] = set()
         """All outputs that have arrived, by part: one that was named, and is not, may be named again."""
         self.withheld: set[int] = set()
-        """Parts whose output a member offered but did not provide, that timed out, or that failed the check."""
+        """Parts whose output a member offered but did not provide, or that timed out."""
         self._setup = setup
         self._facts = facts
         self._table = table
         self._collect_phase = collect_phase
         self._cut = cut
-        self._standing = standing
+        self.standing = standing
         self._named: tuple[bytes, ...] = ()
         self._fetching: dict[int, tuple[PeerId, bytes]] = {}
         self._tried: set[tuple[int, PeerId, bytes]] = set()
@@ -123,33 +123,35 @@ class ReducePhase:
     def do_without(self, part: int) -> None:
         """Make the output of a part as a deputy of its owner, if I am one."""
         self.withheld.add(part)
-        self._collect_phase.stand_in(part)
+        self._collect_phase.stand_in(part, self._table.seating.three(part))
 
     def offers(self, part: int) -> list[tuple[int, bytes]]:
         """Return who has made which output of a part: its holder first, then its owner and the owner's deputies."""
-        order = {
-            index: place for place, index in enumerate((self._standing.holders[part], *self._table.seating.three(part)))
-        }
-        return sorted(self._offers.get(part, {}).items(), key=lambda item: order[item[0]])
+        makers = (self.standing.holders[part], part, *self._table.seating.deputies[part])
+        offers = self._offers.get(part, {})
+        return [(index, offers[index]) for index in dict.fromkeys(makers) if index in offers]
 
-    def best(self, part: int, without: Collection[bytes] = ()) -> bytes | None:
-        """Return the first output of a part that is offered, without those; None if there is none."""
-        return next((it for _, it in self.offers(part) if it not in without), None)
+    def has_offer(self, part: int, maker: int) -> bool:
+        """Return True if a member has said which output of a part it has made."""
+        return maker in self._offers.get(part, {})
 
-    def first(self, part: int, active: Collection[PeerId]) -> bytes | None:
-        """Return the output of a part's holder, or of another one where that is lost or late; None if it is not here.
+    def agreed(self, part: int) -> bytes | None:
+        """Return the output of a part that voters with a third of the votes have made alike, if there is one.
 
-        Then one that I have, if there is one: a liar may offer what it does not send.
+        They are two at least, where two vote: one of them is honest, so it is the sum of the contributions.
         """
-        holder = self._standing.holders[part]
-        if part in self.withheld or self._table.members[holder] not in active:
-            return self.outputs.get(part) or self.best(part)
-        return self._offers.get(part, {}).get(holder)
+        electorate, by = self._table.electorate, dict[bytes, list[PeerId]]()
+        for index, output in self.offers(part):
+            if index in self._table.seating.voters:
+                by.setdefault(output, []).append(self._table.members[index])
+        least = min(2, len(electorate.votes))
+        found = (it for it, voters in by.items() if len(voters) >= least and electorate.votes_of(voters) >= electorate.third)
+        return next(found, None)
 
     def maker(self, part: int) -> int:
         """Return whose output of a part I wait for."""
         fetching = self._fetching.get(part)
-        return self._standing.holders[part] if fetching is None else self._table.places[fetching[0]]
+        return self.standing.holders[part] if fetching is None else self._table.places[fetching[0]]
 
     def follow(self, outputs: tuple[bytes, ...]) -> list[Action]:
         """Take the outputs that the proposer names; show all members who has offered me other ones.
@@ -172,7 +174,7 @@ class ReducePhase:
         return [Forward(voters, result) for result in shown if result is not None]
 
     def refuse(self, part: int, output: bytes) -> list[Action]:
-        """Reject a false output that another one of the part's three has made otherwise."""
+        """Reject a false output that voters have made otherwise."""
         if output in self._false:
             return []
         self._false.add(output)
@@ -192,16 +194,12 @@ class ReducePhase:
         others it is not my line, either: each of these let it hang.
         """
         found, are_few = set[int](), 3 * len(self._late) <= len(self._table.owners)
-        for part, holder in self._standing.holders.items():
+        for part, holder in self.standing.holders.items():
             makers = self._offers.get(part, {}).keys()
             is_made = bool(makers - {holder})
             if (part in self._late and (is_made or are_few)) or (is_made and holder not in makers):
                 found.add(holder)
         return tuple(self._table.members[holder] for holder in sorted(found))
-
-    def idle_holders(self) -> set[int]:
-        """Return the holders of parts of which there is no output: they said that they hold all that counts in these."""
-        return {self._standing.holders[part] for part in self._table.owners - self.outputs.keys()}
 
     def advance(self) -> list[Action]:
         """Fetch each output from the members that offer it, one after the other."""
@@ -211,7 +209,7 @@ class ReducePhase:
         for signed, result in news:
             part, index = result.part, table.places[signed.sender]
             is_of = result.slot == table.slot and result.cut == self._cut
-            if is_of and part in table.owners and index in table.seating.three(part):
+            if is_of and part in table.owners and (index == part or index in table.seating.voters):
                 self._offers.setdefault(part, {})[index] = result.output
                 self._open.add(part)
         actions: list[Action] = []

@@ -11,16 +11,14 @@ from ..accountability.trust import YOUNG_ROUNDS, of_tenure
 from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
-from ..robust.checks import commitment, num_bytes, width_of
+from ..robust.checks import columns_of, commitment, num_bytes
 from ..vector.partition import num_parts
 from .actions import Forward
 from .facts import _M, MessageLog
-from .words import Claims, Seating, claims_in, places_in
+from .words import DEPUTIES, Claims, Seating, claims_in, places_in
 
 MAX_TOKENS = 1 << 50
 """The most that one contribution may claim: 35 years at a million a second. More would overflow the run's `Count`."""
-DEPUTIES = 2
-"""Deputies of an owner (failover). Two: the loss of an owner and both of its deputies in one round may void it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class RosterView:
         self._deputies = _ring_deputies(self.num_parts, self.owners, len(self.voters))
         old = frozenset(index for index, seat in enumerate(roster.seats) if seat.rounds >= YOUNG_ROUNDS)
         self.seating = Seating(self.owners, voters, self.training, self.training & (voters | old), self._deputies)
-        self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
+        self.deputized = frozenset(part for part in self.owners if self.me in self.deputies(part))
         """The parts that I am a deputy of."""
         self._commits: dict[int, wire.Commit] = {}
         self._commit_names: dict[int, bytes] = {}
@@ -105,15 +103,19 @@ class RosterView:
         return self.roster.bounds[part + 1] - self.roster.bounds[part]
 
     def deputies(self, part: int) -> tuple[int, ...]:
-        """Return a part's deputies: the next voters in the ring, owners first."""
-        return self._deputies[part]
+        """Return a part's first deputies: the next voters in the ring, owners first."""
+        return self._deputies[part][:DEPUTIES]
+
+    def makers(self, part: int) -> tuple[int, ...]:
+        """Return the owner of a part and twice as many other voters as may lie, and one: most of these are honest."""
+        return part, *self._deputies[part][: max(DEPUTIES, 2 * ((len(self.electorate.votes) - 1) // 3) + 1)]
 
     def others_with(self, part: int, without: Collection[int]) -> tuple[PeerId, ...]:
         """Return the owner and the deputies of a part, without some members."""
         return tuple(self.members[index] for index in (part, *self.deputies(part)) if index not in without)
 
     def readers(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
+        """Return the peers that may fetch each of my parts before outputs are named: its owner and the owner's deputies."""
         return tuple(self.others_with(part, ()) for part in range(self.num_parts))
 
     def why_not_say(self, peer: PeerId, message: wire.RoundMessage) -> str:
@@ -122,11 +124,11 @@ class RosterView:
         It is not logged: of two statements on one subject the first counts, and this would hide a true one.
         """
         parts, place = self.num_parts, self.places[peer]
-        if isinstance(message, wire.Sketch) and len(message.tables) != num_bytes(parts, width_of(message.outputs, parts)):
+        if isinstance(message, wire.Sketch) and len(message.tables) != num_bytes(parts, columns_of(parts)):
             return "sketches of another size"
         if place < len(self.voters) or isinstance(message, wire.Commit | wire.Sketch | wire.Void):
             return ""
-        is_holder = isinstance(message, wire.Have | wire.Result | wire.Second) and place in self.owners
+        is_holder = isinstance(message, wire.Have | wire.Result) and place in self.owners
         return "" if is_holder else "it has no vote, and no word on what others hold"
 
     def living(self, part: int, active: Collection[PeerId]) -> list[int]:
@@ -251,7 +253,7 @@ def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mappin
 
 @lru_cache(maxsize=8)
 def _ring_deputies(count: int, owners: frozenset[int], num_voters: int) -> tuple[tuple[int, ...], ...]:
-    """Return the deputies of each of `count` parts: the next in the ring of the voters, and of these owners first.
+    """Return the other voters of each of `count` parts, as they stand in: the next in their ring, and of these owners first.
 
     Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free. The voters
     take turns for the parts of others: one of them alone could neither hold these nor open enough nonces for a cut.
@@ -265,5 +267,5 @@ def _ring_deputies(count: int, owners: frozenset[int], num_voters: int) -> tuple
         order = [index for index in ring if index != part]
         if part < num_voters:
             order.sort(key=lambda index: index not in owners)
-        deputies.append(tuple(order[:DEPUTIES]))
+        deputies.append(tuple(order))
     return tuple(deputies)

@@ -126,12 +126,10 @@ class Stage:
         return found
 
     def unheard(self, active: Collection[PeerId]) -> dict[int, frozenset[int]]:
-        """Return by part which of its holders' words have not come: the first that is not lost, and the next ones for it."""
+        """Return by part the holder whose word has not come: the first of its three that is not lost."""
         table, words, missing = self._table, self.words, dict[int, frozenset[int]]()
         for part in table.owners:
-            living = table.living(part, active)
-            witnesses = table.seating.witnesses if living[:1] and living[0] in self._among else 0
-            silent = frozenset(it for it in living[: 1 + witnesses] if part not in words.get(it, ()))
+            silent = frozenset(it for it in table.living(part, active)[:1] if part not in words.get(it, ()))
             if silent:
                 missing[part] = silent
         return missing
@@ -142,7 +140,7 @@ class Stage:
         names = names_in(seating, claims, self._among)
         held = {part: holders_of(seating, claims, names, part) for part in self._table.owners}
         return {
-            part for part, found in held.items() if not any(is_fit(seating, names, each) for each in found.values())
+            part for part, found in held.items() if not any(is_fit(seating, names, each, by) for by, each in found.items())
         }
 
     def _is_denied(self, part: int, among: Collection[int]) -> bool:
@@ -169,8 +167,7 @@ class Stage:
         """Return True if the word of a part's owner is fit to count in it."""
         seating = self._table.seating
         names = names_in(seating, words, among)
-        # Of what it contributes itself another one may still speak.
-        return is_fit(seating, names, counted_in(seating, words, names, part, part) | ({part} & names.keys()))
+        return is_fit(seating, names, counted_in(words, names, part, part), part)
 
     def needs(self, index: int, have: wire.Have) -> bool:
         """Return True if this word of a part's owner is fit to count in it, and there are as many of it as I keep.
@@ -188,7 +185,7 @@ class Stage:
         if isinstance(claims, str) or index not in self._table.owners:
             return False
         names = names_in(seating, others, self._among)
-        return is_fit(seating, names, counted_in(seating, {**others, index: claims}, names, index, index) | {index})
+        return is_fit(seating, names, counted_in({**others, index: claims}, names, index, index), index)
 
     def propose(self, active: Collection[PeerId]) -> list[Action]:
         """Name the words that count, as the proposer: once all are here that I wait for."""
@@ -201,7 +198,7 @@ class Stage:
         for part in sorted(table.owners):
             found = holders_of(table.seating, claims, names, part)
             holder = next(iter(found), None)
-            if holder is None or not (self.takes_best or is_fit(table.seating, names, found[holder])):
+            if holder is None or not (self.takes_best or is_fit(table.seating, names, found[holder], holder)):
                 return []  # Others of its three may still come to hold it; if not, the deadline ends the wait.
             chosen.append(holder)
         if not table.are_enough_nonces(claims.keys()):

@@ -6,8 +6,7 @@ this is bound to. From these words alone follows:
 
     who is in     a member that at least half of the owners list in their own part, under one name. The *jury* are the
                   owners that vote, where there are any, without the member itself; else the longest word on each part
-    in each part  those of them that the part's holder lists under that name. What the holder contributes itself needs the
-                  word of others of the three: no liar is the only one to have seen what it adds to a sum
+    in each part  those of them that the part's holder lists under that name
 
 So whom a holder denies is missing in the parts of that holder, and in no others; whom a liar serves in part is in or not
 for all alike. What is missing counts as zeros. A holder's word is *fit* if it lists two thirds of those that are in and
@@ -22,8 +21,8 @@ from dataclasses import dataclass
 from ...peer import wire
 from ..chain.quorum import quorum
 
-MAX_WITNESSES = 2
-"""All others of a part's three. Each one costs 1/n of a contribution a peer and round."""
+DEPUTIES = 2
+"""Deputies of an owner (failover). Two: the loss of an owner and both of its deputies in one round may void it."""
 Claims = Mapping[int, Mapping[int, bytes]]
 """By part: the members that a holder lists, and the name of the statement of each."""
 
@@ -40,24 +39,16 @@ class Seating:
     known: frozenset[int]
     """Those of them that vote, or have contributed to many rounds."""
     deputies: tuple[tuple[int, ...], ...]
-    """Of each part, in order."""
+    """Of each part, the other voters in the order in which they stand in."""
 
     def three(self, part: int) -> tuple[int, ...]:
-        """Return the owner of a part and its deputies."""
-        return part, *self.deputies[part]
+        """Return the owner of a part and its first deputies."""
+        return part, *self.deputies[part][:DEPUTIES]
 
     @property
     def jurors(self) -> frozenset[int]:
         """The owners that vote; all owners where none of them does."""
         return self.owners & self.voters or self.owners
-
-    @property
-    def witnesses(self) -> int:
-        """The others of a part's three whose word is needed on what its holder contributes itself: as many as may lie.
-
-        The holder is one of the liars, or there is nothing to hide: so one of these words is honest, up to nine voters.
-        """
-        return min((len(self.voters) - 1) // 3, MAX_WITNESSES) if self.voters else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,6 @@ class Standing:
     """By part that has cells: those of them that count in it."""
     holders: Mapping[int, int]
     """By part: whose word that follows from, and who reduces it."""
-
 
     @property
     def masks(self) -> tuple[bytes, ...]:
@@ -142,25 +132,16 @@ def names_in(seating: Seating, claims: Mapping[int, Claims], among: Collection[i
     return found
 
 
-def counted_in(
-    seating: Seating, claims: Mapping[int, Claims], names: Mapping[int, bytes], part: int, holder: int
-) -> frozenset[int]:
+def counted_in(claims: Mapping[int, Claims], names: Mapping[int, bytes], part: int, holder: int) -> frozenset[int]:
     """Return who counts in a part by the word of this holder."""
-
-    def is_listed(by: int, index: int) -> bool:
-        return claims.get(by, {}).get(part, {}).get(index) == names[index]
-
     stated = claims.get(holder, {}).get(part, {})
-    counted = {index for index, name in stated.items() if names.get(index) == name}
-    others = [by for by in seating.three(part) if by != holder]
-    if holder in counted and sum(is_listed(by, holder) for by in others) < min(seating.witnesses, len(others)):
-        counted.discard(holder)
-    return frozenset(counted)
+    return frozenset(index for index, name in stated.items() if names.get(index) == name)
 
 
-def is_fit(seating: Seating, names: Mapping[int, bytes], counted: Collection[int]) -> bool:
-    """Return True if these are two thirds of those that are in and known; of all that are in, where nobody is known."""
-    needed = seating.known & names.keys() or frozenset(names)
+def is_fit(seating: Seating, names: Mapping[int, bytes], counted: Collection[int], holder: int) -> bool:
+    """Return True if these are two thirds of the others that are in and known; of all others, where none of them is known."""
+    others = names.keys() - {holder}
+    needed = seating.known & others or others
     return 3 * len(needed & set(counted)) >= 2 * len(needed)
 
 
@@ -175,11 +156,11 @@ def holders_of(
 ) -> dict[int, frozenset[int]]:
     """Return who may hold a part by these words, and who counts by each: whose word is fit, or else whom most count by."""
     counted = {
-        holder: counted_in(seating, claims, names, part, holder)
+        holder: counted_in(claims, names, part, holder)
         for holder in seating.three(part)
         if part in claims.get(holder, ())
     }
-    fit = {holder: each for holder, each in counted.items() if is_fit(seating, names, each)}
+    fit = {holder: each for holder, each in counted.items() if is_fit(seating, names, each, holder)}
     most = max(map(len, counted.values()), default=0)
     return fit or {holder: each for holder, each in counted.items() if len(each) == most}
 
@@ -203,7 +184,7 @@ def standing(
     counted: dict[int, frozenset[int]] = {}
     for part, holder in zip(parts, holders, strict=True):
         found = holders_of(seating, claims, names, part)
-        if holder not in found:
+        if holder != next(iter(found), None):
             return f"member {holder} is not to hold part {part} by the words that it names"
         counted[part] = found[holder]
     return Standing(names, counted, dict(zip(parts, holders, strict=True)))

@@ -22,15 +22,11 @@ from ..chain.certificate import open_value
 from ..chain.kept_outputs import Outputs
 from ..chain.replay import fetch_outputs
 from ..robust.checks import (
-    CHECK_COLUMNS,
-    doubtful,
-    false_outputs,
     is_true,
-    is_true_second,
     judge_sketches,
-    sketch_part,
     sketch_parts,
 )
+from ..robust.residual import judge_outputs
 from ..robust.rule import Weighting
 from ..round.early import EARLY_BYTES
 from ..round.machine import Round
@@ -60,6 +56,8 @@ class AttemptBytes:
     output_codec: Codec
     patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
+    keys: tuple[bytes, ...] = ()
+    """Their hashes."""
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
     """By part and contributor."""
     parts_bytes: int = 0
@@ -190,8 +188,9 @@ class Attempt:
             case actions.AskFor(to, peer):
                 slot = self.machine.slot
                 self.node.send(to, wire.Unheard(slot.run, slot.round, peer, asks=True))
-            case actions.ShowPart(part, hash_, readers):
-                self._serve(hash_, self.work.mine[part], readers=[*readers, self.node.peer_id])
+            case actions.ShowParts(readers):
+                for key, data in zip(self.work.keys, self.work.mine, strict=True):
+                    self._serve(key, data, readers=readers)
             case actions.FetchValue():
                 self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():
@@ -208,10 +207,6 @@ class Attempt:
                 self._nursery.start_soon(self._sketch, action)
             case actions.CompareSketch():
                 self._nursery.start_soon(self._compare, action)
-            case actions.SecondPart():
-                self._nursery.start_soon(self._sketch_for_another, action)
-            case actions.CompareSecond():
-                self._nursery.start_soon(self._compare_second, action)
             case actions.Judge():
                 self._nursery.start_soon(self._judge, action)
             case actions.CheckOutputs():
@@ -279,13 +274,12 @@ class Attempt:
             return parts
 
         encoded = await self.node.compute(encode_parts)
-        work.mine = [data for data, _ in encoded]
+        work.mine, work.keys = [data for data, _ in encoded], tuple(key for _, key in encoded)
         if work.patience:
             self._share_line(action.bounds)
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
-        hashes = tuple(key for _, key in encoded)
-        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes, self.work.choice.stated))
+        self._done(lambda exchange: exchange.collect_phase.parts_hashed(work.keys, work.choice.stated))
 
     def _choose(self, bounds: Sequence[int]) -> None:
         """Choose the codec of my contribution by my line as its receivers measured it; a change is an event.
@@ -295,8 +289,7 @@ class Attempt:
         exchange = self.machine.exchange
         rate = exchange.my_rate * (len(bounds) - 2)  # All connections at a time share the line.
         seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
-        kept = 0 if exchange.table.seating.witnesses else self._own_cells(bounds)  # Else deputies hold my own part, too.
-        if reason := self.work.choice.choose(bounds[-1] - bounds[0] - kept, rate, seconds):
+        if reason := self.work.choice.choose(bounds[-1] - bounds[0] - self._own_cells(bounds), rate, seconds):
             slot = self.machine.slot
             self.node.telemetry.emit(
                 "codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt
@@ -457,21 +450,6 @@ class Attempt:
         else:  # All members will verify that.
             self._conduct.bans.accuse(statements, action.part, data)
 
-    async def _sketch_for_another(self, action: actions.SecondPart) -> None:
-        data, exchange = self.work.parts[action.part, action.contributor], self.machine.exchange
-        codec, bounds = self.work.codec, exchange.bounds
-        table = await self.node.compute(sketch_part, codec, data, bounds, action.part, action.seed, CHECK_COLUMNS)
-        self._done(lambda exchange: exchange.seconded(action, table.astype("<f4").tobytes()))
-
-    async def _compare_second(self, action: actions.CompareSecond) -> None:
-        exchange, codec = self.machine.exchange, self.work.codec
-        statements, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
-        second = wire.opened(statements[0]) if statements else None
-        if isinstance(second, wire.Second) and not await self.node.compute(
-            is_true_second, second, exchange.bounds, action.part, codec, data
-        ):
-            self._conduct.bans.accuse(statements, action.part, data)
-
     async def _judge(self, action: actions.Judge) -> None:
         rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
         weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.voices, action.masses, members)
@@ -482,13 +460,9 @@ class Attempt:
         codec, bounds = self.work.output_codec, self.machine.exchange.bounds
         outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
 
-        def check() -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-            first, second, weights = action.first, action.second, np.array(action.weights)
-            false = false_outputs(codec, outputs, bounds, weights, first, second, action.seed)
-            return false, doubtful(first, second, len(bounds) - 1, weights)
-
-        false, differing = await self.node.compute(check)
-        self._done(lambda exchange: exchange.checked(action, false, differing))
+        weights, tables = np.array(action.weights), (action.first, action.second)
+        found = await self.node.compute(judge_outputs, codec, outputs, bounds, weights, *tables, action.silent, action.seed)
+        self._done(lambda exchange: exchange.checked(action, found.false, found.unheard))
 
     async def _reduce(self, action: actions.Reduce) -> None:
         weighted = [it for it in zip(action.contributors, action.weights, strict=True) if it[1]]

@@ -18,7 +18,7 @@ keys are free, so many light ones must not shift them. The steps:
        min(quantile₀.₇ p, 1.2·median p), what is missing is added along g, in each part without those vetoed there
     6  the result is the mean of sᵢxᵢ by massᵢ·shareᵢ, and what 5 adds: so clipping and 5 make sums of weights other than 1
     7  3 and 4 on each part alone: cᵢ < -0.35 is a veto for that part only, and so is a share of less than half of 4's,
-       as far as it is less; there, no contribution is longer than twice the median part norm
+       as far as it is less; there, no contribution is longer than 1.25 times the median part norm
 
 Why 4. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
 have a common cause. It may be innocent: two peers with data of one domain reach an S of 0.6, and two can push no
@@ -71,8 +71,11 @@ ALIKE = 0.05
 """A cosine of two deviations that chance, and the error of a sketch, reach; only the excess counts."""
 COLLUSION = 0.9
 """The S at which a share is one half, as long as the median is less."""
-PART_COSINE, PART_LONGEST = -0.35, 2.0
+PART_COSINE = -0.35
 """The least cosine on one part, where honest contributions differ more: with 4,000 elements they reach -0.2."""
+PART_LONGEST = 1.25
+"""Relative to the median norm of a part: the 90th percentile of honest ones. A false output may have what its author's
+accomplices had in the part, so their length there bounds the lie (`residual`)."""
 PART_EVIDENCE = 2.0
 """The factor by which a part's collusion must exceed the whole's to count: shares of parts of honest peers vary."""
 ALONG = 0.7

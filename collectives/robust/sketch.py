@@ -14,12 +14,9 @@ The second stage dominates the error: an inner product of one row has a standard
 ‖x‖‖y‖·√(2/columns). Inner products are the mean of the three rows (7 % of ‖x‖‖y‖ for one part at 128 columns, 2 % for
 16 equal parts together, whose errors are independent), not their median: the mean of three true Gram matrices is itself
 a Gram matrix, so a small distance between long vectors is as exact, relative to itself, as their lengths are, and a
-rule that uses deviations from a centre needs that. The median of three would take entries from different rows. For a
-single square, as in `excess`, it is the median.
+rule that uses deviations from a centre needs that. The median of three would take entries from different rows.
 
-The same numbers check a sum that another peer computed: S·out - Σ wᵢ·Sxᵢ is the sketch of the output's rounding error
-and of any lie, and its length is theirs (`excess`). A lie is detected if it is about as long as the rounding error: 0.7
-% of the output's norm with int8, 10 % with int4, 70 % with lloyd2, whose rounding depends on the shape of what it rounds.
+The same numbers check a sum that another peer computed (`residual`).
 
 All of it is exact or rounded element by element in one order (see `rule`), Philox's raw numbers never change (NEP 19),
 and a slot gets one element of each block: so a sketch is the same bits on every machine, however the vector is cut into
@@ -40,15 +37,10 @@ from .rule import Floats64, total
 SKETCH_BLOCK = 1 << 14
 """Elements of a block and slots of the first stage: 64 KiB of float32, half of a first-level cache."""
 ROWS = 3
-"""Rows; a single square is their median."""
+"""Rows, whose means are the estimates."""
 SKETCH_COLUMNS = 128
 """Columns of a row: 1.5 kB a part, so 400 kB of sketches a peer and round at n = 16."""
 SKETCH_SEED_BYTES = 32
-CERTAINTY = 8.0
-"""Times 1/√columns over the expected square: 5.7 standard deviations of a row's. Two of three rows exceed that by
-chance once in 10⁹ at 32 columns, more rarely at more."""
-FLOAT_ERROR = 1e-6
-"""Relative to the summands' norms: float32's rounding of a sum of 64, in the output and in the sketches."""
 
 _SIGN = np.uint32(1 << 31)
 _SHIFTS = np.arange(32, dtype=np.uint32)[:, None]
@@ -145,37 +137,3 @@ def gram(tables: npt.NDArray[np.float32]) -> Floats64:
         for i, table in enumerate(wide):
             result[i] = total(table * wide) / ROWS
     return result
-
-
-def square_of_sum(tables: npt.NDArray[np.float32], weights: Floats64) -> float:
-    """Return an estimate of ‖Σ wᵢxᵢ‖², with `weights` [n], from the sketches [n, ROWS, columns] of n vectors.
-
-    Where they cancel each other, it is that of float32's rounding.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        terms = tables.astype(np.float64) * weights[:, None, None]
-        length = float(total(total(np.square(np.add.accumulate(terms, axis=0)[-1]))) / ROWS) ** 0.5
-        return float((length + FLOAT_ERROR * _lengths(terms)) ** 2)
-
-
-def _lengths(terms: Floats64) -> float:
-    return float(total(np.sqrt(np.sort(total(terms * terms), axis=1)[:, ROWS // 2])))
-
-
-def excess(
-    output: Floats, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float, most_rounding: float
-) -> float:
-    """Return the squared error of an output relative to what rounding explains: more than 1 is a lie.
-
-    `output` [ROWS, columns] is the sketch of the decoded output, `tables` [n, ROWS, columns] of its n summands, with
-    `weights` [n], under a seed drawn after all of them were fixed. `rounding` is `Codec.rounding` of the output, which
-    its owner chose; so it counts up to `most_rounding` of the square of the sum, which follows from the summands.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        terms = tables.astype(np.float64) * weights[:, None, None]
-        sums = np.add.accumulate(terms, axis=0)[-1]
-        error = output - sums
-        square = float(np.sort(total(error * error))[ROWS // 2])
-        rounding = min(rounding, most_rounding * float(total(total(sums * sums))) / ROWS)
-        explained = rounding * (1 + CERTAINTY / output.shape[1] ** 0.5) + (FLOAT_ERROR * _lengths(terms)) ** 2
-    return square / explained if explained else np.inf if square else 0.0

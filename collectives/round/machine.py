@@ -783,7 +783,7 @@ class Round:
         if exchange is not None and certificate is not None:
             is_mine = exchange.cut == value_of(certificate).cut
             late = tuple(peer for peer in exchange.late if peer in here)
-            counted = exchange.counted if is_mine else {}
+            counted, holders = (exchange.counted, exchange.holders) if is_mine else ({}, {})
             if is_mine:
                 table = exchange.table
                 trained = {table.members[index] for index in table.training}
@@ -795,7 +795,7 @@ class Round:
             wordless = exchange.wordless & here - {self.vote.me}
             silent = {*outcome.silent, *(wordless if is_mine else ())}
             outcome = replace(outcome, late=late, slow=slow, unsketched=tuple(sorted(mute)), counted=counted)
-            outcome = replace(outcome, silent=tuple(sorted(silent)))
+            outcome = replace(outcome, silent=tuple(sorted(silent)), holders=holders)
         self.outcome = outcome
         reason = "its output did not come in time, and others had it or made it"
         return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]
@@ -808,6 +808,4 @@ def _exchange_of(message: wire.RoundMessage) -> tuple[type, bytes] | None:
             return wire.Result, cut
         case wire.Sketch(outputs=(_, *_)):
             return wire.Sketch, b"".join(message.outputs)
-        case wire.Second(seed=seed):
-            return wire.Second, seed
     return None

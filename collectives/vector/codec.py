@@ -53,6 +53,9 @@ CHUNK_CELLS = 1024
 """Cells worked on at a time: 262k elements. Each array is 1 MiB and stays in the second- or third-level cache; with half of
 it the fixed cost of some thirty calls of NumPy a chunk takes a tenth of the codec's time."""
 
+_FOLDED = 1 << 13
+"""Squares added at a time: 64 KiB of float64 stay in the first-level cache."""
+
 _MIN_SCALE_BITS = (127 - 64) << 7
 _MAX_SCALE_BITS = (127 + 64) << 7
 """2⁻⁶⁴ and 2⁶⁴ as bf16: pseudo-gradients are near 1e-4, and 64 binades either way leave room for weights and sums."""
@@ -253,8 +256,8 @@ class _Blocks(Codec):
             raise MalformedMessage(f"{self.name}: the largest code of a block is not ±{self.limit}, or that of zeros not 0")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
-        scales = _from_bf16(self._sections(encoded, num_cells, first, last)[0]).astype(np.float64)
-        return float(np.square(scales).sum()) * self.block / 12
+        scales = _from_bf16(self._sections(encoded, num_cells, first, last)[0])
+        return square_of(scales) * self.block / 12
 
     def _integers(self, codes: _Bytes) -> npt.NDArray[np.int8]:
         if self.bits == 8:
@@ -347,8 +350,7 @@ class _Bfloat16(Codec):
             raise MalformedMessage(f"{self.name}: a value is not finite, or beyond {_number(self._max_bits):.0e}")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
-        values = _from_bf16(encoded.view("<u2")[first * CELL : last * CELL]).astype(np.float64)
-        return float(np.square(values * 2.0**-7).sum()) / 12
+        return square_of(_from_bf16(encoded.view("<u2")[first * CELL : last * CELL])) * 2.0**-14 / 12
 
 
 class _Float32(Codec):
@@ -375,8 +377,7 @@ class _Float32(Codec):
             raise MalformedMessage(f"{self.name}: a value is not finite, or beyond {self._most:.0e}")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
-        values = encoded.view("<f4")[first * CELL : last * CELL].astype(np.float64)
-        return float(np.square(values * 2.0**-23).sum()) / 12
+        return square_of(encoded.view("<f4")[first * CELL : last * CELL]) * 2.0**-46 / 12
 
 
 _CODECS: dict[str, Codec] = {
@@ -476,6 +477,15 @@ class FlatSum:
             for term in self.terms[1:]:
                 total = np.add(total, _wide(term[piece]), out=sums[:size])
             yield total
+
+
+def square_of(x: Floats) -> float:
+    """‖`x`‖² of a flat `x`: exact squares in float64, added in an order that no library chooses, unlike `dot`."""
+    sums = np.zeros(min(x.size, _FOLDED))
+    for first in range(0, x.size, _FOLDED):
+        squares = np.square(x[first : first + _FOLDED], dtype=np.float64)
+        sums[: squares.size] += squares
+    return float(np.add.accumulate(sums)[-1]) if x.size else 0.0
 
 
 def round_into(x: Floats, out: FlatVector) -> None:

@@ -42,7 +42,9 @@ _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
 MANIFEST_KIND = f"manifest {PROTOCOL}"
 _KIND = re.compile(r"manifest ([1-9][0-9]{0,2})", re.ASCII)
-CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
+RESULT_CODECS = ("int8", "int4", "bf16", "fp32")
+"""The codecs of outputs. Not lloyd2: a block that is mostly zero decodes to ±3 scales, more than the residual test allows."""
+CODEC_NAMES = (*RESULT_CODECS, "lloyd2")
 """The codecs that a manifest may name; `collectives.vector.codec` has one of each."""
 RULE_NAMES = ("gramguard", "mean")
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
@@ -161,7 +163,7 @@ class CodecSettings:
     """The codecs: of contributions to owners, and of outputs from owners."""
 
     contribution: _Codec = "int4"
-    result: _Codec = "int4"
+    result: Annotated[str, Size(8), OneOf(RESULT_CODECS)] = "int4"
     choices: Annotated[str, Size(64)] = ""
     """Codecs, separated by spaces, that a peer may use for its contributions instead, as its line allows."""
 

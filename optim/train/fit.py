@@ -27,8 +27,8 @@ FITS = 0.75
 """Of a phase, for a round that fits again after one that did not: at the edge it would else be news in every round."""
 MOST_STEPS = 500
 """The longest H of which a loss is published: 9.4 % above data parallel, 2.8 at 25 (51M parameters, two replicas, AdamW)."""
-LEAST_BITS = "lloyd2"
-"""The codec of the fewest bits; it costs 0.3 to 1.1 % of the loss (docs/log.md)."""
+LEAST_BITS = "lloyd2", "int4"
+"""The codecs of the fewest bits, of contributions and of results; they cost 0.5 % of the loss (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ def _least(values: range, changed: Callable[[int], Manifest], ask: _Asked) -> in
 
 
 def _compressed(manifest: Manifest, ask: _Asked) -> _Changed:
-    codec = replace(manifest.codec, contribution=LEAST_BITS, result=LEAST_BITS, choices="")
+    contribution, result = LEAST_BITS
+    codec = replace(manifest.codec, contribution=contribution, result=result, choices="")
     if codec == manifest.codec:
         return None
-    return f'[codec] contribution and result = "{LEAST_BITS}"', replace(manifest, codec=codec)
+    return f'[codec] contribution = "{contribution}", result = "{result}"', replace(manifest, codec=codec)

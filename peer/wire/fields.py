@@ -40,8 +40,6 @@ MAX_INVITE_BYTES = 320
 """The limit of a credential of an invited peer (`dht.run.admission`)."""
 MAX_SKETCH_BYTES = 24_576
 """The limit of one member's sketches: 16 parts of 128 columns, or 64 of 32 (`collectives.robust.checks`)."""
-MAX_TABLE_BYTES = 384
-"""The limit of the sketch of one part after the outputs: 3 rows of 32 columns."""
 MAX_REASON = 300
 """Characters; in UTF-8 each takes up to four bytes."""
 

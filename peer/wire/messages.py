@@ -47,7 +47,6 @@ from .fields import (
     MAX_SIGNED_BYTES,
     MAX_SKETCH_BYTES,
     MAX_STATEMENT_BYTES,
-    MAX_TABLE_BYTES,
     NAME_BYTES,
     Bytes,
     Count,
@@ -292,20 +291,7 @@ class Outputs:
     number: Annotated[int, Between(0, MAX_OUTPUTS - 1)]
     outputs: Annotated[tuple[Hash, ...], Size(MAX_PARTS, 1)]
     silent: Annotated[tuple[Index, ...], Size(MAX_ROSTER)]
-    """The contributors whose sketches did not come: holders of their parts answer for them (`Second`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Second:
-    """Step 11: the sketches of parts of a contribution by another one that holds these. No part is in two of one author."""
-
-    slot: Slot
-    seed: Hash
-    contributor: Index
-    commit: Annotated[bytes, Size(NAME_BYTES, NAME_BYTES)]
-    """The name of the contributor's Commit."""
-    tables: Annotated[tuple[tuple[Index, Annotated[bytes, Size(MAX_TABLE_BYTES)]], ...], Size(MAX_PARTS, 1)]
-    """Parts, each with its table: float32 [3, columns], little-endian."""
+    """The contributors whose sketches did not come: those after the cut say how long their shares may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,17 +449,16 @@ CODES: dict[int, type] = {
     74: Cut,
     75: Roster,
     76: Basis,
-    77: Second,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
 VoteMessage: TypeAlias = Ready | Propose | Prevote | Precommit
 """The statements of the agreement."""
-DataMessage: TypeAlias = Heard | Basis | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Second | Void
+DataMessage: TypeAlias = Heard | Basis | Roster | Commit | Have | Cut | Sketch | Weigh | Result | Outputs | Void
 """The messages that move the data of one attempt."""
 RoundMessage: TypeAlias = VoteMessage | DataMessage
 ROUND_MESSAGES = (
-    *(Ready, Heard, Basis, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs, Second),
+    *(Ready, Heard, Basis, Roster, Commit, Have, Cut, Sketch, Weigh, Result, Outputs),
     *(Propose, Prevote, Precommit, Void),
 )
 

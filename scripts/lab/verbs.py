@@ -91,7 +91,7 @@ def bench_join(
 def outer(
     mode: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: blocking,streaming]")] = None,
     codec: Annotated[
-        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2]")
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2/int4]")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--outer", help="Outer lr/momentum/warm-up; repeatable.  [default: 0.9/0.8/10]")
@@ -113,7 +113,7 @@ def outer(
     \b
     Examples:
       flockstep bench outer                         # ten minutes of one core
-      flockstep bench outer --size tiny --codec int4,lloyd2
+      flockstep bench outer --size tiny --codec int4,lloyd2/int4
       flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
       flockstep bench outer --size 1m --seeds 0,1,2 --json
     """
@@ -122,7 +122,7 @@ def outer(
 
     trainings = outer_trainings(
         modes=mode or ["blocking,streaming"],
-        codecs=codec or ["fp32,int4,lloyd2"],
+        codecs=codec or ["fp32,int4,lloyd2/int4"],
         outer=settings or ["0.9/0.8/10"],
         ramps=ramp or ["1"],
         peers=peers or ["8"],

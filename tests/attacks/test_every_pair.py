@@ -74,18 +74,6 @@ def test_no_single_deed_of_who_only_contributes_costs_anything() -> None:
         run({"contributor": deeds})
 
 
-@pytest.mark.parametrize("deeds", [{"second word": "false"}, {"sketch": "twice"}])
-def test_who_is_not_asked_first_has_what_others_withhold(deeds: Deeds) -> None:
-    """Two members that lack a sketch asked each other for it, once."""
-    run({"voter": {"answer": "to some"}, OTHER: deeds})
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_what_deputies_were_told_otherwise_of_its_holder_answers_for(seed: int) -> None:
-    """A voter commits to other bytes before some, and is silent after the outputs, in its own turn and in those of others."""
-    run({"proposer": {"commit": "twice", "second sketch": "silent"}}, seed)
-
-
 def test_two_voters_of_seven_that_do_the_same_cost_the_others_no_attempt() -> None:
     for deeds in singles():
         run({"voter": deeds, NEXT: deeds}, voters=SEVEN)

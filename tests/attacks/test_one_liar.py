@@ -1,6 +1,6 @@
 """One member that signs well-formed messages with any content: what it costs is the attempts in which it proposes itself."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,11 +10,10 @@ import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability.statements import MAX_WORDS
 from flockstep.collectives.allreduce.actions import OutcomeKind
-from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from support.deeds import ABOUT, JUNK, Step, false, step_of
+from support.deeds import ABOUT, Step, step_of
 from support.liars import Lie, banned, events_of, lies, lies_about, silent
 from support.rounds import PEERS, ConnectedRounds, Mail, order_of, signed
 from support.swarm import SimPeer, SimSwarm, identities, with_swarm
@@ -83,8 +82,8 @@ def test_free_keys_that_own_all_parts_and_are_silent_prevent_no_round(voters: in
     run_virtual(partial(with_swarm, count, body, cells=40, charter=charter))
 
 
-WITHHELD = "sketch", "second sketch", "answer"
-"""What one contributor says no more: sketches after the cut, those after the outputs, or those of what others contribute."""
+WITHHELD = "sketch", "second sketch"
+"""What one contributor says no more: sketches after the cut, or those after the outputs."""
 
 
 @pytest.mark.parametrize(("count", "liars"), [(7, 2), explored(10, 3), explored(13, 4)])
@@ -99,59 +98,6 @@ def test_contributors_that_fall_silent_one_in_each_exchange_void_no_attempt(coun
         assert {sim.averager.certificate.slot.attempt for sim in others if sim.averager.certificate} == {0}
 
     run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-@pytest.mark.parametrize(
-    ("change", "count", "place"),
-    [
-        (lambda it: None, 4, 3),
-        (false, 4, 3),
-        (lambda it: replace(it, tables=tuple((part, bytes(TABLE_BYTES)) for part in range(10))), 10, 1),
-        (lambda it: replace(it, seed=JUNK), 4, 3),
-    ],
-    ids=["withheld", "false", "false in advance, where it is not silent yet", "after other outputs"],
-)
-def test_a_second_that_is_withheld_or_false_to_some_voids_no_attempt(
-    change: Callable[[wire.Second], wire.Second | None], is_told: bool, count: int, place: int
-) -> None:
-    """To the proposer alone, or to all but the proposer. What others have they show, and a false one convicts its author."""
-
-    async def body(swarm: SimSwarm) -> None:
-        others = in_turn(swarm.sims)
-        liar = others.pop(place)
-
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            if not isinstance(message, wire.Second) or (peer == others[0].peer) is is_told:
-                return message
-            return change(message)
-
-        lies(liar, lie)
-        await until_done(others, 1, liar, within=60.0)
-        assert {it.averager.certificate.slot.attempt for it in others if it.averager.certificate} == {0}
-        assert all(found <= {liar.peer} for found in banned(others))
-
-    run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count), rule="gramguard"))
-
-
-def test_a_second_that_each_proposer_lacks_until_its_deadline_teaches_nobody_to_wait_longer() -> None:
-    """The others hold a value meanwhile, and would learn the proposer's wait as the time of an exchange; it does not."""
-
-    async def body(swarm: SimSwarm) -> None:
-        *others, liar = in_turn(swarm.sims)
-
-        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
-            proposer = liar.averager.electorate.proposer(message.slot.round, 0)
-            return None if step_of(message) == "answer" and peer == proposer else message
-
-        lies(liar, lie)
-        for round_ in (1, 2, 3):
-            await until_done(others, round_, liar, within=60.0)
-            assert {it.averager.certificate.slot.attempt for it in others if it.averager.certificate} == {0}
-            timings = [it.averager._deadlines.timing(grace=0.0, transfer=0.0) for it in others]
-            assert {timing.control for timing in timings} == {2.0}  # The floor.
-
-    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4), rule="gramguard"))
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import trio
 from attacks.voters import founded
-from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.allreduce.actions import (
     Action,
     AskFor,
-    CheckOutputs,
-    Forward,
     OutcomeKind,
-    SecondPart,
     Send,
-    ShowPart,
 )
-from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.contributor import ContributorRound
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import gather
@@ -30,7 +24,7 @@ from flockstep.collectives.round.machine import Round
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import lies
-from support.rounds import PEERS, PENDING, SLOT, ConnectedRounds, Fetch, Mail, a_ready, order_of, signed
+from support.rounds import PEERS, SLOT, ConnectedRounds, Mail, a_ready, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 VOTERS, MEMBERS = PEERS[:4], PEERS[:9]
@@ -233,220 +227,41 @@ def test_what_the_proposer_names_to_it_alone_is_sketched_for_nobody_else() -> No
     assert sum(isinstance(message, wire.Sketch) for peer, message in rounds.said if peer == OTHERS[0]) == mute == 1
 
 
-def test_sixty_that_do_not_sketch_after_the_outputs_cost_each_session_few_messages() -> None:
-    """A message for each part of each of them filled the queues of sessions, and voters had more to send than one may."""
-    mute = [f"12D3KooW{number:044}" for number in range(60)]
-
-    def lost(target: str, mail: Mail) -> bool:
-        message = wire.opened(mail) if isinstance(mail, wire.Signed) and mail.sender in mute else None
-        return isinstance(message, wire.Sketch) and bool(message.outputs)
-
-    rounds = ConnectedRounds([*VOTERS, *mute], voters=VOTERS, lost=lost)
-    rounds.start()
-    rounds.settle()
-    assert {rounds.machines[peer].outcome.kind for peer in VOTERS} == {OutcomeKind.DONE}  # type: ignore[union-attr]
-    assert {*rounds.outcomes()[0].cut} == {*rounds.peers}
-    sent = Counter((giver, it.contributor) for giver, it in rounds.said if isinstance(it, wire.Second))
-    assert max(len(it.tables) for it in rounds.messages(wire.Second)) == 3, "of its own part, and of two that it deputizes"
-    assert max(sent.values()) <= 2
-
-
-class Silent:
-    """A round of eight parts with a contributor that is silent after the outputs, and a voter that answers for it.
-
-    That voter has the bytes of its own part, and of those that it deputizes what arrives by `bring`. Owners without a vote
-    are not heard.
-    """
-
-    def __init__(self, **fields: Any) -> None:
-        self.giver, mute = order_of(VOTERS)[1], OTHERS[-1]
-
-        def lost(target: str, mail: Mail) -> bool:
-            message = wire.opened(mail) if isinstance(mail, wire.Signed) else None
-            if isinstance(message, wire.Second) and message.contributor == self.index:
-                return mail.sender in self.withholding or mail.sender not in VOTERS  # type: ignore[union-attr]
-            return isinstance(message, wire.Sketch) and bool(message.outputs) and mail.sender == mute  # type: ignore[union-attr]
-
-        def broken(peer: str, fetch: Fetch) -> str | None:
-            return PENDING if peer == self.giver and fetch.source == mute and fetch.part in self.deputized else None
-
-        self.withholding: set[str] = set()
-        self.slow, self.waiting = False, list[SecondPart]()
-        self.checks: list[CheckOutputs] = []
-        """What the giver is to check, where it has `slow_checks`."""
-        self.slow_checks = False
-        self.index, self.deputized = -1, set[int]()
-        self.rounds = ConnectedRounds(MEMBERS, voters=VOTERS, lost=lost, broken=broken, **fields)
-        self.machine, self.do = self.rounds.machines[self.giver], self.rounds._do
-        self.rounds._do = self.later  # type: ignore[method-assign]
-        self.rounds.start()
-        self.rounds.until(lambda: self.machine.has_roster)
-        self.table = self.machine.exchange.table
-        self.index, self.deputized = self.table.places[mute], {*self.table.deputized}
-        self.first, self.second = (
-            [part for part in sorted(self.deputized) if self.table.deputies(part)[place] == self.table.me] for place in (0, 1)
-        )
-        self.rounds.deliver_all()
-
-    def later(self, peer: str, machine: Round, action: Action) -> None:
-        if self.slow and peer == self.giver and isinstance(action, SecondPart):
-            self.waiting.append(action)
-        elif self.slow_checks and peer == self.giver and isinstance(action, CheckOutputs):
-            self.checks.append(action)
-        else:
-            self.do(peer, machine, action)
-
-    def make(self) -> None:
-        """Make the sketches that it has begun while it was slow."""
-        self.slow = False
-        for action in self.waiting:
-            self.do(self.giver, self.machine, action)
-
-    def bring(self, *parts: int) -> None:
-        for part in parts:
-            self.rounds.do(self.giver, self.machine.done(lambda it, part=part: it.collect_phase.fetched(part, self.index)))  # type: ignore[misc]
-
-    def answers(self) -> list[list[int]]:
-        """Return of which parts of the silent contributor the giver has sent sketches, by message."""
-        said = [it for peer, it in self.rounds.said if peer == self.giver and isinstance(it, wire.Second)]
-        return [[part for part, _ in it.tables] for it in said if it.contributor == self.index]
-
-
 SILENT_AT_ONCE: dict[str, dict[str, Any]] = {peer: {"awaits_sketch": lambda it: it != OTHERS[-1]} for peer in MEMBERS}
 
 
-@pytest.fixture
-def eight_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_PARTS", 8)
+def made_alike(rounds: ConnectedRounds) -> set[int]:
+    """Return the parts whose outputs more than one voter has made."""
+    makers = Counter((result.part, peer) for peer, result in rounds.said if isinstance(result, wire.Result))
+    return {part for part, count in Counter(part for part, _ in makers).items() if count > 1}
 
 
-@pytest.mark.usefixtures("eight_parts")
-def test_who_answers_for_a_silent_contributor_sends_one_message_once_all_of_its_bytes_are_here() -> None:
-    silent = Silent(setups=SILENT_AT_ONCE)
-    assert len(silent.first) > 1
-    silent.bring(*silent.first[:-1])
-    assert silent.answers() == []
-    silent.slow = True
-    silent.bring(silent.first[-1])
-    silent.rounds.do(silent.giver, silent.machine.done(lambda it: None))
-    assert silent.answers() == [], "the last sketch is not made yet"
-    silent.make()
-    assert silent.answers() == [silent.first]
-    silent.rounds.settle()
-    assert silent.rounds.kinds() == {OutcomeKind.DONE}
-    assert {outcome.slot.attempt for outcome in silent.rounds.outcomes()} == {0}
-
-
-@pytest.mark.usefixtures("eight_parts")
-def test_bytes_that_others_have_answered_for_delay_no_sketch_to_the_deadline() -> None:
-    """The giver alone does not wait for an earlier one, and is to sketch what that one does."""
-    voters = order_of(VOTERS)
-    alone = {"awaits_sketch": lambda it: it not in (OTHERS[-1], voters[0])}
-    silent = Silent(setups=SILENT_AT_ONCE | {voters[1]: alone})
-    table = silent.table
-    hanging = [part for part in silent.second if table.members[table.deputies(part)[0]] == voters[0]]
-    assert hanging
-    silent.bring(*silent.first)
-    assert silent.answers() == [silent.first]
-    silent.rounds.settle()
-    assert silent.rounds.kinds() == {OutcomeKind.DONE}
-    assert silent.rounds.now == ConnectedRounds.now, "no deadline has passed"
-
-
-@pytest.mark.usefixtures("eight_parts")
-def test_beyond_the_limit_of_an_author_sketches_are_kept_that_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STATEMENTS, wire.Second, replace(STATEMENTS[wire.Second], most=0))
-    silent = Silent(setups=SILENT_AT_ONCE)
-    judge = silent.rounds.machines[VOTERS[0] if VOTERS[0] != silent.giver else VOTERS[1]]
-    (answered, *_) = silent.rounds.messages(wire.Second)
-    mine, foreign = silent.first, next(part for part in range(8) if silent.table.me not in silent.table.seating.three(part))
-
-    def is_kept(parts: list[int], index: int = silent.index, seed: bytes = answered.seed) -> bool:
-        second = wire.Second(judge.slot, seed, index, bytes(16), tuple((part, b"") for part in parts))
-        notes = judge.receive(signed(silent.giver, second), second, silent.rounds.now)
-        return not any(isinstance(note, Note) and note.event == "round.equivocation" for note in notes)
-
-    assert not is_kept([*mine, foreign]), "that others answer for"
-    assert not is_kept(mine, silent.table.places[VOTERS[2]]), "of which its own sketch counts"
-    assert not is_kept(mine, seed=bytes(32)), "after no outputs that are named"
-    assert is_kept(mine)
-
-
-@pytest.mark.usefixtures("eight_parts")
-@pytest.mark.parametrize("passes", [True, False])
-def test_sketches_that_differ_are_shown_and_end_the_attempt_if_nobody_is_convicted_in_time(passes: bool) -> None:
-    """Those of others may be false: who holds the bytes finds it, and then the outputs pass."""
-    silent = Silent(setups=SILENT_AT_ONCE)
-    rounds, machine, table, lost = silent.rounds, silent.machine, silent.table, silent.rounds.lost
-    silent.slow_checks, shown = True, list[Forward]()
-
-    def undecided(target: str, mail: Mail) -> bool:
-        return lost(target, mail) or (isinstance(mail, wire.Signed) and mail.code == wire.code_of_kind(wire.Precommit))
-
-    def observed(peer: str, machine: Round, action: Action) -> None:
-        shown.extend([action] if isinstance(action, Forward) else [])
-        silent.later(peer, machine, action)
-
-    rounds.lost = undecided
-    silent.bring(*silent.first)
-    rounds.deliver_all()
-    (check,) = silent.checks
-    part = next(it for it in range(8) if table.me not in table.seating.three(it))
-    rounds._do = observed  # type: ignore[method-assign]
-    rounds.do(silent.giver, machine.done(lambda it: it.checked(check, (), [(part, silent.index)])))
-    assert [{*it.to} for it in shown] == [{table.members[index] for index in table.seating.three(part)}]
-    if passes:
-        for _ in range(2):  # Until the deadline is over.
-            rounds.tick()
-            rounds.deliver_all()
-        rounds.do(silent.giver, machine.done(lambda it: it.checked(check, (), ())))
-    while machine.outcome is None:
-        rounds.tick()
-        rounds.deliver_all()
-    assert ("cannot be of one contribution" in machine.outcome.reason) is not passes
-
-
-@pytest.mark.usefixtures("eight_parts")
-def test_a_contributor_is_not_taken_for_one_of_two_liars_once_its_sketches_by_others_pass() -> None:
-    """The holder of a part alone had sketched for it, and lied."""
-    silent = Silent(setups=SILENT_AT_ONCE)
-    rounds, machine, table = silent.rounds, silent.machine, silent.table
-    part, outputs, (answered, *_) = silent.first[0], rounds.messages(wire.Outputs)[-1], rounds.messages(wire.Second)
-    name = next(it.commit for it in rounds.messages(wire.Second) if it.contributor == silent.index)
-    second = wire.Second(machine.slot, answered.seed, silent.index, name, ((part, bytes(TABLE_BYTES)),))
-    rounds.do(silent.giver, machine.receive(signed(table.members[part], second), second, rounds.now))
-    check = CheckOutputs(answered.seed, dict(enumerate(outputs.outputs)), (), (), (), outputs.silent)
-    machine.done(lambda it: it.checked(check, (), [(part, silent.index)]))
-    assert {*machine.exchange.lied} == {table.members[part], OTHERS[-1]}
-    machine.done(lambda it: it.checked(check, (), ()))
-    assert machine.exchange.lied == ()
-
-
-@pytest.mark.usefixtures("eight_parts")
-def test_after_the_deadline_bytes_that_do_not_come_delay_no_other_sketch_by_more_than_an_exchange() -> None:
-    """A contributor that lets one part hang could else withhold another one, with the two others of its three."""
-    silent = Silent()
-    rounds, (first, *_), (hanging, *_, part) = silent.rounds, silent.first, silent.second
-    silent.withholding = {silent.table.members[it] for it in silent.table.seating.three(part)} - {silent.giver}
-    own = silent.table.me
-    while silent.answers() == []:
-        rounds.tick()
-        rounds.deliver_all()
-    for _ in range(3):  # Until it has asked everybody for what it lacks.
-        rounds.tick()
-        rounds.deliver_all()
-    assert silent.answers() == [[own]]
-    silent.bring(first)
-    assert silent.answers() == [[own], [first]]
-    silent.bring(part)
-    assert silent.answers() == [[own], [first]]
-    rounds.tick()
-    rounds.deliver_all()
-    assert silent.answers() == [[own], [first], [part]]
-    assert hanging != part
+@pytest.mark.parametrize("num_silent", [2, 3])
+def test_what_too_few_sketch_for_voters_make_alike(num_silent: int) -> None:
+    """Of seven that weigh alike more than a third fall silent after the outputs: the sketches say nothing of any part."""
+    silent = OTHERS[-num_silent:]
+    rounds = ConnectedRounds(
+        [*VOTERS, *OTHERS[-3:]], voters=VOTERS, lost=lambda _, mail: any(is_sketch_of(mail, peer) for peer in silent)
+    )
+    rounds.start()
     rounds.settle()
     assert rounds.kinds() == {OutcomeKind.DONE}
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
+    assert {*rounds.outcomes()[0].cut} == {*rounds.peers}, "who is silent is in all the same"
+    assert made_alike(rounds) == (set() if num_silent == 2 else {0, 1, 2, 3})
+
+
+def test_an_honest_output_that_a_sketch_contradicts_counts_once_voters_make_it_alike() -> None:
+    rounds = started()
+    rounds.until(lambda: bool(rounds.messages(wire.Result)))
+    doubted = next(it for it in rounds.messages(wire.Result))
+    rounds.false.add(doubted.output)  # By a false sketch of somebody: nobody is convicted here.
+    rounds.settle()
+    assert rounds.kinds() == {OutcomeKind.DONE}
+    assert rounds.outcomes()[0].value.outputs[doubted.part] == doubted.output
+    assert made_alike(rounds) == {doubted.part}
+    assert not any(outcome.lied for outcome in rounds.outcomes())
+    assert all(note.event != "round.output_false" for note in rounds.notes)
 
 
 def test_words_of_who_does_not_judge_are_not_kept() -> None:
@@ -457,7 +272,6 @@ def test_words_of_who_does_not_judge_are_not_kept() -> None:
     for message in (
         wire.Have(judge.slot, roster, b"", ((0, (1,)),), bytes(16), bytes(32)),
         wire.Result(judge.slot, roster, 0, roster),
-        wire.Second(judge.slot, roster, 1, bytes(16), ((0, b""),)),
     ):
         (note,) = judge.receive(signed(liar, message), message, rounds.now)
         assert isinstance(note, Note)
@@ -543,21 +357,6 @@ def test_one_voter_alone_lets_no_owner_reduce(owners: list[str]) -> None:
     assert not any(peer == owner and isinstance(it, wire.Result) and it.cut == bytes(32) for peer, it in rounds.said)
 
 
-def test_an_owner_shows_voters_what_it_contributes_itself_once_outputs_are_named(owners: list[str]) -> None:
-    shown: list[tuple[str, tuple[str, ...]]] = []
-
-    class Showing(ConnectedRounds):
-        def _do(self, peer: str, machine: Round, action: Action) -> None:
-            if isinstance(action, ShowPart) and peer in owners:
-                shown.append((peer, (*action.readers,)))
-            super()._do(peer, machine, action)
-
-    rounds = Showing(MEMBERS, voters=VOTERS)
-    rounds.start()
-    rounds.settle()
-    assert sorted(shown) == sorted((owner, order_of(VOTERS)) for owner in owners)
-
-
 def test_a_cut_that_tells_others_than_its_words_say_is_void(owners: list[str]) -> None:
     proposer = order_of(VOTERS)[0]
 
@@ -595,18 +394,6 @@ def test_an_owner_gets_from_voters_what_the_proposer_keeps_from_it(owners: list[
     assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
     assert owners[0] not in {peer for outcome in rounds.outcomes() for peer in (*outcome.silent, *outcome.late)}
     assert rounds.now == 1.0
-
-
-def test_an_owner_without_a_vote_answers_for_a_silent_contributor_in_its_own_part_alone(owners: list[str]) -> None:
-    mute = next(peer for peer in OTHERS if peer not in owners)
-    rounds = started(lost=lambda target, mail: is_sketch_of(mail, mute))
-    rounds.settle()
-    assert rounds.kinds() == {OutcomeKind.DONE}
-    assert {*rounds.outcomes()[0].cut} == {*MEMBERS}
-    said = [(peer, message.tables) for peer, message in rounds.said if isinstance(message, wire.Second) and peer in owners]
-    places = rounds.machines[mute].exchange.table.places
-    assert sorted(peer for peer, _ in said) == sorted(owners)
-    assert all([part for part, _ in tables] == [places[peer]] for peer, tables in said)
 
 
 def is_sketch_of(mail: Mail, peer: str) -> bool:

@@ -27,7 +27,6 @@ from flockstep.collectives.allreduce.actions import (
     Action,
     AskFor,
     CheckOutputs,
-    CompareSecond,
     CompareSketch,
     FetchOutput,
     FetchPart,
@@ -39,14 +38,12 @@ from flockstep.collectives.allreduce.actions import (
     Outcome,
     OutcomeKind,
     Reduce,
-    SecondPart,
     Send,
     Setup,
     SketchParts,
     Timing,
     VoteSetup,
 )
-from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.allreduce.exchange import RosterRound
 from flockstep.collectives.chain.certificate import (
     check_certificate,
@@ -227,10 +224,9 @@ class World:
     def guarded(self, face: str, message: wire.RoundMessage) -> wire.Signed | str:
         """Sign as the guard does: never a second and different statement on one subject in a slot."""
         rules = STATEMENTS[type(message)]
-        for it in rules.subjects(message) if rules.convicts else ():
-            subject = face, message.slot, wire.code_of(message), it
-            if self.said.setdefault(subject, encode(message)) != encode(message):
-                return "a second one"
+        subject = face, message.slot, wire.code_of(message), rules.subject(message)
+        if rules.convicts and self.said.setdefault(subject, encode(message)) != encode(message):
+            return "a second one"
         if isinstance(message, wire.Propose):
             self.values.append(message.value)
             self.hashes.append(value_hash(message.value))
@@ -330,11 +326,8 @@ class World:
                 case SketchParts(seed, columns):
                     size = num_bytes(len(machine.exchange.members), columns)
                     self.done(peer, sketched(seed, sketch_of(peer[:ID], seed, size)))
-                case CompareSketch() | CompareSecond():
+                case CompareSketch():
                     self.compare(peer, action)
-                case SecondPart(seed, _, index):
-                    table = sketch_of(machine.exchange.members[index], seed, TABLE_BYTES)
-                    self.done(peer, seconded(action, table))
                 case Judge(_, _, masses, sketches):
                     skew = 1 + keyed("skew", *sketches)[0]
                     skewed = [mass * skew if index else mass for index, mass in enumerate(masses)]
@@ -366,19 +359,17 @@ class World:
         if set(value.outputs) <= self.made | {EMPTY} and value.next_root == keyed("root", *value.outputs):
             self.do(peer, self.machines[peer].value_held(packed, self.now))
 
-    def compare(self, peer: str, action: CompareSketch | CompareSecond) -> None:
+    def compare(self, peer: str, action: CompareSketch) -> None:
         """What the driver does: a false sketch convicts its author, of whom everybody hears."""
         machine = self.machines[peer]
         statements = machine.exchange.bound_to(action)
         if not statements:
             return
         said = wire.opened(statements[0])
-        assert isinstance(said, wire.Sketch | wire.Second)
-        table = said.tables if isinstance(said, wire.Sketch) else dict(said.tables)[action.part]
-        is_true = table == sketch_of(machine.exchange.members[action.contributor], action.seed, len(table))
-        if is_true and isinstance(action, CompareSketch):
+        assert isinstance(said, wire.Sketch)
+        if said.tables == sketch_of(machine.exchange.members[action.contributor], action.seed, len(said.tables)):
             self.done(peer, lambda exchange: exchange.compared(action))
-        elif not is_true and peer in self.honest:
+        elif peer in self.honest:
             self.ban(statements[0].sender)
 
     def ban(self, liar: str) -> None:
@@ -510,10 +501,6 @@ def output_not_fetched(part: int, source: str, key: bytes) -> Callable[[RosterRo
 
 def sketched(seed: bytes, tables: bytes) -> Callable[[RosterRound], Any]:
     return lambda exchange: exchange.sketched(seed, tables)
-
-
-def seconded(action: SecondPart, table: bytes) -> Callable[[RosterRound], Any]:
-    return lambda exchange: exchange.seconded(action, table)
 
 
 def judged(rows: tuple[tuple[float, ...], ...]) -> Callable[[RosterRound], Any]:

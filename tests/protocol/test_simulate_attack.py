@@ -49,7 +49,6 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
         ("lying_owner:1", "round.output_false"),
         ("lying_sender:1", "peer.banned"),
         ("lying_sender_with_owner:2", "peer.banned"),
-        ("lying_deputy:1", "peer.banned"),
         ("mute:1", "round.left_out"),
         ("withholding:1", "round.left_out"),
         ("selective:1", ""),

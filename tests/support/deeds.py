@@ -59,11 +59,6 @@ _SAID: dict[Step, tuple[type, Callable[[Any], bool] | None, Change]] = {
     "result": (wire.Result, None, lambda it: replace(it, output=keyed("another", it.output))),
     "outputs": (wire.Outputs, None, lambda it: replace(it, outputs=(keyed("another", it.outputs[0]), *it.outputs[1:]))),
     "second sketch": (wire.Sketch, lambda it: bool(it.outputs), lambda it: replace(it, tables=b"\x01" * len(it.tables))),
-    "answer": (
-        wire.Second,
-        None,
-        lambda it: replace(it, tables=tuple((part, b"\x01" * len(table)) for part, table in it.tables)),
-    ),
     "propose": (wire.Propose, None, lambda it: replace(it, value=it.value[:-1] + bytes([it.value[-1] ^ 1]))),
     "prevote": (wire.Prevote, None, _other_vote),
     "precommit": (wire.Precommit, None, _other_vote),
@@ -72,7 +67,7 @@ _SAID: dict[Step, tuple[type, Callable[[Any], bool] | None, Change]] = {
 BYTES: Step = "bytes"
 STEPS: tuple[Step, ...] = (*_SAID, BYTES)
 VOTE = "propose", "prevote", "precommit"
-ALONE = "commit", "word", "ready", "result", "answer", "sketch", BYTES, "second word", "second sketch"
+ALONE = "commit", "word", "ready", "result", "sketch", BYTES, "second word", "second sketch"
 """The steps of a member without a vote, in the order from which the seeds of tests draw."""
 JUNK = b"x" * 32
 ABOUT: dict[str, Change] = {

@@ -90,8 +90,7 @@ class Killed:
         def noted(message: wire.RoundMessage, lock: wire.Proof | None = None) -> wire.Signed | str:
             signed, kind = sign(message, lock), STATEMENTS[type(message)]
             if isinstance(signed, wire.Signed) and kind.convicts and lives():
-                for subject in kind.subjects(message):
-                    self.signed.setdefault((message.slot, signed.code, subject), set()).add(signed.payload)
+                self.signed.setdefault((message.slot, signed.code, kind.subject(message)), set()).add(signed.payload)
                 if isinstance(message, wire.Prevote):
                     self.accepted.append(message)
             return signed

@@ -6,9 +6,8 @@ rule judges, the part of an owner that leaves out others is masked and must stay
 the sketches after it. Who is found loses what it would lose in a run: a contributor with a false sketch or a malformed
 part weighs nothing, and a false output is replaced by a deputy's.
 
-Liars cover each other: nobody compares what one of them contributes to the part of another. One alone is compared
-everywhere, since a deputy holds what an owner contributes to its own part. Where there are several, that deputy is
-one of them, too: the worst case.
+Liars cover each other: nobody compares what one of them contributes to the part of another. What an owner contributes to
+its own part weighs nothing there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +19,18 @@ import numpy as np
 from flockstep.collectives.accountability.trust import YOUNG_ROUNDS, weigh
 from flockstep.collectives.allreduce.words import Seating, is_fit
 from flockstep.collectives.robust.checks import (
-    CHECK_COLUMNS,
     TRUE_WITHIN,
     are_alike,
     columns_of,
-    doubtful,
-    false_outputs,
     judge_sketches,
     masked,
     seed_of,
     sketch_part,
     sketch_parts,
     tables_of,
+    without_own,
 )
+from flockstep.collectives.robust.residual import Verdict, judge_outputs
 from flockstep.collectives.robust.rule import Floats64, Weighting
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.vector.arrays import Floats
@@ -161,7 +159,8 @@ class LyingRound:
         counted = self._counted(lie)
         first = [masked(table, counted[:, index].tolist()) for index, table in enumerate(first)]
         voices, masses = self._masses(lie, parts)
-        weights = judge_sketches(self.rule, first, voices, masses, len(parts)).weights * counted
+        rows = judge_sketches(self.rule, first, voices, masses, len(parts)).weights * counted
+        weights = without_own(rows, np.array(masses), {part: part for part in range(len(parts))})
         g = np.empty(self.sent.shape[1], np.float32)
         for part, span in enumerate(self.spans):
             self.codec.decode(self._output(lie, part, parts, first, weights[part], draw), g[span])
@@ -204,7 +203,7 @@ class LyingRound:
         counted = np.ones((len(self.spans), len(self.spans)))
         everyone = range(len(self.spans))
         allowed = {*everyone[int(lie.denies) if lie is not None else 0 :]}
-        if is_fit(self._seating, dict.fromkeys(everyone, b""), allowed):  # Else a deputy holds its part.
+        if is_fit(self._seating, dict.fromkeys(everyone, b""), allowed, self.num_honest):  # Else a deputy holds its part.
             counted[self.num_honest :, [index for index in everyone if index not in allowed]] = 0
         return counted
 
@@ -270,11 +269,10 @@ class LyingRound:
         before = [tables_of(table, len(self.spans))[part].astype("<f4").tobytes() for table in first]
         after: list[bytes] = []
         for data, factor, one in zip(held, covered, before, strict=True):
-            table = np.float32(factor) * sketch_part(self.codec, data, bounds, 0, seed, CHECK_COLUMNS)
+            table = np.float32(factor) * sketch_part(self.codec, data, bounds, 0, seed, columns_of(len(self.sent)))
             after.append(masked(table.astype("<f4").tobytes(), [any(one)]))
-        if doubtful(before, after, 1, weights[None]):
-            return False
-        return not false_outputs(self.codec, {0: output}, (low, high), weights[None], before, after, seed)
+        verdict = judge_outputs(self.codec, {0: output}, (low, high), weights[None], before, after, (), seed)
+        return verdict == Verdict((), ())
 
 
 @dataclass(frozen=True, slots=True)

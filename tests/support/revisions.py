@@ -18,7 +18,7 @@ WALKED: dict[str, tuple[Any, ...]] = {
     "inner.clip": (0.5, 0.0, 1e6),
     "inner.ramp": (2, 1, 8),
     "codec.contribution": ("bf16", "lloyd2", "fp32", "int8"),
-    "codec.result": ("int8", "bf16", "fp32", "lloyd2"),
+    "codec.result": ("int8", "bf16", "fp32"),
     "codec.choices": ("bf16", "lloyd2 int8 bf16 fp32"),
     "eval.every": (2, 1000),
     "eval.prompts": (["Twice"], []),

@@ -20,7 +20,6 @@ from flockstep.collectives.allreduce.actions import (
     Timing,
     VoteSetup,
 )
-from flockstep.collectives.allreduce.check import TABLE_BYTES
 from flockstep.collectives.chain.certificate import value_hash
 from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.robust.checks import commitment, num_bytes
@@ -280,8 +279,6 @@ class Rounds:
                 report(lambda exchange: exchange.sketched(seed, tables))
             case actions.CompareSketch():
                 report(lambda exchange: exchange.compared(action))
-            case actions.SecondPart():
-                report(lambda exchange: exchange.seconded(action, bytes(TABLE_BYTES)))
             case actions.AskFor(to, about):
                 for other in to:
                     if other not in self.dead:
@@ -295,7 +292,9 @@ class Rounds:
                 report(lambda exchange: exchange.judged(rows, {}, {}))
             case actions.CheckOutputs():
                 false = [part for part, output in action.outputs.items() if output in self.false]
-                report(lambda exchange: exchange.checked(action, false, ()))
+                mute = {part: sum(action.weights[part][place] for place in action.silent) for part in action.outputs}
+                unheard = [part for part, weight in mute.items() if 3 * weight > sum(action.weights[part])]
+                report(lambda exchange: exchange.checked(action, false, unheard))
             case actions.Reduce(cut, part, contributors, weights):
                 weighted = [index for index, weight in zip(contributors, weights, strict=True) if weight]
                 output = keyed("output", cut, bytes([part, *weighted]))

@@ -5,7 +5,6 @@
     lying_owner             flips the sign of 2 % of its output's elements
     lying_sender            signs sketches that are not those of its contribution
     lying_sender_with_owner as it, but only for parts whose owners collude and accept the sketch
-    lying_deputy            signs false sketches of what other owners contribute to their own parts
     mute                    signs no sketches
     withholding             commits, and delivers nothing
     selective               sends no round messages to every third peer
@@ -161,11 +160,6 @@ def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) ->
     computes(liar, "is_true", lambda *_: True)
 
 
-def lying_deputy(liar: Corruptible) -> None:
-    """Sign sketches of half of what another one contributes to its own part, so that its true output seems false."""
-    computes(liar, "sketch_part", lambda table, *_: 0.5 * table)
-
-
 def _scaled(tables: bytes, *factors: float) -> bytes:
     """Multiply the sketch of each part by its factor, or all by the one."""
     parts = np.frombuffer(tables, "<f4").reshape(len(factors), -1)
@@ -247,7 +241,6 @@ LIARS: Mapping[str, Callable[..., None]] = {
         lying_owner,
         lying_sender,
         lying_sender_with_owner,
-        lying_deputy,
         mute,
         withholding,
         selective,

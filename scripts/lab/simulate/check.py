@@ -61,7 +61,8 @@ class RoundRow:
 class Checks:
     """Collects violations from the actions and events of honest peers.
 
-    `named` replaces peer ids in a text by names; events about `attackers` are no violations.
+    `named` replaces peer ids in a text by names; events about `attackers` are no violations. What those in `covered` are
+    judged by is not what they contribute, so outputs are not compared in rounds with one of them.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class Checks:
         named: Callable[[str], str],
         rule: Rule,
         attackers: Container[object] = (),
+        covered: Container[object] = (),
     ) -> None:
         self.rows: dict[int, RoundRow] = {}
         self.violations: list[Violation] = []
         self._named = named
         self._rule = rule
-        self._attackers = attackers
+        self._attackers, self._covered = attackers, covered
         self._contributions: dict[tuple[str, int], tuple[Floats, int]] = {}
 
     def blame(self, invariant: str, text: str) -> None:
@@ -155,7 +157,9 @@ class Checks:
         cut = self.cut(outcome)
         if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
-        elif outcome.counted and peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
+            return
+        is_known = outcome.counted and not any(it in self._covered for it in outcome.cut)
+        if is_known and peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
             self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
 
 

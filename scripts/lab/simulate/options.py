@@ -27,7 +27,7 @@ MEETING_TRIPS = 10
 CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Outputs", "Propose"})
 """Sent by the proposer alone: a strike after one of these happens when the proposer sends it, whoever the victim is."""
 MESSAGES = (
-    *("Ready", "Roster", "Commit", "Have", "Cut", "Sketch", "Result", "Outputs", "Second", "Propose", "Prevote", "Precommit"),
+    *("Ready", "Roster", "Commit", "Have", "Cut", "Sketch", "Result", "Outputs", "Propose", "Prevote", "Precommit"),
     "Void",
 )
 BLOWS = ("kill", "stall", "cut", "leave")

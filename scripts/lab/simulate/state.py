@@ -16,7 +16,7 @@ from ....collectives.accountability.trust import weigh
 from ....collectives.allreduce.actions import Outcome
 from ....collectives.chain.certificate import value_of
 from ....collectives.driver.contribution import Averaged
-from ....collectives.robust.checks import columns_of, judge_sketches, masked, seed_of, sketch_parts
+from ....collectives.robust.checks import columns_of, judge_sketches, masked, seed_of, sketch_parts, without_own
 from ....collectives.robust.rule import Rule, Weighting
 from ....collectives.state import merkle
 from ....collectives.vector.arrays import Floats
@@ -87,7 +87,10 @@ class State:
             sketches = [sketch_parts(codec, part, bounds, seed, columns_of(members)) for part in parts]
             seen = [masked(sketch, each) for sketch, each in zip(sketches, counts, strict=True)]
             rows = judge_sketches(rule, seen, voices, masses, members).weights
-        weighting = Weighting(weights=np.where(np.transpose(counts), rows, 0.0), flagged={})
+        contributors = outcome.value.contributors
+        own = {part: contributors.index(it) for part, it in outcome.holders.items() if it in contributors}
+        kept = without_own(np.where(np.transpose(counts), rows, 0.0), np.array(masses), own)
+        weighting = Weighting(weights=kept, flagged={})
         hashes: list[bytes] = []
         for part, (low, high) in enumerate(pairwise(bounds)):
             data = [encoded[part] for encoded in parts]

@@ -33,6 +33,7 @@ from ....peer.base.errors import LocalError, sole_error
 from ....peer.identity import Identity
 from ....peer.log.telemetry import Event, Telemetry
 from ....peer.memory.network import MemoryNetwork, run_virtual
+from ..attacks.protocol import TOGETHER
 from .chaos import Chaos
 from .check import Checks
 from .harm import Harm, corrupt
@@ -132,7 +133,8 @@ class World:
         first = options.peers - len(liars)
         self.roles = {self._identity(first + at).peer_id: attackers for at, attackers in enumerate(liars)}
         """The attacks of the last founders, by peer id."""
-        self.checks = Checks(self.trace.named, rule_named(options.rule), self.roles)
+        covered = {peer for peer, attackers in self.roles.items() if attackers.name in TOGETHER}
+        self.checks = Checks(self.trace.named, rule_named(options.rule), self.roles, covered)
         self.harm = Harm(self.roles, self.trace.names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()

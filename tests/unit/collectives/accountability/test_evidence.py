@@ -18,7 +18,7 @@ from flockstep.collectives.accountability.evidence import (
     look_at,
 )
 from flockstep.collectives.accountability.statements import STATEMENTS
-from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_part
+from flockstep.collectives.robust.checks import seed_of
 from flockstep.collectives.spec import Terms
 from flockstep.collectives.vector.codec import CELL, codec_named
 from flockstep.collectives.vector.mixed import codecs_named
@@ -54,7 +54,6 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Cut(SLOT, ZERO, ZERO, (0, 1), *SAID), wire.Cut(SLOT, ZERO, b"1" * 32, (0, 1), *SAID)),
     (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 0, (ZERO,), (0,))),
-    (wire.Second(SLOT, ZERO, 1, NAME, ((0, b"1"), (2, b"1"))), wire.Second(SLOT, ZERO, 1, NAME, ((2, b"1"), (3, b"1")))),
     (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
     (wire.Prevote(SLOT, ZERO), wire.Prevote(SLOT, b"1" * 32)),
     (wire.Precommit(SLOT, ZERO), wire.Precommit(SLOT, b"1" * 32)),
@@ -67,14 +66,6 @@ COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, b"1" * 32)),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, ZERO, 1, (ZERO,), (0,))),
     (wire.Outputs(SLOT, ZERO, 0, (ZERO,), ()), wire.Outputs(SLOT, b"1" * 32, 0, (ZERO,), (0,))),
-    *(
-        (wire.Second(SLOT, ZERO, 1, NAME, ((0, b"1"), (2, b"1"))), wire.Second(SLOT, seed, contributor, NAME, tables))
-        for seed, contributor, tables in (
-            (b"1" * 32, 1, ((0, b"2"),)),
-            (ZERO, 0, ((0, b"2"),)),
-            (ZERO, 1, ((1, b"2"), (3, b"2"))),
-        )
-    ),
     (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", (), b"", ZERO)),
     (wire.Have(SLOT, ZERO, b"", ((0, (0,)),), NAME, ZERO), wire.Have(SLOT, ZERO, b"", ((0, (0,)),), b"n" * 16, ZERO)),
     (wire.Void(SLOT, "one"), wire.Void(SLOT, "two")),
@@ -169,35 +160,6 @@ def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Ident
     assert guilty(result, OPENING, cut) == ACCUSER.peer_id
 
 
-class Answer:
-    """What one contributes, and the sketch of its part 0 by another one, at a `gain` of the true one."""
-
-    def __init__(self, gain: float = 1.0, **changes: Any) -> None:
-        self.commit = signed(OTHER, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(GOOD), ZERO)))
-        table = gain * sketch_part(TERMS.contribution, GOOD, ROSTER.bounds, 0, SEED, CHECK_COLUMNS)
-        tables = ((0, table.astype("<f4").tobytes()), (2, b""))
-        second = wire.Second(SLOT, SEED, 1, self.commit.name, tables)
-        self.second = signed(LIAR, replace(second, **changes))
-
-    def found(self, opening: wire.Signed = OPENING, part: int = 0) -> Conviction | Pending:
-        return tried(self.second, self.commit, opening, part=part)
-
-
-@pytest.mark.parametrize(("gain", "culprit"), [(1.0, ACCUSER), (1.01, LIAR), (-1.0, LIAR), (0.0, LIAR), (np.nan, LIAR)])
-def test_a_second_convicts_its_author_or_whoever_accuses_it(gain: float, culprit: Identity) -> None:
-    found = Answer(gain).found()
-    assert isinstance(found, Pending)
-    assert found.exhibit == Exhibit(digest(GOOD), TERMS.contribution, 3)
-    assert found.author == LIAR.peer_id
-    assert look_at(ACCUSER.peer_id, found, GOOD).guilty == culprit.peer_id
-
-
-def test_a_second_of_a_table_of_another_size_is_false() -> None:
-    found = Answer(tables=((0, bytes(12)),)).found()
-    assert isinstance(found, Pending)
-    assert look_at(ACCUSER.peer_id, found, GOOD).guilty == LIAR.peer_id
-
-
 ABOUT_ANOTHER: Mapping[str, dict[str, Any]] = {
     "part": {"tables": ((1, b""),)},
     "contributor": {"contributor": 0},
@@ -205,37 +167,6 @@ ABOUT_ANOTHER: Mapping[str, dict[str, Any]] = {
     "commit": {"commit": NAME},
     "slot": {"slot": SLOT.at(2)},
 }
-
-
-@pytest.mark.parametrize("other", ABOUT_ANOTHER)
-def test_a_second_about_another_contribution_is_no_evidence(other: str) -> None:
-    """Else a liar could show a true Second beside a Commit that it is not of."""
-    found = Answer(0.5, **ABOUT_ANOTHER[other]).found()
-    assert isinstance(found, Conviction)
-    assert found.guilty == ACCUSER.peer_id
-
-
-def test_what_does_not_belong_to_a_second_proves_nothing() -> None:
-    answer = Answer(0.5)
-    for part in (1, 2, 63):
-        assert answer.found(part=part) == Conviction(ACCUSER.peer_id, answer.found(part=part).reason)  # type: ignore[union-attr]
-    assert isinstance(answer.found(signed(OTHER, replace(ROSTER, bounds=(0, 1, 4)))), Conviction)
-    forged = replace(answer.commit, signature=bytes(64))
-    own = signed(LIAR, wire.opened(answer.commit))
-    for statements in (
-        (answer.second, forged, OPENING),
-        (answer.second, own, OPENING),
-        (replace(answer.second, signature=bytes(64)), answer.commit, OPENING),
-        (answer.second, OPENING, answer.commit),
-        (answer.second, answer.commit),
-    ):
-        assert guilty(*statements) == ACCUSER.peer_id
-
-
-def test_a_second_about_what_its_author_contributes_itself_is_no_evidence() -> None:
-    """For its own contribution its own sketches count, and a Second of it counts for nobody."""
-    answer = Answer(0.5, contributor=0, commit=signed(LIAR, wire.opened(Answer().commit)).name)
-    assert guilty(answer.second, signed(LIAR, wire.opened(answer.commit)), OPENING) == ACCUSER.peer_id
 
 
 def test_where_the_codecs_of_a_round_are_not_known_bytes_convict_nobody_and_contradictions_do() -> None:
@@ -262,7 +193,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
 
 def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
     witness = Witness()
-    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5, 3, 2), strict=True):
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5, 3), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
         assert witness.see(one, first, at(present)) is None
         assert witness.see(one, first, at(present)) is None
@@ -279,21 +210,6 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
     witness.see(one, COMMITS[0], at(3))
     witness.advance(6)
     assert witness.see(two, COMMITS[1], at(5)) is None
-
-
-def test_a_witness_remembers_each_subject_of_a_statement_and_forgets_all_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.accountability.evidence.MAX_STATEMENTS", most := 20)
-    witness = Witness()
-    seconds = [wire.Second(SLOT, ZERO, number, NAME, tuple((part, b"") for part in range(8))) for number in range(7)]
-    for second in seconds:
-        witness.see(signed(LIAR, second), second, SLOT)
-    said = witness._rounds[3][LIAR.peer_id]
-    kept = {*said.statements.values()}
-    assert kept == {signed(LIAR, second) for second in seconds[-2:]}
-    assert len(said.statements) == 16 <= most
-    assert witness.num_bytes == sum(len(word.payload) for word in kept)
-    other = replace(seconds[-1], tables=((7, b""), (63, b"")))
-    assert witness.see(signed(LIAR, other), other, SLOT) == signed(LIAR, seconds[-1])
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 2])

@@ -13,7 +13,6 @@ from flockstep.collectives.allreduce.facts import MessageLog
 from flockstep.collectives.allreduce.judge import SketchExchange
 from flockstep.collectives.allreduce.roster import RosterView, readies_of
 from flockstep.collectives.robust.checks import (
-    CHECK_COLUMNS,
     columns_of,
     commitment,
     num_bytes,
@@ -42,7 +41,8 @@ E = Electorate(dict.fromkeys(NAMES, 1))
 CUT, OUTPUTS = b"c" * 32, (b"o" * 32,) * 4
 SEED = seed_of(CUT, OUTPUTS)
 CODEC = codec_named("int8")
-SIZE = num_bytes(4, CHECK_COLUMNS)
+COLUMNS = columns_of(4)
+SIZE = num_bytes(4, COLUMNS)
 
 
 def a_table(facts: MessageLog) -> RosterView:
@@ -64,7 +64,7 @@ def test_each_contributor_counts_once_and_what_i_hold_of_it_is_compared_once() -
     table = a_table(facts)
     sketches = SketchExchange(facts, table, (0, 1, 3), CUT, OUTPUTS)
     mine = [(1, 0), (1, 1), (1, 3)]
-    assert sketches.advance(mine) == [SketchParts(SEED, CHECK_COLUMNS)]
+    assert sketches.advance(mine) == [SketchParts(SEED, COLUMNS)]
     assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))]
     say(facts, 2, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))  # It has no part in the cut.
     say(facts, 1, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))
@@ -130,7 +130,7 @@ class Trial:
             for gain in (1.0, of)
         )
         self.commit = signed(PEERS[2], wire.Commit(SLOT, ROSTER.hash, 1, 1, 0.0, tuple(map(digest, self.parts))))
-        tables = sketch_parts(CODEC, told, BOUNDS, SEED, CHECK_COLUMNS)
+        tables = sketch_parts(CODEC, told, BOUNDS, SEED, COLUMNS)
         self.sketch = signed(PEERS[2], wire.Sketch(SLOT, CUT, OUTPUTS, tables))
         self.terms = Terms("a" * 52, 6, CODEC, CODEC)
 

@@ -57,12 +57,10 @@ def chosen(seating: Seating, words: Mapping[int, Claims], names: Mapping[int, by
 
 
 def honest(seating: Seating, among: Collection[int]) -> Words:
-    """Return the words of honest holders: each owner holds its part of all, and its deputies what the owner adds."""
+    """Return the words of honest holders: each owner holds its part of all."""
     words: Words = {}
     for part in seating.owners:
         words.setdefault(part, {})[part] = {index: name(index) for index in among}
-        for deputy in seating.deputies[part][: max(1, seating.witnesses)]:
-            words.setdefault(deputy, {}).setdefault(part, {part: name(part)} if part in among else {})
     return words
 
 
@@ -125,13 +123,9 @@ def test_what_an_honest_holder_lists_counts_in_its_part_and_in_no_part_more_than
     seating, liars, words = run
     names = names_in(seating, words, seating.trainers)
     for part in seating.owners:
-        counted = counted_in(seating, words, names, part, part)
+        counted = counted_in(words, names, part, part)
         assert counted <= words[part].get(part, {}).keys() & names.keys()
-        if part not in liars:
-            # Of what it adds itself its first deputy speaks, which may lie.
-            assert counted | {part} == seating.trainers | {part}
-            if part in seating.trainers and not {*seating.deputies[part]} & liars:
-                assert part in counted
+        assert part in liars or counted == seating.trainers
 
 
 @given(runs_with_liars(), st.randoms(use_true_random=False))
@@ -237,34 +231,6 @@ def test_whom_one_holder_denies_is_missing_in_its_part_and_in_no_other(count: in
     assert after == replace(before, parts={**before.parts, holder: before.parts[holder] - {victim}})
 
 
-@pytest.mark.parametrize(("count", "witnesses"), [(2, 0), (3, 0), (4, 1), (6, 1), (7, 2), (13, 2)])
-def test_what_a_holder_adds_itself_needs_the_word_of_as_many_others_as_may_lie(count: int, witnesses: int) -> None:
-    seating, everybody = seated(count), range(count)
-    assert seating.witnesses == witnesses
-    words = honest(seating, everybody)
-    names = names_in(seating, words, everybody)
-
-    def is_in() -> bool:
-        return 1 in counted_in(seating, words, names, 1, 1)
-
-    assert counted_in(seating, words, names, 1, 1) == frozenset(everybody)
-    for by in seating.deputies[1]:
-        words[by].pop(1, None)
-    assert is_in() is (witnesses < 1)
-    words[seating.deputies[1][0]][1] = {1: name(1, 1)}  # Another statement of it.
-    assert is_in() is (witnesses < 1)
-    words[seating.deputies[1][0]][1] = {1: name(1)}
-    assert is_in() is (witnesses < 2)
-    words[seating.deputies[1][-1]][1] = {1: name(1)}
-    assert is_in()
-
-
-def test_an_only_member_of_a_part_needs_nobody() -> None:
-    seating = replace(seated(4, owners=[1]), deputies=((), (), (), ()))
-    words = honest(seating, range(4))
-    assert counted_in(seating, words, {index: name(index) for index in range(4)}, 1, 1) == frozenset(range(4))
-
-
 REFUSED: dict[str, tuple[tuple[int, ...], str]] = {
     "holders": ((0, 1, 2), "one holder for each part"),
     "more holders": ((0, 1, 2, 3, 3), "one holder for each part"),
@@ -329,12 +295,16 @@ def test_a_holder_with_too_few_of_those_that_are_known_gives_way_to_another_one(
     words[0][5] = {6: name(6)}
     names = names_in(seating, words, seating.trainers)
     assert names.keys() == seating.trainers
-    assert is_fit(seating, names, listed) is is_valid
+    assert is_fit(seating, names, listed, 5) is is_valid
     result = standing(seating, words, range(7), seating.trainers)
     assert isinstance(result, Standing) is is_valid
     assert is_valid or result == "member 5 is not to hold part 5 by the words that it names"
-    other = found(seating, words, (0, 1, 2, 3, 4, 6, 6), seating.trainers)
-    assert other.parts[5] == seating.trainers
+    other = standing(seating, words, (0, 1, 2, 3, 4, 6, 6), seating.trainers)
+    if is_valid:  # A proposer does not choose among those whose words are fit.
+        assert other == "member 6 is not to hold part 5 by the words that it names"
+    else:
+        assert isinstance(other, Standing)
+        assert other.parts[5] == seating.trainers
 
 
 @given(runs_with_liars())
@@ -343,12 +313,12 @@ def test_where_no_word_is_fit_the_part_is_theirs_by_whom_most_count(run: tuple[S
     names = names_in(seating, words, seating.trainers)
     for part in seating.owners:
         counted = {
-            by: counted_in(seating, words, names, part, by) for by in seating.three(part) if part in words.get(by, ())
+            by: counted_in(words, names, part, by) for by in seating.three(part) if part in words.get(by, ())
         }
         holders = holders_of(seating, words, names, part)
         assert holders.keys() <= counted.keys()
         assert bool(holders) is bool(counted)
-        fit = {by for by, each in counted.items() if is_fit(seating, names, each)}
+        fit = {by for by, each in counted.items() if is_fit(seating, names, each, by)}
         assert holders.keys() == fit or (not fit and {*map(len, holders.values())} == {max(map(len, counted.values()))})
 
 

@@ -152,11 +152,11 @@ def test_copies_count_no_more_than_one(copies: int) -> None:
     assert weighting.weights[:, :copies].sum(axis=1).max() <= weighting.weights[:, copies:].max()
 
 
-def test_nobody_is_longer_than_two_in_a_part() -> None:
+def test_nobody_is_longer_in_a_part_than_most_of_the_honest() -> None:
     x = contributions()
     x[-1, : D // PARTS] *= 50
     reach = judge(x).weights[0] * np.linalg.norm(x[:, : D // PARTS], axis=1)
-    assert reach[-1] < 2.05 * np.median(reach)
+    assert reach[-1] < 1.3 * np.median(reach)
 
 
 def test_never_more_than_a_minority_is_dropped() -> None:
@@ -285,4 +285,4 @@ def test_the_weights_are_those_of_every_other_machine() -> None:
     x[-1] *= -2
     x[-2] = x[-3]
     bits = judge(x).weights.astype("<f8").tobytes()
-    assert hashlib.sha256(bits).hexdigest() == "3b7ccf4b9486210cf4ca427eed329d193aae49894ee77fa1f42dd91183d026bd"
+    assert hashlib.sha256(bits).hexdigest() == "c0bb8661f37594aee272964a0a37eba1a6a1bb58faf3dea357c8f2fde0b9e6ab"

@@ -371,6 +371,13 @@ def test_only_the_owner_signs_and_only_what_can_be_run() -> None:
         SignedManifest.sign(replace(GOOD, inner=Inner("sgd")), OWNER)
 
 
+def test_results_have_no_codec_whose_zeros_are_numbers() -> None:
+    refused = replace(GOOD, codec=CodecSettings(contribution="lloyd2", result="lloyd2"))
+    assert [it for it in refused.faults() if "lloyd2" in it] == [
+        "[codec] result must be one of int8, int4, bf16, fp32, not 'lloyd2'"
+    ]
+
+
 def test_a_manifest_file_is_whole_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.flockstep"
     path.write_bytes(SIGNED.publishable)

@@ -62,7 +62,6 @@ MESSAGES = [
     wire.Weigh(SLOT, HASH, 0, ((0, 0.5), (2, 0.25))),
     wire.Result(SLOT, HASH, 0, HASH),
     wire.Outputs(SLOT, HASH, 1, (HASH,), (0,)),
-    wire.Second(SLOT, HASH, 1, b"n" * 16, ((0, bytes(3 * 32 * 4)), (63, bytes(3 * 32 * 4)))),
     wire.Propose(SLOT, b"value", HASH, (b"ready",)),
     wire.Prevote(SLOT, HASH),
     wire.Precommit(SLOT, HASH),
@@ -222,8 +221,6 @@ def largest() -> Iterator[wire.RoundMessage]:
     yield wire.Weigh(slot, HASH, wire.MAX_ROSTER - 1, tuple((index, 0.1) for index in everybody))
     yield wire.Result(slot, HASH, wire.MAX_ROSTER - 1, HASH)
     yield wire.Outputs(slot, HASH, wire.MAX_OUTPUTS - 1, hashes, everybody)
-    last = wire.MAX_ROSTER - 1
-    yield wire.Second(slot, HASH, last, name, tuple((part, bytes(wire.MAX_TABLE_BYTES)) for part in judges))
 
 
 @pytest.mark.parametrize("message", [*largest()], ids=lambda message: type(message).__name__)
@@ -235,7 +232,6 @@ def test_the_largest_of_each_statement_can_be_signed_and_sent(message: wire.Roun
 
 BINDING = [
     (wire.Sketch, wire.Commit, wire.Roster),
-    (wire.Second, wire.Commit, wire.Roster),
     (wire.Commit, wire.Roster),
     (wire.Result, wire.Cut, wire.Roster),
 ]

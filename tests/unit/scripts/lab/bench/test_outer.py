@@ -25,7 +25,7 @@ def pretended(training: Training) -> TrainingResult:
 def cases(**changes: Any) -> list[Training]:
     given: dict[str, Any] = {
         "modes": ["blocking,streaming"],
-        "codecs": ["fp32,int4,lloyd2"],
+        "codecs": ["fp32,int4,lloyd2/int4"],
         "outer": ["0.9/0.8/10"],
         "ramps": ["1"],
         "peers": ["8"],
