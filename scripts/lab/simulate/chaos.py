@@ -8,14 +8,16 @@ duration of the last round. A strike happens a moment after its message was sent
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from ....peer import wire
-from ....peer.memory.network import MemoryNetwork
 from .options import CONVENER_MESSAGES, SimulateOptions, Strike
 from .peer import SimulatedPeer
+
+if TYPE_CHECKING:
+    from .world import World
 
 LEAVING_SECONDS = 1e-3
 """Seconds from a message to its strike: enough for the message to leave, too few for a response."""
@@ -25,42 +27,18 @@ FEWEST = 2
 """Churn never leaves fewer peers, since that would end the run."""
 
 
-class Swarm(Protocol):
-    """What faults happen to: the peers of a simulation and their network."""
-
-    living: dict[str, SimulatedPeer]
-    network: MemoryNetwork
-    nursery: trio.Nursery
-
-    def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
-        """Emit an event of the simulation itself."""
-
-    def end(self, peer: SimulatedPeer, why: str) -> None:
-        """Kill a peer."""
-
-    def join(self) -> None:
-        """Start one more peer."""
-
-    def restart(self, name: str) -> None:
-        """Start a killed peer again."""
-
-
 class Chaos:
     """Injects the faults of the options."""
 
-    def __init__(self, swarm: Swarm, options: SimulateOptions) -> None:
+    def __init__(self, swarm: "World", options: SimulateOptions) -> None:
         self._swarm = swarm
         self._options = options
         self._random = random.Random(f"{options.seed} chaos")
-        self._waiting = list(options.strikes)
+        self.unmet = list(options.strikes)
+        """The strikes whose moment has not come."""
         self._roster: wire.Roster | None = None
         self._round = 0
         self._round_began = 0.0
-
-    @property
-    def unmet(self) -> list[Strike]:
-        """The strikes whose moment has not come."""
-        return self._waiting
 
     def sent(self, sender: SimulatedPeer, message: wire.RoundMessage) -> None:
         """React to a message that a peer has sent."""
@@ -68,11 +46,11 @@ class Chaos:
             self._begin(message.slot.round)
         if isinstance(message, wire.Roster):
             self._roster = message
-        for strike in list(self._waiting):
+        for strike in list(self.unmet):
             if strike.round == message.slot.round and strike.after == type(message).__name__:
                 victim = self._victim(strike, sender)
                 if victim is not None and (strike.after in CONVENER_MESSAGES or victim is sender):
-                    self._waiting.remove(strike)
+                    self.unmet.remove(strike)
                     self._swarm.nursery.start_soon(self._strike, strike, victim)
 
     def _victim(self, strike: Strike, sender: SimulatedPeer) -> SimulatedPeer | None:
@@ -103,7 +81,7 @@ class Chaos:
                 self._swarm.end(victim, "killed" if blow == "kill" else "left")
             if blow == "kill" and seconds:
                 await trio.sleep(seconds)
-                self._swarm.restart(victim.name)
+                self._swarm.join(int(victim.name[1:]))
             return
         begin, end = (network.stall, network.resume) if blow == "stall" else (network.cut, network.mend)
         begin(victim.peer)

@@ -102,11 +102,6 @@ class Checks:
         self._contributions[peer.peer, contribution.round] = contribution.vector.whole(), contribution.tokens
         self._contributions.pop((peer.peer, contribution.round - CHECKED_ROUNDS), None)
 
-    def cut(self, outcome: Outcome) -> list[tuple[Floats, int]]:
-        """Return (contribution, tokens) of each peer in a cut that contributed."""
-        cut = [self._contributions.get((member, outcome.slot.round)) for member in outcome.cut]
-        return [contribution for contribution in cut if contribution is not None]
-
     def ended(self, peer: SimulatedPeer, averaged: Averaged, now: float) -> None:
         """Check the end of an attempt at a peer."""
         outcome = averaged.outcome
@@ -123,7 +118,7 @@ class Checks:
     def moved(self, peer: SimulatedPeer, now: float) -> None:
         """Check a state that a peer took from another."""
         place = peer.place
-        if place.round:
+        if place.round and peer.peer not in self._attackers:
             row = self.row(place.round, now)
             row.holders[peer.name] = place.head.hash
             result = row.results.get(place.head.hash)
@@ -154,7 +149,8 @@ class Checks:
         if len(row.results) > 1:
             roots = ", ".join(result.value.next_root.hex()[:8] for result in row.results.values())
             self.blame("equal states", f"{where} ends with another result than others: {roots}")
-        cut = self.cut(outcome)
+        found = (self._contributions.get((member, outcome.slot.round)) for member in outcome.cut)
+        cut = [contribution for contribution in found if contribution is not None]
         if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
             return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -28,21 +28,26 @@ from ....dht.members.body import MemberBody, MemberState
 from ....dht.members.gossip import Gossip
 from ....dht.members.table import Member as Row
 from ....dht.members.table import MemberTable
-from ....dht.run.admission import Charter
 from ....optim.member.member import Member
 from ....optim.member.reach import Contact
 from ....optim.step.pace import Pace, slowest
 from ....peer import wire
 from ....peer.base.config import PeerConfig
 from ....peer.base.digest import keyed
+from ....peer.base.transport import Stream
 from ....peer.identity import Identity
 from ....peer.log.telemetry import Telemetry
 from ....peer.memory.peer import MemoryTransport
 from ....peer.node.node import Node
 from ....peer.node.session import unpack_message
+from ....peer.quota.origins import Origin
 from ....peer.wire import MAX_PARTS
+from .meter import MEMBERSHIP, REST, ROUNDS, Meter
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
+
+if TYPE_CHECKING:
+    from .world import World
 
 SIM_RUN = "s" * 52
 SIM_STEPS = 20
@@ -64,15 +69,25 @@ _unpack = lru_cache(maxsize=4096)(unpack_message)
 
 
 class WatchedNode(Node):
-    """A node that reports its signed messages to the world."""
+    """A node that reports its signed messages to the world, and whose messages are charged to their purpose."""
 
     on_send: Callable[[wire.Signed], None]
+    meter: Meter
 
     def send(self, peers: str | Iterable[str], message: object) -> None:
         """Send, then report."""
         super().send(peers, message)
         if isinstance(message, wire.Signed):
             self.on_send(message)
+
+    def _receive_message(self, origin: Origin, peer: str, message: object, num_bytes: int) -> None:
+        is_of_round = isinstance(message, wire.Signed | wire.Certificate | wire.Proof | wire.Unheard)
+        with self.meter.of(ROUNDS if is_of_round else MEMBERSHIP):
+            super()._receive_message(origin, peer, message, num_bytes)
+
+    async def _serve(self, stream: Stream) -> None:
+        with self.meter.of(MEMBERSHIP):
+            await super()._serve(stream)
 
 
 def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
@@ -84,32 +99,6 @@ def watch(averager: Averager, started: Callable[[Contribution], None]) -> None:
         return await average(contribution, next_root)
 
     averager.average = watched  # type: ignore[method-assign]  # As the attacks do.
-
-
-class Watcher(Protocol):
-    """What a simulated peer reports to, of itself first."""
-
-    charter: Charter
-
-    def assembled(self, peer: "SimulatedPeer") -> None:
-        """It is assembled, and has sent no message yet."""
-
-    def sent(self, sender: "SimulatedPeer", message: wire.RoundMessage) -> None:
-        """It has sent a message of a round."""
-
-    def started(self, peer: "SimulatedPeer", contribution: Contribution) -> None:
-        """It takes part in an attempt."""
-
-    def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
-        """An attempt has ended for it, and its state includes the round if it was certified."""
-
-    def moved(self, peer: "SimulatedPeer") -> None:
-        """It has taken its state from another peer."""
-
-
-def glance_of(peers: int) -> float:
-    """Return the seconds between two polls of the members during an inner phase."""
-    return GLANCE * max(1.0, peers / MAX_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +116,7 @@ class _View:
 class SimulatedPeer:
     """One process of a peer; `state` is the initial state of the run."""
 
-    def __init__(self, name: str, identity: Identity, options: SimulateOptions, watcher: Watcher, state: State) -> None:
+    def __init__(self, name: str, identity: Identity, options: SimulateOptions, world: "World", state: State) -> None:
         self.name = name
         self.identity = identity
         self.state = state
@@ -138,7 +127,7 @@ class SimulatedPeer:
         self.settled = False
         """True once it holds a state of the run and takes part."""
         self._options = options
-        self._watcher = watcher
+        self._world = world
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
         self._view: _View | None = None
@@ -163,11 +152,11 @@ class SimulatedPeer:
     ) -> None:
         """Run until cancelled; after its last round it stays as a provider."""
         config = PeerConfig()
-        with self.scope:
+        with self.scope, self._world.meter.of(MEMBERSHIP):
             async with WatchedNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
-                node.on_send = self._report
+                node.meter, node.on_send = self._world.meter, lambda signed: self._world.sent(self, wire.opened(signed))
                 await self._assemble(node, directory, folder)
-                self._watcher.assembled(self)
+                self._world.assembled(self)
                 self.member.held.place = ChainPosition(0, self.state.root, 0, None)
                 self._contact.begin(self.place.head)
                 if founder:
@@ -195,12 +184,12 @@ class SimulatedPeer:
             floor=_FLOOR,
             ceiling=_CEILING,
             rule=rule_named(self._options.rule),
-            charter=self._watcher.charter,
+            charter=self._world.charter,
             num_fragments=self._options.fragments,
         )
         archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
         self.member = Member(self._contact, spec, OUTER, (state.theta, state.momentum), archive)
-        watch(self.averager, lambda contribution: self._watcher.started(self, contribution))
+        watch(self.averager, lambda contribution: self._world.started(self, contribution))
 
     async def leave(self) -> None:
         """Stay for one more round where my vote may be needed, then send a Goodbye and leave."""
@@ -221,7 +210,7 @@ class SimulatedPeer:
             began = captured if self._options.fragments > 1 else trio.current_time()
 
     async def _stay(self) -> None:
-        seen, glance = None, glance_of(self._options.peers)
+        seen, glance = None, GLANCE * max(1.0, self._options.peers / MAX_PARTS)
         while not self._training.cancel_called:
             is_behind = self._behind()
             has_news, seen = self._view is not seen, self._view
@@ -233,7 +222,7 @@ class SimulatedPeer:
     async def _inner_phase(self, duration: float, started: float) -> int:
         """Train for `duration` since `started`, or until the deadline of the phase; return the steps done."""
         ready_at: dict[str, float] = {}
-        glance = glance_of(self._options.peers)
+        glance = GLANCE * max(1.0, self._options.peers / MAX_PARTS)
         while not self._behind():
             now = trio.current_time()
             for peer in self.averager.ready():
@@ -252,25 +241,27 @@ class SimulatedPeer:
 
     async def _round(self, steps: int, duration: float) -> None:
         """Repeat attempts of the next round until one is certified."""
-        number = self.place.round + 1
-        x = self.state.contribution(self.peer, number)
+        number, meter = self.place.round + 1, self._world.meter
+        with meter.of(REST):
+            x = self.state.contribution(self.peer, number)
         while not self._behind() and self.peer in self._look().drawn:
-            averaged = await self.member.average(
-                Contribution(
-                    vector=FlatSum([x]),
-                    round=number,
-                    base_root=self.place.root,
-                    tokens=steps * TOKENS_PER_STEP,
-                    steps=steps,
-                    loss=1.0,
-                    grace=self._pace.grace(duration),
-                    seconds=duration,
-                )
+            contribution = Contribution(
+                vector=FlatSum([x]),
+                round=number,
+                base_root=self.place.root,
+                tokens=steps * TOKENS_PER_STEP,
+                steps=steps,
+                loss=1.0,
+                grace=self._pace.grace(duration),
+                seconds=duration,
             )
+            with meter.of(ROUNDS):
+                averaged = await self.member.average(contribution)
             is_done = averaged.outcome.kind is OutcomeKind.DONE
-            if is_done and self.peer in averaged.outcome.cut:
-                self.state.keep_rest(averaged, x)
-            self._watcher.ended(self, averaged)
+            with meter.of(REST):
+                if is_done and self.peer in averaged.outcome.cut:
+                    self.state.keep_rest(averaged, x)
+                self._world.ended(self, averaged)
             if is_done:
                 return
             await trio.sleep(SIM_RETRY_SECONDS)
@@ -279,11 +270,10 @@ class SimulatedPeer:
         """Take the run's state, until no member has a better one."""
         await self.member.sync()
         self.settled = True
-        self._watcher.moved(self)
+        self._world.checks.moved(self, trio.current_time())
 
     def _behind(self) -> bool:
-        follows_another_chain = self._look().follows_another_chain
-        return self.averager.behind or follows_another_chain
+        return self._look().follows_another_chain or self.averager.behind
 
     def _look(self) -> _View:
         """Return what I see; computed anew if any member, my position or a proof has changed."""
@@ -293,6 +283,3 @@ class SimulatedPeer:
             follows = catch_up.follows_another_chain(members)
             self._view = view = _View(members, place, news, follows, self.averager.drawn())
         return view
-
-    def _report(self, signed: wire.Signed) -> None:
-        self._watcher.sent(self, wire.opened(signed))

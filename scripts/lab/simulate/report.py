@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ..table import table_lines
@@ -29,7 +29,8 @@ class Report:
     living: int
     seconds: float
     """Virtual seconds."""
-    cpu_seconds: float
+    cpu: Mapping[str, float]
+    """CPU seconds by purpose."""
     trace: str
     """A hash of the sequence of all events: the same for the same options."""
 
@@ -42,7 +43,7 @@ class Report:
         for line in table_lines("", headings, [[_figures(row)[name] for name in headings] for row in self.rows]):
             write_line(line)
         write_line("")
-        reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
+        reasons = Counter(reason for row in self.rows for reason in sorted({*row.void.values()}))
         for reason, count in reasons.most_common(MAX_SHOWN):
             write_line(f"void {count} times: {reason}")
         write_line(f"{len(self.stalled)} of {len(self.rows)} rounds stalled")
@@ -59,7 +60,9 @@ class Report:
             write_line(f"  {violation.invariant}: {violation.text}")
         write_line(
             f"{self._num_done()} rounds certified, {self.living} peers alive at the end, {self.seconds:.1f} virtual s, "
-            f"{self.cpu_seconds:.1f} CPU-s, trace {self.trace}"
+            f"{sum(self.cpu.values()):.1f} CPU-s ("
+            + ", ".join(f"{purpose} {seconds:.1f}" for purpose, seconds in self.cpu.items())
+            + f"), trace {self.trace}"
         )
 
     @property
@@ -79,7 +82,8 @@ class Report:
             "certified": self._num_done(),
             "living": self.living,
             "virtual_s": round(self.seconds, 3),
-            "cpu_s": round(self.cpu_seconds, 3),
+            "cpu_s": round(sum(self.cpu.values()), 3),
+            **{f"cpu_{purpose}_s": round(seconds, 3) for purpose, seconds in self.cpu.items()},
             "trace": self.trace,
             "unmet": list(self.unmet),
             "violations": [asdict(violation) for violation in self.violations],
@@ -96,7 +100,7 @@ def _figures(row: RoundRow) -> dict[str, object]:
         "round": row.number,
         "outcome": outcome,
         "void_attempts": len(attempts),
-        "void_reasons": _void_reasons(row),
+        "void_reasons": sorted({*row.void.values()}),
         "stalled": sorted(set(row.stalled.values())),
         "roster": "+".join(str(roster) for roster, _ in sizes),
         "cut": "+".join(str(cut) for _, cut in sizes),
@@ -108,10 +112,5 @@ def _figures(row: RoundRow) -> dict[str, object]:
 
 def _states(row: RoundRow) -> str:
     held = Counter(row.holders.values())
-    if len(held) <= 1:
-        return f"equal on {len(row.holders)}"
-    return "apart: " + " + ".join(str(count) for count in sorted(held.values(), reverse=True))
-
-
-def _void_reasons(row: RoundRow) -> list[str]:
-    return sorted(set(row.void.values()))
+    apart = "apart: " + " + ".join(str(count) for count in sorted(held.values(), reverse=True))
+    return apart if len(held) > 1 else f"equal on {len(row.holders)}"

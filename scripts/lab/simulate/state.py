@@ -14,7 +14,6 @@ import numpy as np
 
 from ....collectives.accountability.trust import weigh
 from ....collectives.allreduce.actions import Outcome
-from ....collectives.chain.certificate import value_of
 from ....collectives.driver.contribution import Averaged
 from ....collectives.robust.checks import columns_of, judge_sketches, masked, seed_of, sketch_parts, without_own
 from ....collectives.robust.rule import Rule, Weighting
@@ -75,12 +74,14 @@ class State:
 
         The sketches are computed anew from the contributions, so that no lie of a peer enters.
         """
-        bounds, codec = outcome.value.bounds, self.codec
-        voices, masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
+        value, codec, ones = outcome.value, self.codec, [1.0] * len(cut)
+        bounds, seats, seed = value.bounds, [value.seats[index] for index in value.contributors], seed_of(value.cut)
+        # Voices are by trust, masses by tokens and trust.
+        voices, masses = (weigh(each, ones, seats, earned=False) for each in (ones, [tokens for _, tokens in cut]))
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1
         counts = [
-            [index in outcome.counted.get(part, ()) for part in range(members)] for index in outcome.value.contributors
+            [index in outcome.counted.get(part, ()) for part in range(members)] for index in value.contributors
         ]
         rows = np.tile(masses, (members, 1))
         if not rule.blind:
@@ -100,15 +101,6 @@ class State:
 
     def _drawn(self, *names: str) -> Floats:
         return _drawn(self._seed, self.theta.size, names)
-
-
-def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...], bytes]:
-    """Return the voices of a certified cut, by trust, the masses, by tokens and trust, and the seed of its sketches."""
-    assert outcome.certificate is not None
-    value = value_of(outcome.certificate)
-    seats = [value.seats[index] for index in value.contributors]
-    voices, masses = (weigh(each, [1.0] * len(seats), seats, earned=False) for each in ([1] * len(seats), tokens))
-    return voices, masses, seed_of(value.cut)
 
 
 @lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.

@@ -11,7 +11,6 @@ import hashlib
 import json
 import random
 import re
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,6 +36,7 @@ from ..attacks.protocol import TOGETHER
 from .chaos import Chaos
 from .check import Checks
 from .harm import Harm, corrupt
+from .meter import Meter
 from .options import SimulateOptions
 from .peer import SimulatedPeer
 from .report import Report
@@ -56,7 +56,6 @@ def simulate(options: SimulateOptions, tell: Callable[[str], object] = lambda pr
 
     Raises `LocalError` if the folder cannot be written, and what a custom attack raises.
     """
-    began = time.process_time()
     with ExitStack() as stack:
         log: IO[bytes] | None = None
         if options.out is not None:
@@ -77,7 +76,7 @@ def simulate(options: SimulateOptions, tell: Callable[[str], object] = lambda pr
         living=len(world.living),
         harm=world.harm,
         seconds=seconds,
-        cpu_seconds=time.process_time() - began,
+        cpu=world.meter.seconds,
         trace=str(world.trace),
     )
 
@@ -123,6 +122,7 @@ class World:
         self, options: SimulateOptions, log: IO[bytes] | None, folder: Path, tell: Callable[[str], object]
     ) -> None:
         self.living: dict[str, SimulatedPeer] = {}
+        self.meter = Meter()
         self.network: MemoryNetwork
         self.nursery: trio.Nursery
         self._folder = folder
@@ -138,7 +138,6 @@ class World:
         self.harm = Harm(self.roles, self.trace.names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
-        self._count = 0
         voting = first if options.voters == "honest" else options.peers
         # More would not find a seat each in the first roster.
         founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_PARTS)))
@@ -147,6 +146,7 @@ class World:
     async def run(self) -> float:
         """Run until all living peers have done all rounds, or none progresses; return the virtual seconds."""
         options = self._options
+        trio.lowlevel.add_instrument(self.meter)
         self.network = MemoryNetwork(seed=options.seed, loss=options.loss, grain=GRAIN)
         async with self.network.open(), trio.open_nursery() as self.nursery:
             self.chaos = Chaos(self, options)
@@ -176,22 +176,16 @@ class World:
     def _over(self) -> bool:
         """Return True if all living honest peers have done all rounds and hold one state."""
         peers, rounds = self.honest(), self._options.rounds
-        if any(not peer.settled or peer.place.round < rounds for peer in peers):
-            return False
-        return len({peer.place.head for peer in peers}) == 1
+        is_done = all(peer.settled and peer.place.round >= rounds for peer in peers)
+        return is_done and len({peer.place.head for peer in peers}) == 1
 
-    def join(self) -> None:
-        """Start one more peer, which knows only the directory."""
-        self._launch(founder=False)
-
-    def restart(self, name: str) -> None:
-        """Start a killed peer again, with its key and its disk, but without its state."""
-        self._launch(founder=False, number=int(name[1:]))
+    def join(self, number: int | None = None) -> None:
+        """Start one more peer, which knows only the directory; with a number a killed one, with its key and its disk."""
+        self._launch(founder=False, number=number)
 
     def _launch(self, *, founder: bool, number: int | None = None) -> None:
         if number is None:
-            number = self._count
-            self._count += 1
+            number = len(self.trace.names)
         options = self._options
         identity = self._identity(number)
         state = State(options.seed)
@@ -213,8 +207,8 @@ class World:
         self.nursery.start_soon(live)
 
     def _identity(self, number: int) -> Identity:
-        seed = str(self._options.seed).encode(), str(number).encode()
-        return Identity.from_seed(keyed("key of a simulated peer", *seed))
+        seed = str(self._options.seed).encode()
+        return Identity.from_seed(keyed("key of a simulated peer", seed, str(number).encode()))
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
         """Kill a peer."""
@@ -234,7 +228,7 @@ class World:
         self.chaos.sent(sender, message)
 
     def started(self, peer: SimulatedPeer, contribution: Contribution) -> None:
-        """A peer takes part in an attempt."""
+        """Take note of what a peer contributes to an attempt that begins for it."""
         self.checks.started(peer, contribution)
 
     def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
@@ -244,11 +238,6 @@ class World:
         self.checks.ended(peer, averaged, trio.current_time())
         if averaged.outcome.kind is OutcomeKind.DONE:
             self.harm.ended(averaged.outcome)
-
-    def moved(self, peer: SimulatedPeer) -> None:
-        """A peer has taken its state from another one."""
-        if peer.peer not in self.roles:
-            self.checks.moved(peer, trio.current_time())
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
         """Emit an event of the simulation itself."""
