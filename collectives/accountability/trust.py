@@ -16,7 +16,7 @@ list the owner vouches for the members: all begin with 1, and no cap holds.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import repeat
 from operator import add
 
@@ -54,6 +54,7 @@ class TrustRecord:
     rounds: int
 
 
+@cache
 def newcomer_record(earned: bool) -> TrustRecord:
     """Return the record of an unknown peer; `earned`: whether weight must be earned in this run."""
     return TrustRecord(FIRST_TRUST if earned else 1.0, 0)

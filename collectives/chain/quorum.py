@@ -43,6 +43,6 @@ def drawn_for(
     since: else keys could be made to suit the draw, some thousand a second, and would take all seats that are drawn. All
     attempts of a round share one draw, so that no peer needs to know how many attempts there were.
     """
-    place = _draw(slot)
-    order = sorted(members, key=lambda peer: (peer not in voters, peer not in earlier, _rank(place, peer)))
-    return frozenset(order[: wire.MAX_ROSTER])
+    place, drawn = _draw(slot), frozenset(members)
+    is_all, rank = len(drawn) <= wire.MAX_ROSTER, lambda peer: (peer not in voters, peer not in earlier, _rank(place, peer))
+    return drawn if is_all else frozenset(sorted(drawn, key=rank)[: wire.MAX_ROSTER])
