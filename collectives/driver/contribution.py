@@ -41,7 +41,7 @@ class Averaged:
     """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
 
     outcome: Outcome
-    mine: tuple[Blob, ...]
-    outputs: tuple[Blob, ...]
+    mine: tuple[Blob, ...] = ()
+    outputs: tuple[Blob, ...] = ()
     phases: Mapping[PeerId, float] = field(default_factory=dict)
     """How long each contributor in the cut has trained, in seconds, as it states."""

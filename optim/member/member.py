@@ -24,8 +24,8 @@ from ...collectives.chain.certificate import value_of
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import Expected, alike, position_in_body
 from ...collectives.chain.voters import electorate_after
-from ...collectives.driver.averager import Averager
 from ...collectives.driver.contribution import Averaged, Contribution
+from ...collectives.driver.rounds import Averager
 from ...collectives.picture.shown import median_loss
 from ...collectives.spec import Spec, spec_of
 from ...collectives.state.archive import Archive

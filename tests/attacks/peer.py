@@ -22,7 +22,7 @@ import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.driver.averager import Averager
+from flockstep.collectives.driver.rounds import Averager
 from flockstep.collectives.vector.arrays import Floats
 from flockstep.collectives.vector.codec import CELL, codec_named, round_into
 from flockstep.optim.member import client

@@ -57,13 +57,13 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
         lies(thief, lie)
 
         async def steal() -> None:
-            while not (held and victim.averager._attempt and victim.averager._attempt.work.mine):  # noqa: ASYNC110
+            while not (held and victim.averager._work and victim.averager._work.mine):  # noqa: ASYNC110
                 await trio.sleep(0.01)  # Virtual time.
-            stolen.extend(digest(part) for part in victim.averager._attempt.work.mine)
+            stolen.extend(digest(part) for part in victim.averager._work.mine)
             for peer, message in held:
                 told(peer, sign(thief.identity, replace(message, parts=tuple(stolen))))
             got = 0
-            for key, part in zip(stolen, victim.averager._attempt.work.mine, strict=True):
+            for key, part in zip(stolen, victim.averager._work.mine, strict=True):
                 try:
                     thief.node.blobs.put(key, await thief.node.fetch(victim.peer, key, len(part)))
                     got += 1
@@ -93,8 +93,8 @@ def test_who_gets_no_output_from_its_owner_gets_it_from_a_deputy_or_from_who_has
             find = liar.node.blobs.find
 
             def of_a_part_only(key: bytes, reader: str) -> Any:
-                attempt = liar.averager._attempt
-                mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
+                attempt = liar.averager._work
+                mine = {digest(part) for part in attempt.mine} if attempt is not None else set()
                 return find(key, reader) if reader != denied.peer or key in mine else None
 
             liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]

@@ -169,7 +169,7 @@ def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.M
 
 
 def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.driver.attempt.EARLY_BYTES", 3000)
+    monkeypatch.setattr("flockstep.collectives.driver.rounds.EARLY_BYTES", 3000)
 
     async def body(swarm: SimSwarm) -> None:
         first, *others = swarm.sims
@@ -282,11 +282,11 @@ def test_who_waits_for_much_that_is_still_to_come_is_charged_and_strangers_wait_
 
         async def ask(asker: Node) -> str:
             """Ask for a part that its sender does not deliver; returns how that ended."""
-            attempt, sending = target.averager._attempt, sender.averager._attempt
+            attempt, sending = target.averager._work, sender.averager._work
             assert attempt is not None
             assert sending is not None
             part = attempt.machine.exchange.members.index(target.peer)
-            name = keyed("part of a contributor", sender.peer.encode(), digest(sending.work.mine[part]))
+            name = keyed("part of a contributor", sender.peer.encode(), digest(sending.mine[part]))
             asker.learn(target.peer, target.node.transport.addresses())
             await asker.transport.connect(target.peer, target.node.transport.addresses())
             stream = await asker.transport.open_stream(target.peer, bulk.BULK_PROTOCOL)
@@ -302,7 +302,7 @@ def test_who_waits_for_much_that_is_still_to_come_is_charged_and_strangers_wait_
             await trio.sleep_forever()
 
         async def withhold() -> None:
-            while not (sender.averager._attempt and sender.averager._attempt.work.mine):  # noqa: ASYNC110
+            while not (sender.averager._work and sender.averager._work.mine):  # noqa: ASYNC110
                 await trio.sleep(0.01)  # Virtual time.
             find = sender.node.blobs.find
             sender.node.blobs.find = (  # type: ignore[method-assign]

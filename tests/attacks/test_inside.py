@@ -115,7 +115,7 @@ def test_a_false_second_sketch_that_is_sent_to_one_voter_convicts_its_author_and
                 return None
             if not isinstance(message, wire.Sketch) or step_of(message) != "second sketch" or peer != victim.peer:
                 return message
-            attempt = liar.averager._attempt
+            attempt = liar.averager._work
             assert attempt is not None
             tables = np.frombuffer(message.tables, "<f4").copy().reshape(4, -1)
             tables[attempt.machine.exchange.members.index(first.peer)] *= -2.0
@@ -183,7 +183,7 @@ def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused() -> None:
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
             if not isinstance(message, wire.Cut):
                 return message
-            attempt = liar.averager._attempt
+            attempt = liar.averager._work
             assert attempt is not None
             both = {attempt.machine.exchange.table.places[sim.peer] for sim in (liar, friend)}
             return replace(message, words=tuple(word for word in message.words if word[0] in both))
@@ -206,8 +206,8 @@ def serves(liar: SimPeer, whom: Callable[[RosterView, int, str], bool]) -> None:
     find = liar.node.blobs.find
 
     def hide(key: bytes, reader: str) -> Any:
-        attempt, found = liar.averager._attempt, find(key, reader)
-        if reader == liar.peer or attempt is None or not any(found is part for part in attempt.work.mine):
+        attempt, found = liar.averager._work, find(key, reader)
+        if reader == liar.peer or attempt is None or not any(found is part for part in attempt.mine):
             return found
         table = attempt.machine.exchange.table
         mine = table.commits().get(table.me)

@@ -93,8 +93,8 @@ def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_s
         find = liar.node.blobs.find
 
         def hide(key: bytes, reader: str) -> Any:
-            attempt, found = liar.averager._attempt, find(key, reader)
-            mine = attempt is not None and any(found is part for part in attempt.work.mine)
+            attempt, found = liar.averager._work, find(key, reader)
+            mine = attempt is not None and any(found is part for part in attempt.mine)
             return found if mine or reader not in blind else None
 
         liar.node.blobs.find = hide  # type: ignore[method-assign]
@@ -143,8 +143,8 @@ def test_a_sketch_of_a_cut_that_was_made_again_meanwhile_is_compared_with_nothin
 
         def ask(event: dict[str, Any]) -> None:
             if event["event"] == "round.said" and event["step"] == "Sketch" and not asked:
-                attempt: Any = sim.averager._attempt
-                asked.extend(attempt.work.parts)
+                attempt: Any = sim.averager._work
+                asked.extend(attempt.parts)
                 sim.node.nursery.start_soon(attempt._compare, CompareSketch(bytes(32), *asked[0]))
 
         sim.node.telemetry.subscribe(ask)

@@ -112,7 +112,7 @@ class Liar:
         return None
 
     def _is_told(self, peer: str) -> bool:
-        attempt = self.sim.averager._attempt
+        attempt = self.sim.averager._work
         proposer = attempt.machine.vote.proposer if attempt is not None else ""
         match self.case.reaches:
             case "proposer":

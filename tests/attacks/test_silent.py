@@ -81,8 +81,8 @@ def test_an_owner_that_withholds_its_output_costs_a_deadline_once_in_ten_rounds(
         send = liar.node._bulk._send_memory
 
         async def hold_back(stream: Any, blob: Any, request: wire.Fetch) -> None:
-            attempt = liar.averager._attempt
-            if attempt is None or not any(blob is part for part in attempt.work.mine):
+            attempt = liar.averager._work
+            if attempt is None or not any(blob is part for part in attempt.mine):
                 await trio.sleep_forever()
             await send(stream, blob, request)
 

@@ -62,7 +62,7 @@ def seconds_of_rounds(prepare: Prepare, voters: int = VOTERS, free: int = FREE, 
 
 
 def roster_of(liar: SimPeer) -> RosterView | None:
-    attempt = liar.averager._attempt
+    attempt = liar.averager._work
     return attempt.machine.exchange.table if attempt is not None and attempt.machine.has_roster else None
 
 
@@ -95,9 +95,9 @@ def hangs(blobs: str, whom: Whom) -> Prepare:
         send = liar.node._bulk._send_memory
 
         async def hold_back(stream: Any, blob: Any, request: wire.Fetch) -> None:
-            attempt, table = liar.averager._attempt, roster_of(liar)
+            attempt, table = liar.averager._work, roster_of(liar)
             if attempt is not None and table is not None and whom(table, stream.remote):
-                mine = attempt.work.mine if blobs == "contribution" else attempt.work.outputs.values()
+                mine = attempt.mine if blobs == "contribution" else attempt.outputs.values()
                 if any(blob is it for it in mine):
                     await trio.sleep_forever()
             await send(stream, blob, request)
@@ -316,15 +316,15 @@ def test_an_owner_and_a_key_that_alone_hold_bytes_void_no_attempt(is_made: bool)
         serve, send = key.node._bulk._send_memory, owner.node._bulk._send_memory
 
         async def to_the_owner(stream: Any, blob: Any, request: wire.Fetch) -> None:
-            attempt, table = key.averager._attempt, roster_of(key)
-            mine = attempt.work.mine if attempt is not None else []
+            attempt, table = key.averager._work, roster_of(key)
+            mine = attempt.mine if attempt is not None else []
             is_read = table is not None and mine and owner.peer in table.places and stream.remote != owner.peer
             if is_read and table is not None and blob is mine[table.places[owner.peer]]:
                 await trio.sleep_forever()
             await serve(stream, blob, request)
 
         async def of_itself(stream: Any, blob: Any, request: wire.Fetch) -> None:
-            work = owner.averager._attempt.work if owner.averager._attempt is not None else None
+            work = owner.averager._work
             if work is not None and not any(blob is it for it in (*work.mine, *(work.outputs.values() if is_made else ()))):
                 await trio.sleep_forever()
             await send(stream, blob, request)

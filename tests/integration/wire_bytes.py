@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.driver.contribution import Contribution
+from flockstep.collectives.driver.rounds import Averager
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.vector.codec import CELL, FlatSum, codec_named
 from flockstep.dht.run.admission import Charter

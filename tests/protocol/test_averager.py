@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.allreduce import actions
 from flockstep.collectives.allreduce.actions import OutcomeKind
 from flockstep.collectives.chain.kept_outputs import index_of
 from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.collectives.driver.contribution import Averaged
 from flockstep.collectives.driver.hints import SENDERS
+from flockstep.collectives.driver.work import Work
 from flockstep.collectives.vector.codec import CELL
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
@@ -112,6 +114,21 @@ def test_a_late_member_is_answered_by_a_few_with_the_certificate() -> None:
     run_virtual(lambda: with_swarm(8, body))
 
 
+def test_a_certificate_that_arrives_while_no_attempt_runs_is_kept_for_the_replay() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        late, others = swarm.sims[-1], swarm.sims[:-1]
+        late.node.on_message(wire.Signed, lambda carrier, signed: None)  # Nothing of the round reaches it.
+        await all_at_once(others)
+        certificate = others[0].averager.certificate
+        assert certificate is not None
+        others[0].node.send(late.peer, certificate)
+        await trio.sleep(1.0)
+        assert late.averager.behind
+        assert late.averager.decided == certificate
+
+    run_rounds(4, body)
+
+
 def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
     """Its last tasks end before its caller runs again: what the network brings in between finds nobody."""
 
@@ -127,10 +144,12 @@ def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
             nursery.start_soon(begin)
             for sim in swarm.sims[1:]:
                 nursery.start_soon(sim.round)
-            await trio.sleep(0.05)
-            attempt = first.averager._attempt
+            await trio.sleep(0.2)  # It has a roster.
+            attempt = first.averager._work
             assert attempt is not None
+            attempt.nursery.start_soon(report_late, attempt)
             given_up.cancel()
+        assert not [event for event in first.events if event["event"] == "round.silent"]
         attempt.act([actions.FetchPart(0, swarm.sims[1].peer, bytes(32), 1, 130, contributor=1)])
         assert given_up.cancelled_caught
 
@@ -141,6 +160,11 @@ async def compute() -> None:
     """Computes in a thread, which nobody can cancel: the attempt that it is for ends when the others are in the next one."""
     with trio.CancelScope(shield=True):
         await trio.sleep(1.0)
+
+
+async def report_late(attempt: Work) -> None:
+    await compute()
+    attempt._done(lambda exchange: [Note("round.silent", attempt.node.peer_id, "reduce", "a result for nobody")])
 
 
 async def rounds(sim: SimPeer, count: int) -> None:
@@ -156,10 +180,10 @@ def test_readys_that_come_while_the_work_of_a_void_attempt_ends_count_in_the_nex
                 nursery.start_soon(rounds, sim, 2)
             await trio.sleep(0.05)
             for sim in swarm.sims:
-                attempt = sim.averager._attempt
+                attempt = sim.averager._work
                 assert attempt is not None
                 if sim.peer == proposer:
-                    attempt._nursery.start_soon(compute)
+                    attempt.nursery.start_soon(compute)
                 attempt.act(attempt.machine.give_up("a fault", trio.current_time()))
         assert kinds(swarm.sims) == [OutcomeKind.DONE] * 4
         assert {sim.outcomes[-1].slot.attempt for sim in swarm.sims} == {1}
@@ -175,9 +199,9 @@ def test_readys_that_come_while_the_work_of_the_last_round_ends_count_in_the_nex
             for sim in swarm.sims:
                 nursery.start_soon(rounds, sim, 3)
             await trio.sleep(0.01)
-            attempt = swarm.sims[slow].averager._attempt
+            attempt = swarm.sims[slow].averager._work
             assert attempt is not None
-            attempt._nursery.start_soon(compute)
+            attempt.nursery.start_soon(compute)
         slots = [(outcome.slot.round, outcome.slot.attempt) for sim in swarm.sims for outcome in sim.outcomes]
         assert slots == [(1, 0), (2, 0), (3, 0)] * count
 
@@ -348,12 +372,12 @@ def test_a_value_of_an_earlier_attempt_comes_with_the_parts_that_i_sent_in_it() 
 
 
 def test_contributions_beyond_the_limit_of_an_owner_lie_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("flockstep.collectives.driver.attempt.memory_for_parts", lambda own: own // 2)  # 2.5 parts of 5.
+    monkeypatch.setattr("flockstep.collectives.driver.work.memory_for_parts", lambda own: own // 2)  # 2.5 parts of 5.
     held: dict[str, dict[tuple[int, int], Blob]] = {}
 
     def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:
-        if event["event"] == "round.said" and sim.averager._attempt is not None:
-            held[sim.peer] = sim.averager._attempt.work.parts
+        if event["event"] == "round.said" and sim.averager._work is not None:
+            held[sim.peer] = sim.averager._work.parts
 
     async def body(swarm: SimSwarm) -> None:
         await all_at_once(swarm.sims)

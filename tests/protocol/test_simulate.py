@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.driver.attempt import Attempt
+from flockstep.collectives.driver.work import Work
 from flockstep.collectives.robust.rule import Floats64, Weighting
 from flockstep.optim.member.apply import OuterState
 from flockstep.peer.base.errors import UsageError
@@ -163,7 +163,7 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
     def lose_one(*, weights: Floats64, flagged: dict[int, str]) -> Weighting:
         return Weighting(weights=np.hstack([0 * weights[:, :1], weights[:, 1:]]), flagged=flagged)
 
-    monkeypatch.setattr("flockstep.collectives.driver.attempt.Weighting", lose_one)
+    monkeypatch.setattr("flockstep.collectives.driver.work.Weighting", lose_one)
     (first, *_) = simulate(replace(CALM, rule="mean", rounds=1)).violations
     assert first.invariant == "all or nothing"
     assert "not what the rule makes of the cut" in first.text
@@ -172,10 +172,10 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
 def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve_other_bytes(self: Attempt, key: bytes, data: bytes, *, readers: object) -> None:
+    def serve_other_bytes(self: Work, key: bytes, data: bytes, *, readers: object) -> None:
         self.node.blobs.put(key, bytes(len(data)))
 
-    monkeypatch.setattr(Attempt, "_serve", serve_other_bytes)
+    monkeypatch.setattr(Work, "_serve", serve_other_bytes)
     arguments = ["flockstep", "simulate", "--rounds", "1", "--peers", "3", "--steps-time", "1s"]
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr("flockstep.scripts.lab.simulate.world.STANDSTILL", 60.0)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import trio
 from flockstep.collectives.allreduce.actions import Outcome, OutcomeKind
-from flockstep.collectives.driver.averager import Averager
 from flockstep.collectives.driver.contribution import Contribution
+from flockstep.collectives.driver.rounds import Averager
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive

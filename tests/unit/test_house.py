@@ -204,7 +204,7 @@ WIDE_DOORS: set[str] = {
     "collectives/allreduce/outputs.py ReducePhase",
     "collectives/allreduce/roster.py RosterView",
     "collectives/allreduce/stage.py Stage",
-    "collectives/driver/averager.py Averager",
+    "collectives/driver/rounds.py Averager",
     "collectives/round/machine.py Round",
     "collectives/round/vote.py Vote",
     "collectives/visit/watcher.py RunWatcher",

@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ....collectives.allreduce.words import claims_in
-from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
+from ....collectives.driver.rounds import Averager
 from ....collectives.robust.checks import seed_of
 from ....collectives.vector.codec import CELL, FlatSum
 from ....peer import wire
@@ -150,7 +150,7 @@ def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) ->
     """Shrink the sketches of parts that colluding owners accept, after the cut; those after the outputs are true."""
 
     def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, seed: bytes, _: int) -> bytes:
-        attempt = liar.averager._attempt
+        attempt = liar.averager._work
         if attempt is None or seed_of(attempt.machine.exchange.collect_phase.stage.hash) != seed:
             return tables
         members = attempt.machine.exchange.table.members
@@ -178,7 +178,7 @@ def censoring_owner(liar: Corruptible) -> None:
     sign_truth = guard.sign
 
     def lie(message: wire.RoundMessage, lock: wire.Proof | None = None) -> wire.Signed | str:
-        attempt = liar.averager._attempt
+        attempt = liar.averager._work
         if not isinstance(message, wire.Have) or attempt is None or attempt.machine._table is None:
             return sign_truth(message, lock)
         victim = 1 if attempt.machine._table.places[liar.peer] == 0 else 0
@@ -212,8 +212,8 @@ def withholding(liar: Corruptible) -> None:
 
 
 def _is_mine(liar: Corruptible, data: Blob | FileBlob | None) -> bool:
-    attempt = liar.averager._attempt
-    return attempt is not None and any(data is part for part in attempt.work.mine)
+    attempt = liar.averager._work
+    return attempt is not None and any(data is part for part in attempt.mine)
 
 
 def selective(liar: Corruptible) -> None:

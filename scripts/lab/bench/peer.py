@@ -14,8 +14,8 @@ import trio
 from ....collectives.accountability.trust import token_weights
 from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.chain.kept_outputs import Outputs
-from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution
+from ....collectives.driver.rounds import Averager
 from ....collectives.robust.rules import rule_named
 from ....collectives.spec import Spec
 from ....collectives.vector.codec import CELL, FlatSum, codec_named, weighted_mean

@@ -17,8 +17,8 @@ import trio
 
 from ....collectives.allreduce.actions import OutcomeKind
 from ....collectives.chain.chain import ChainPosition
-from ....collectives.driver.averager import Averager
 from ....collectives.driver.contribution import Averaged, Contribution, NextRoot
+from ....collectives.driver.rounds import Averager
 from ....collectives.robust.rules import rule_named
 from ....collectives.spec import Spec
 from ....collectives.state.archive import Archive

@@ -1,9 +1,11 @@
-"""The driver of rounds: runs attempt after attempt, and dispatches round messages between them.
+"""The driver of rounds, from certificate to certificate: takes round messages, and does what the machines ask for.
 
 Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. The vote
-on a round lasts over all its attempts, and statements of voters count in it also while I train. The messages that move
-data belong to an attempt: of those whose sender was ready before me, a few per peer are queued. Others may not know how
-the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
+on a round lasts over all its attempts, and statements of voters count in it also while I train. While an attempt runs, its
+machine takes all messages of the round, those of the vote too. The messages that move data belong to an attempt: of those
+whose sender was ready before me, a few per peer are queued. Whatever machine or vote asks for is done by `_do`; what takes
+time is the attempt's (`work`). Others may not know how the last round ended: they are sent its certificate. Others may be
+ahead of me: `behind` is set.
 
 A certificate ends my round if it continues my state and a quorum of the electorate has signed it, which the certificate
 of my state determines. Any other one is a hint: it makes me look for the run's chain, once in a while and between
@@ -12,9 +14,12 @@ attempts. So do Readys for later rounds by more than a third of the votes.
 A member whose session I lose still counts while others have one with it: they pass on what it signs (`relays`).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+
+import trio
 
 from ...dht.run.revision import open_revision
 from ...peer import wire
@@ -27,7 +32,7 @@ from ...peer.wire.signed import open_signed, verify_signed
 from ..accountability.conduct import Conduct
 from ..agreement.actions import AgreementTiming, Note
 from ..agreement.electorate import LIAR_PROOF, Electorate
-from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
+from ..allreduce.actions import Action, AskFor, Forward, Outcome, OutcomeKind, Send, Setup, VoteSetup
 from ..chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from ..chain.kept_outputs import Outputs
 from ..chain.packed import why_not_next
@@ -35,17 +40,17 @@ from ..chain.quorum import drawn_for, ranked_in_draw
 from ..chain.voters import electorate_after, is_needed, why_no_quorum
 from ..robust.checks import commitment
 from ..round.deadlines import Deadlines
-from ..round.early import EarlyMessages
+from ..round.early import EARLY_BYTES, EarlyMessages
 from ..round.machine import Round
 from ..round.vote import Vote
 from ..spec import Spec
 from ..vector.lines import UNMEASURED, CodecChoice, stated
 from ..vector.partition import num_parts
 from ..visit.polls import serve_votes
-from .attempt import Attempt, AttemptBytes
 from .contribution import Averaged, Contribution, NextRoot
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .relays import Relays
+from .work import Work
 
 HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""
@@ -54,22 +59,6 @@ MAX_SENT = 4
 READY = wire.code_of_kind(wire.Ready)
 NAMED = (wire.Commit, wire.Have, wire.Sketch)
 """What a cut may name: also of a member that was banned since, if another one shows it."""
-VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Prevote, wire.Precommit)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The encoded parts that I sent in one attempt."""
-
-    cut: bytes
-    """The hash of its first cut; empty if that did not arrive."""
-    members: tuple[PeerId, ...]
-    bounds: tuple[int, ...]
-    parts: list[Blob]
-
-    def is_in(self, value: wire.Value) -> bool:
-        """Return True if a value was made in this attempt, as far as I know."""
-        return self.cut == value.cut if self.cut else (self.members, self.bounds) == (value.members, value.bounds)
 
 
 class Averager:
@@ -86,17 +75,27 @@ class Averager:
         self._node, self._now = node, node.running.now
         self._spec = spec
         self._active = active
-        self._last_attempt: Attempt | None = None
+        self._machine: Round | None = None
+        """That of the running attempt; None once it is void: what arrives while its work ends is for the next one."""
+        self._work: Work | None = None
+        self._actions: deque[Action] = deque()
+        self._is_acting = False
+        self._alarm = trio.CancelScope()
+        """The wait of the running attempt: until the machine's deadline."""
+        self._foreign_bytes = 0
+        """Bytes that the running attempt keeps of members without a seat in it."""
         self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
-        self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
         self._earlier: frozenset[PeerId] = frozenset()  # The members that were here when my round began.
         self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
         self._num_revealed = 0
         """Attempts of this round in which my nonce may be known to others."""
-        self._sent: list[Sent] = []
-        """What I sent in the last attempts of this round: they may still be decided on."""
+        self._sent: dict[object, list[Blob]] = {}
+        """The encoded parts that I sent in the last attempts of this round, which may still be decided on.
+
+        By the hash of the attempt's first cut; where that did not arrive, by its members and bounds.
+        """
         self.certificate: wire.Certificate | None = None
         """The certificate of my state; None at the run's start."""
         self._late_readys = LateReadys()
@@ -126,7 +125,6 @@ class Averager:
             self._vote, self._num_revealed = None, 0
             self._earlier = self._members()
             self._came.clear()
-            self._unfetched.clear()
             self._sent.clear()
         for signed, message in self._early.take(round_):
             if message.slot.round == round_:
@@ -176,17 +174,12 @@ class Averager:
     @property
     def finishing(self) -> bool:
         """True if I have taken the cut of the running round: it still needs my part."""
-        return self._attempt is not None and self._attempt.machine.is_bound
+        return self._machine is not None and self._machine.is_bound
 
     @property
     def busy(self) -> bool:
         """True while an attempt runs."""
-        return self._last_attempt is not None
-
-    @property
-    def _attempt(self) -> Attempt | None:
-        """The running attempt; None once it is void, while its work still ends: what arrives then is for the next one."""
-        return None if self._last_attempt is None or self._last_attempt.is_void else self._last_attempt
+        return self._work is not None
 
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
@@ -224,9 +217,8 @@ class Averager:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        attempt = self._attempt
-        if attempt is not None and peer in (members := self._members()) and len(members) <= wire.MAX_ROSTER:
-            attempt.act(attempt.machine.add_member(peer, self._now()))
+        if self._machine is not None and peer in (members := self._members()) and len(members) <= wire.MAX_ROSTER:
+            self._act(self._machine.add_member(peer, self._now()))
 
     @property
     def why_not_average(self) -> str:
@@ -242,50 +234,86 @@ class Averager:
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` computes the state root that outputs lead to, without effect."""
-        node, spec, vote = self._node, self._spec, self._vote_on(contribution)
+        vote = self._vote_on()
         self._relays.enter(vote.slot.round, vote.slot.attempt, self._members())
         if why_not_average := self.why_not_average:
-            return Averaged(Outcome(OutcomeKind.VOID, vote.slot, why_not_average), (), ())
+            return Averaged(Outcome(OutcomeKind.VOID, vote.slot, why_not_average))
         drawn = self.drawn()
-        if node.peer_id not in drawn:
+        if self._node.peer_id not in drawn:
             reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
-            return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
+            return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason))
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
-        work = AttemptBytes(contribution.vector, self._choice, spec.output, contribution.patience)
-        attempt = self._last_attempt = Attempt(node, machine, work, next_root, self._conduct, self._kept)
-        early, unfetched = self._early.take(self.round), [*self._unfetched]
-        self._unfetched.clear()
-        node.set_beat(node.config.beat_in_round)
-        try:
-            outcome = await attempt.run(early, unfetched)
-        finally:
-            self._last_attempt = None
-            self._came.clear()
-            node.set_beat(node.config.beat_outside)
-        self._num_revealed += machine.has_roster
+        work = await self._drive(machine, contribution, next_root)
+        outcome = machine.outcome
+        assert outcome is not None
+        self._learn(machine, outcome)
         if machine.has_roster:
             exchange = machine.exchange
-            self._sent = [*self._sent, Sent(exchange.cut, exchange.members, exchange.bounds, work.mine)][-MAX_SENT:]
-        averaged = Averaged(outcome, (), ())
-        self._conduct.relieve(outcome.silent, outcome.late)
-        self._conduct.distrust(outcome.lied)
-        if machine.has_roster:
-            exchange = machine.exchange
-            known, voters = exchange.known, len(exchange.table.electorate.votes)
-            owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)
-            self._conduct.missed(outcome.idle, outcome.masked, known, owners, trainers)
-            self._conduct.lapsed(outcome.unsketched, outcome.slow, outcome.withheld, exchange.members[0], voters)
+            self._num_revealed += 1
+            self._sent[exchange.cut or (exchange.members, exchange.bounds)] = work.mine
+            self._sent = dict([*self._sent.items()][-MAX_SENT:])
+        averaged = Averaged(outcome)
         if outcome.kind is OutcomeKind.DONE:
-            self._deadlines.learn(machine.lengths)
             phases = {peer: vote.ready[peer][1].seconds for peer in outcome.cut if peer in vote.ready}
             averaged = replace(self._done(outcome, work), phases=phases)
-        if outcome.overdue is not None and outcome.slot.attempt >= (len(vote.electorate.votes) - 1) // 3:
-            self._deadlines.give_more_time(outcome.overdue)  # One proposer at least was honest: the deadlines are too short.
         self.behind = self.behind or averaged.outcome.kind is OutcomeKind.BEHIND
-        node.blobs.drop([key for key in work.served if key not in self._kept])
+        self._node.blobs.drop([key for key in work.served if key not in self._kept])
         return averaged
 
-    def _vote_on(self, contribution: Contribution | None = None) -> Vote:
+    async def _drive(self, machine: Round, contribution: Contribution, next_root: NextRoot) -> Work:
+        """Drive an attempt to its end, at first with what has arrived before it; return its work."""
+        node, blobs = self._node, self._node.blobs
+        self._machine, self._foreign_bytes = machine, 0
+        node.set_beat(node.config.beat_in_round)
+        try:
+            async with trio.open_nursery() as nursery:
+                work = self._work = Work(
+                    node=node,
+                    machine=machine,
+                    contribution=contribution,
+                    choice=self._choice,
+                    output_codec=self._spec.output,
+                    next_root=next_root,
+                    kept=self._kept,
+                    bans=self._conduct.bans,
+                    act=self._act,
+                    nursery=nursery,
+                )
+                blobs.obtain = work.pass_on
+                try:
+                    self._act(machine.start(self._now()))
+                    for signed, message in self._early.take(self.round):
+                        self._give(signed, message)
+                    while machine.outcome is None:
+                        with trio.CancelScope(deadline=node.running.at(machine.deadline)) as self._alarm:
+                            await trio.sleep_forever()
+                        self._act(machine.tick(self._now()))
+                finally:
+                    work.is_over, blobs.obtain = True, None
+                    node.pace_round(0.0)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._machine = self._work = None
+            self._came.clear()
+            node.set_beat(node.config.beat_outside)
+        return work
+
+    def _learn(self, machine: Round, outcome: Outcome) -> None:
+        """Learn from an attempt how long the next ones take, and of whom little is to be expected in them."""
+        conduct, voters = self._conduct, len(self.electorate.votes)
+        conduct.relieve(outcome.silent, outcome.late)
+        conduct.distrust(outcome.lied)
+        if machine.has_roster:
+            exchange, known = machine.exchange, machine.exchange.known
+            owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)
+            conduct.missed(outcome.idle, outcome.masked, known, owners, trainers)
+            conduct.lapsed(outcome.unsketched, outcome.slow, outcome.withheld, exchange.members[0], voters)
+        if outcome.kind is OutcomeKind.DONE:
+            self._deadlines.learn(machine.lengths)
+        if outcome.overdue is not None and outcome.slot.attempt >= (voters - 1) // 3:
+            self._deadlines.give_more_time(outcome.overdue)  # One proposer at least was honest: the deadlines are too short.
+
+    def _vote_on(self) -> Vote:
         """Return the vote on my round; it begins with the first message, or when I am ready."""
         if self._vote is None:
             spec, node, conduct = self._spec, self._node, self._conduct
@@ -306,20 +334,19 @@ class Averager:
             )
         return self._vote
 
-    def _done(self, outcome: Outcome, work: AttemptBytes) -> Averaged:
-        mine = self._node.peer_id
-        assert outcome.certificate is not None
-        parts = next((sent.parts for sent in reversed(self._sent) if sent.is_in(outcome.value)), [])
+    def _done(self, outcome: Outcome, work: Work) -> Averaged:
+        mine, value = self._node.peer_id, outcome.value
+        parts = self._sent.get(value.cut) or self._sent.get((value.members, value.bounds), [])
         if mine in outcome.cut and not parts:
             reason = "the round was certified with parts of mine that are no longer here"
-            return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason), (), ())
+            return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason))
         is_hinted, told, drawn = self._is_hinted, self._vote_on().told, self.drawn()
         self.expect(outcome.slot.round + 1, outcome.certificate)
         self.behind = self._is_hinted = is_hinted  # My chain went on; whether there is another one is still to be seen.
         # Who was not drawn learns of the round from member records.
         if mine in senders(outcome.slot, outcome.members[: num_parts(outcome.members)], self.electorate.votes):
             self._node.send(sorted({*outcome.members, *drawn} - {*told, mine}), outcome.certificate)
-        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.value.outputs))
+        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in value.outputs))
 
     def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:
         node, spec, value = self._node, self._spec, self._value
@@ -378,9 +405,11 @@ class Averager:
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
-        own = carrier == signed.sender
-        if not own and self._attempt is not None and signed.code == READY:
-            self._show(carrier, signed)
+        own, machine = carrier == signed.sender, self._machine
+        if machine is not None and not own and signed.code == READY and carrier in self.electorate.votes:
+            ready = open_signed(signed)  # Whoever its author is: the voter's word names it.
+            assert isinstance(ready, wire.Ready)
+            machine.show(carrier, signed, ready)
         if not (self._takes_part(carrier) and (own or self._takes_part(signed.sender))):
             if (dropped := self._newcomers.keep(carrier, signed)) is not None:
                 self._node.refuse(dropped, "round", "it or the signer of its message is no member")
@@ -389,15 +418,9 @@ class Averager:
             self._relays.heard(carrier)
         self._take(carrier, signed, open_signed(signed))
 
-    def _show(self, carrier: PeerId, signed: wire.Signed) -> None:
-        """Give my attempt a Ready that a voter passes on, whoever its author is: the voter's word names it."""
-        message = open_signed(signed) if carrier in self.electorate.votes else None
-        if self._attempt is not None and isinstance(message, wire.Ready) and message.slot.run == self._spec.run:
-            self._attempt.machine.show(carrier, signed, message)
-
     def _takes_part(self, peer: PeerId) -> bool:
         """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
-        in_attempt = self._attempt is not None and self._attempt.machine.has_seat(peer)
+        in_attempt = self._machine is not None and self._machine.has_seat(peer)
         return in_attempt or self._node.is_member(peer) or peer in self._members()
 
     def _take(self, carrier: PeerId, signed: wire.Signed, message: wire.RoundMessage) -> None:
@@ -416,24 +439,30 @@ class Averager:
         self._give(signed, message)
 
     def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Give a message of my round to the attempt or the vote, or keep it: until my attempt, until the round it is of."""
-        is_ahead, attempt = message.slot.round > self.round, self._attempt
+        """Give a message to the running attempt or the vote, or keep it: until my attempt, until the round that it is of."""
+        node, machine, sender = self._node, self._machine, signed.sender
+        is_ahead, is_vote = message.slot.round > self.round, isinstance(message, wire.VoteMessage)
         if isinstance(message, wire.Ready) and message.slot.decision == self._slot.decision:
-            self._came.add(signed.sender)
-        is_early = is_ahead or (attempt is None and not isinstance(message, VOTE_MESSAGES))
+            self._came.add(sender)
+        is_early = is_ahead or (machine is None and not is_vote)
         if is_early and (loser := self._early.add(signed, message)) is not None:
-            self._node.refuse(loser, "round", "more than is kept before an attempt")
-        if attempt is not None:
-            if is_ahead:
-                attempt.machine.peer_ahead(signed.sender)
-            elif isinstance(message, wire.Ready):
-                self._wait_for(signed.sender)  # It may have started to train after I became ready.
-            attempt.receive(signed, message)
-        elif isinstance(message, VOTE_MESSAGES):
-            try:
-                self._do(self._vote_on().receive(signed, message, self._now()))
-            except RemoteError as error:  # Not its carrier, which need not have seen that.
-                self._node.charge(signed.sender, type(message).__name__, error)
+            node.refuse(loser, "round", "more than is kept before an attempt")
+        if machine is not None and is_ahead:
+            machine.peer_ahead(sender)
+        elif machine is not None and isinstance(message, wire.Ready):
+            self._wait_for(sender)  # It may have started to train after I became ready.
+        if machine is not None and not machine.has_seat(sender):  # As one that is not drawn.
+            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
+                node.refuse(sender, "round", "more than an attempt keeps of peers outside of it")
+                return
+            self._foreign_bytes += len(signed.payload)
+        try:
+            if machine is not None:
+                self._act(machine.receive(signed, message, self._now()))
+            elif isinstance(message, wire.VoteMessage):
+                self._act(self._vote_on().receive(signed, message, self._now()))
+        except RemoteError as error:  # Not its carrier, which need not have seen that.
+            node.charge(sender, type(message).__name__, error)
         self.behind = self.behind or (self._vote is not None and self._vote.behind)
 
     def _answer_late(self, peer: PeerId, slot: wire.Slot, certificate: wire.Certificate) -> None:
@@ -446,22 +475,60 @@ class Averager:
         else:
             self._node.refuse(peer, "round", "more Readys of decided rounds than are answered")
 
-    def _do(self, actions: Sequence[Action]) -> None:
-        """Execute what the vote asks for between attempts."""
-        node = self._node
-        for action in actions:
-            match action:
-                case Forward(to, mail):
-                    node.send([peer for peer in to if peer != node.peer_id], mail)
-                case FetchValue():
-                    self._unfetched.append(action)
-                case Note(event, peer, step, reason):
-                    slot = self._vote_on().slot
-                    node.telemetry.emit(
-                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
-                    )
-        if self._vote is not None and self._vote.is_decided and not self.behind:
-            self.behind = True  # The round was decided while I trained.
+    def _act(self, actions: Sequence[Action]) -> None:
+        """Execute what the machine or the vote asks for, and what follows from that, in order."""
+        self._actions.extend(actions)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._actions:
+                self._do(self._actions.popleft())
+        finally:
+            self._is_acting = False
+        machine, work = self._machine, self._work
+        if machine is None or work is None:
+            self.behind = self.behind or (self._vote is not None and self._vote.is_decided)  # While I trained.
+            return
+        work.give_up_late()
+        self._conduct.enter(machine.slot)
+        if machine.outcome is None:
+            self._alarm.deadline = self._node.running.at(machine.deadline)
+            return
+        self._alarm.cancel()
+        if machine.outcome.kind is not OutcomeKind.DONE:
+            self._machine = None
+
+    def _do(self, action: Action) -> None:
+        node, machine = self._node, self._machine
+        match action:
+            case Send(to, message):
+                assert machine is not None, "a vote signs what it says itself"
+                signed = self._conduct.guard.sign(message)
+                if isinstance(signed, str):  # What else was to be done followed from a statement that I cannot make.
+                    self._actions.clear()
+                    self._actions.extend(machine.give_up(f"{type(message).__name__}: {signed}", self._now()))
+                    return
+                self._report(message)
+                if node.peer_id in to:
+                    self._actions.extend(machine.receive(signed, message, self._now()))
+                node.send([peer for peer in to if peer != node.peer_id], signed)
+            case Forward(to, mail):
+                if isinstance(mail, wire.Signed) and mail.sender == node.peer_id:
+                    self._report(wire.opened(mail))
+                node.send([peer for peer in to if peer != node.peer_id], mail)
+            case AskFor(to, peer):
+                node.send(to, wire.Unheard(self._spec.run, self.round, peer, asks=True))
+            case Note(event, peer, step, reason):
+                slot = (machine or self._vote_on()).slot
+                node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
+            case _:  # Between attempts only values are asked for, and again by the vote when the next one begins.
+                if self._work is not None:
+                    self._work.start(action)
+
+    def _report(self, message: wire.RoundMessage) -> None:
+        slot = message.slot
+        self._node.telemetry.emit("round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt)
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
         if not self._takes_part(carrier):
@@ -482,11 +549,9 @@ class Averager:
             return
         if why_not := why_not_next(certificate, self._slot.decision, self.certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
-        elif (attempt := self._last_attempt) is not None:
-            attempt.machine.certified(certificate)
-            attempt.act([])
         else:
-            self.behind = True
+            (self._machine or self._vote_on()).certified(certificate)
+            self._act([])
 
     def _hint(self, carrier: PeerId, round_: int, reason: str) -> None:
         """Take a certificate that does not end my round as its carrier's word that it is ahead of me."""
@@ -510,10 +575,7 @@ class Averager:
 
     def _take_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
         self._relays.pass_on(proof.slot.round, carrier, proof)
-        if self._attempt is not None:
-            self._attempt.learn(proof)
-        elif proof.slot.round == self.round:
-            self._do(self._vote_on().learn(proof, self._now()))
+        self._act((self._machine or self._vote_on()).learn(proof, self._now()))
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         self._early.forget(peer)
@@ -523,9 +585,9 @@ class Averager:
     def _statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return what a member has said in my round, as far as I keep it."""
         said = self._vote.statements_of(peer) if self._vote is not None else []
-        return said if self._last_attempt is None else [*said, *self._last_attempt.machine.statements_of(peer)]
+        return said if self._machine is None else [*said, *self._machine.statements_of(peer)]
 
     def _fail(self, peer: PeerId, reason: str) -> None:
         """React to the loss of a member that nobody here has a session with."""
-        if self._attempt is not None:
-            self._attempt.act(self._attempt.machine.lose(peer, reason, self._now()))
+        if self._machine is not None:
+            self._act(self._machine.lose(peer, reason, self._now()))
