@@ -4,12 +4,11 @@ Theory of operation. The Ready of a newcomer may overtake its record, so one of 
 a member. What a word from elsewhere may cost me, a search for the run's chain or a certificate in answer, is spaced in time.
 """
 
-import math
 from collections.abc import Collection
-from typing import Generic, TypeVar
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
+from ...peer.quota.origins import UNKNOWN, Origin, Rates
 from ..chain.quorum import ranked
 
 MAX_HINTS = 64
@@ -25,7 +24,6 @@ TOLD_SECONDS = 1.0
 """Between two certificates that a peer is sent for Readys of decided rounds: each is thirty times as long as a Ready."""
 TOLD_BURST, TOLD_PER_SECOND = 64, 4.0
 """Of these to members without a vote: a full roster that comes late, and 60 kB/s: its sender can choose who answers."""
-_K = TypeVar("_K")
 
 
 class NewcomerReadys:
@@ -52,22 +50,6 @@ class NewcomerReadys:
         return self._kept.pop(peer, None)
 
 
-class Spacing(Generic[_K]):
-    """Lets something happen once in so many seconds for each key."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last: dict[_K, float] = {}
-
-    def may(self, key: _K, now: float) -> bool:
-        """Return True if it may happen now; then it counts as happened."""
-        if now < self._last.get(key, -math.inf) + self._seconds:
-            return False
-        self._last = {other: at for other, at in self._last.items() if now < at + self._seconds}
-        self._last[key] = now
-        return True
-
-
 def senders(slot: wire.Slot, members: Collection[PeerId], voters: Collection[PeerId]) -> tuple[PeerId, ...]:
     """Return which of these members send a certificate to who lacks it in a slot: few, voters before others."""
     return tuple(sorted(ranked(slot, members), key=lambda peer: peer not in voters)[:SENDERS])
@@ -77,19 +59,10 @@ class LateReadys:
     """Which Readys of decided rounds I answer with the certificate of the last one."""
 
     def __init__(self) -> None:
-        self._each: Spacing[PeerId] = Spacing(TOLD_SECONDS)
-        self._room = float(TOLD_BURST)
-        self._refilled = -math.inf
+        self._each = Rates(1 / TOLD_SECONDS, TOLD_SECONDS)
+        self._others = Rates(TOLD_PER_SECOND, TOLD_BURST / TOLD_PER_SECOND)
 
     def may_answer(self, peer: PeerId, now: float, *, votes: bool) -> bool:
         """Return True if I may answer a peer now; then it counts as answered."""
-        if not self._each.may(peer, now):
-            return False
-        if votes:
-            return True
-        self._room = min(float(TOLD_BURST), self._room + TOLD_PER_SECOND * (now - self._refilled))
-        self._refilled = now
-        if self._room < 1.0:
-            return False
-        self._room -= 1.0
-        return True
+        key = Origin(peer, "", exempt=False)
+        return self._each.take(key, now) and (votes or self._others.take(UNKNOWN, now))

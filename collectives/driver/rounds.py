@@ -28,6 +28,7 @@ from ...peer.base.errors import ProtocolViolation, RemoteError
 from ...peer.base.transport import PeerId
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
+from ...peer.quota.origins import UNKNOWN, Rates
 from ...peer.wire.signed import open_signed, verify_signed
 from ..accountability.conduct import Conduct
 from ..agreement.actions import AgreementTiming, Note
@@ -48,7 +49,7 @@ from ..vector.lines import UNMEASURED, CodecChoice, stated
 from ..vector.partition import num_parts
 from ..visit.polls import serve_votes
 from .contribution import Averaged, Contribution, NextRoot
-from .hints import LateReadys, NewcomerReadys, Spacing, senders
+from .hints import LateReadys, NewcomerReadys, senders
 from .relays import Relays
 from .work import Work
 
@@ -99,7 +100,7 @@ class Averager:
         self.certificate: wire.Certificate | None = None
         """The certificate of my state; None at the run's start."""
         self._late_readys = LateReadys()
-        self._searches: Spacing[None] = Spacing(HINT_SECONDS)
+        self._searches = Rates(1 / HINT_SECONDS, HINT_SECONDS)
         self._kept = kept or Outputs(node)
         self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
@@ -556,7 +557,7 @@ class Averager:
     def _hint(self, carrier: PeerId, round_: int, reason: str) -> None:
         """Take a certificate that does not end my round as its carrier's word that it is ahead of me."""
         self._node.telemetry.emit("certificate.hint", peer=carrier, step="certificate", reason=reason, round=round_)
-        if carrier in self._members() and self._searches.may(None, self._node.now()):
+        if carrier in self._members() and self._searches.take(UNKNOWN, self._node.now()):
             self.behind = self._is_hinted = True
 
     def _receive_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
