@@ -5,17 +5,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from ...dht.run.admission import OPEN, Charter
+from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.base.digest import keyed
 from ...peer.base.transport import PeerId
 from ...peer.wire.signed import Verify
-from ..accountability.trust import TrustRecord
+from ..accountability.conduct import Conduct
 from ..agreement.actions import AgreementTiming, Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import value_of
-from ..robust.rule import Rule
-from ..robust.rules import MEAN
+from ..spec import Spec
 
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
@@ -49,56 +48,37 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The inputs of one peer to a round."""
+    """The inputs of one peer to an attempt."""
 
     ready: wire.Ready
+    nonce: bytes = bytes(32)
+    """The nonce that `ready` commits to."""
     active: frozenset[PeerId]
     """The members drawn for the round that the failure detector holds alive, this one included."""
-    cells: range
-    """The cells of the vector that my round averages."""
-    part_bytes: Callable[[int, str], int | None]
-    """Returns the bytes of that many cells of a contribution in the codec that its commit states; None if it may not."""
-    output_bytes: Callable[[int], int]
-    """Returns the bytes of an encoded output of that many cells."""
-    tokens_before: int
-    """All tokens of the run up to that certificate."""
+    spec: Spec
+    """The settings that hold in the round."""
+    conduct: Conduct
+    """Which members are banned, trusted, given a part and waited for; the owner's newest statements."""
+    before: wire.Value | None
+    """The value of the last certificate; None in the first round."""
     steps: int
     loss: float
-    min_peers: int
+    ramp: float = 1.0
+    """The factor on the weight of my tokens."""
     phase_seconds: float
     """The duration of my inner phase."""
     timing: Timing
     verify: Verify
-    charter: Charter = OPEN
-    is_banned: Callable[[PeerId], bool] = lambda peer: False
-    trust_of: Callable[[PeerId], TrustRecord | None] = lambda peer: None
-    """Returns a peer's trust record; None if I cannot know it."""
-    may_own: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if a peer gets a part in rosters that I propose."""
-    is_prompt: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if the proposer waits to a deadline for a voter's word on whose Readys it holds."""
-    awaits: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait to a deadline for a member's contribution: others have to be in time."""
-    awaits_ready: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait until a member without a vote is Ready."""
-    awaits_sketch: Callable[[PeerId], bool] = lambda peer: True
-    """Returns True if I wait for a member's sketches after the outputs: else the holders of its parts answer."""
-    rule: Rule = MEAN
-    """The aggregation rule."""
-    nonce: bytes = bytes(32)
-    """The nonce that `ready` commits to."""
-    ramp: float = 1.0
-    """The factor on the weight of my tokens."""
-    revision: wire.PackedRevision = b""
-    """The owner's revision that holds in this round, as the certificate before states it."""
-    newest_revision: wire.PackedRevision = b""
-    """The newest one that I hold."""
-    why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
-    """Returns why the first of two revisions cannot follow the second one; empty if it can."""
-    number_of: Callable[[bytes], int] = lambda revision: 0
-    """Returns the number of a revision: a greater one replaces it."""
-    last: tuple[PeerId, ...] = ()
-    """The members of the last certified roster, whose lines the Readys state; nobody in the first round."""
+
+    @property
+    def cells(self) -> range:
+        """The cells of the vector that the round averages."""
+        return self.spec.cells_of(self.ready.slot.round)
+
+    @property
+    def revision(self) -> wire.PackedRevision:
+        """The owner's revision that holds in this round, as the certificate before states it."""
+        return b"" if self.before is None else self.before.revision
 
 
 Sign: TypeAlias = Callable[[wire.RoundMessage, wire.Proof | None], wire.Signed | str]

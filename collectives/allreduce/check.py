@@ -162,7 +162,7 @@ class CheckPhase:
     @property
     def _is_sketched(self) -> bool:
         """True if sketches show whether an output is the sum: else nothing is checked."""
-        return not self._setup.rule.blind
+        return not self._setup.spec.rule.blind
 
     def _take(self) -> list[Action]:
         """Take the proposer's newest outputs."""
@@ -211,8 +211,8 @@ class CheckPhase:
         if not self._is_sketched:
             return set()
         here = self._exchanges[named.outputs].missing if named is not None else frozenset(self._judge_phase.order)
-        banned = {index for index in self._judge_phase.order if self._setup.is_banned(members[index])}
-        late = {it for it in here if not self._setup.awaits_sketch(members[it])}
+        banned = {index for index in self._judge_phase.order if members[index] in self._setup.conduct.bans}
+        late = {it for it in here if not self._setup.conduct.awaits_sketch(members[it])}
         known = self._table.seating.known & {*self._judge_phase.order}
         late = late if 3 * len(late & known) <= len(known) else set()  # Else it is no single member's fault.
         return banned | late | {it for it in here if members[it] not in active}

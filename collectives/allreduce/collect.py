@@ -158,7 +158,7 @@ class CollectPhase:
             self._asked.add((part, index))
             cells = table.cells(part)
             source, key = table.members[index], commits[index].parts[part]
-            num_bytes = self._setup.part_bytes(cells, commits[index].codec)
+            num_bytes = self._setup.spec.part_bytes(cells, commits[index].codec)
             if num_bytes is None:
                 actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                 continue
@@ -188,7 +188,7 @@ class CollectPhase:
     def _awaited(self, active: Collection[PeerId]) -> frozenset[int]:
         """Return the contributors that a holder waits for before it says what it holds."""
         if self._changed("awaited", len(active), self.stage.is_hurrying):
-            table, awaits = self._table, self._setup.awaits
+            table, awaits = self._table, self._setup.conduct.awaits
             here = {index for index in table.training if table.members[index] in active}
             hurries = self.stage.is_hurrying
             self._expected = frozenset(index for index in here if not hurries or awaits(table.members[index]))

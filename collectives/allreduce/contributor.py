@@ -85,7 +85,7 @@ class ContributorRound(RosterRound):
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow now."""
-        stage, rule = self.collect_phase.stage, self._setup.rule
+        stage, rule = self.collect_phase.stage, self._setup.spec.rule
         actions = [*self.collect_phase.advance(active), *stage.take(), *self._reduce_mine()]
         if ahead := self._left_behind():
             actions += self._ask({0: ranked(self.table.slot, ahead)}, ("left behind", self.step))
@@ -152,7 +152,7 @@ class ContributorRound(RosterRound):
 
     def _follow(self) -> list[Action]:
         """Sketch after the outputs that the proposer names, and fetch them while the voters decide."""
-        table, rule = self.table, self._setup.rule
+        table, rule = self.table, self._setup.spec.rule
         phase, actions = self._sketch_phase, list[Action]()
         last = self.collect_phase.stage if rule.blind else None if phase is None else phase.stage
         proposer, slot = table.members[0], table.slot
@@ -168,7 +168,7 @@ class ContributorRound(RosterRound):
                 self._fetched.add((part, hash_))
                 source, cells = table.members[holder], table.cells(part)
                 others = table.others_with(part, {holder, table.me})
-                actions.append(FetchOutput(part, source, hash_, cells, self._setup.output_bytes(cells), others))
+                actions.append(FetchOutput(part, source, hash_, cells, self._setup.spec.output.num_bytes(cells), others))
         if rule.blind or not self.collect_phase.has_committed:
             return actions
         for outputs in named:

@@ -14,7 +14,7 @@ from ..agreement.actions import Note
 from ..chain.quorum import ranked
 from ..chain.voters import absent_after
 from ..robust.checks import seed_of
-from ..vector.lines import StatedLines
+from ..vector.lines import StatedLines, measured_in
 from .actions import (
     Action,
     AskFor,
@@ -76,8 +76,8 @@ class RosterRound:
     @property
     def my_rate(self) -> int:
         """The bytes/s that others have received from me over one connection each; 0 before they have measured it."""
-        table = self.table
-        return StatedLines(table.readies, self._setup.last, table.electorate.frontier).measured(table.members[table.me])
+        table, last = self.table, measured_in(self._setup.before)
+        return StatedLines(table.readies, last, table.electorate.frontier).measured(table.members[table.me])
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -222,7 +222,7 @@ class RosterRound:
         members, seating = self.table.members, self.table.seating
         present = {index for index in of if members[index] in here}
         known = present & (seating.voters | seating.known)
-        needed = known or {index for index in present if self._setup.awaits_ready(members[index])} or present
+        needed = known or {index for index in present if self._setup.conduct.awaits_ready(members[index])} or present
         return 3 * len(needed & {*came}) >= 2 * len(needed)
 
     def _coming(self) -> tuple[Collection[int], Collection[int]]:
@@ -486,7 +486,7 @@ class RosterRound:
             readers = table.voters if self.is_weighed else table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
-                num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
+                num_bytes, hash_ = self._setup.spec.part_bytes(cells, commit.codec), commit.parts[part]
                 found = FetchPart(part, source, hash_, cells, num_bytes or 0, readers, contributor=index)
                 if num_bytes is not None and found.name == name and index != table.me:
                     return found
@@ -676,7 +676,7 @@ class RosterRound:
         return actions
 
     def _made_value(self, outputs: tuple[bytes, ...], next_root: bytes, judge: JudgePhase) -> wire.Value:
-        slot, roster, credit = self.table.slot, self.table.roster, judge.credit()
+        slot, roster, credit, before = self.table.slot, self.table.roster, judge.credit(), self._setup.before
         return wire.Value(
             slot.run,
             slot.round,
@@ -689,7 +689,7 @@ class RosterRound:
             judge.order,
             outputs,
             next_root,
-            min(self._setup.tokens_before + sum(credit), wire.MAX_COUNT),
+            min(sum(credit) + (before.tokens if before is not None else 0), wire.MAX_COUNT),
             judge.flagged,
             roster.revision,
             credit,

@@ -111,7 +111,7 @@ class SketchPhase:
         self._collect_phase = collect_phase
         self.sketches = SketchExchange(facts, table, first.standing.names, first.hash)
         self._among = frozenset(first.standing.names)
-        self.stage = first if setup.rule.blind else Stage(facts, table, self._among, setup.nonce, first.hash)
+        self.stage = first if setup.spec.rule.blind else Stage(facts, table, self._among, setup.nonce, first.hash)
         self._has_closed = False
         """True if I have said at the last deadline whose sketches are true: after it I wait until others are compared."""
 
@@ -142,7 +142,7 @@ class SketchPhase:
         members, sketches = self._table.members, self.sketches
         expected = self._collect_phase.expected(self._among)
         open_ = [(part, index) for part, index in expected if (part, index) not in sketches.true]
-        here = {index for index, peer in enumerate(members) if peer in active and not self._setup.is_banned(peer)}
+        here = {index for index, peer in enumerate(members) if peer in active and peer not in self._setup.conduct.bans}
         first = self._collect_phase.stage.standing
         assert first is not None
         denied = {part for part in self._collect_phase.duties if first.holders[part] != self._table.me}
@@ -150,7 +150,7 @@ class SketchPhase:
             index
             for part, index in open_
             if index in here
-            and (not self.stage.is_hurrying or self._setup.awaits(members[index]))
+            and (not self.stage.is_hurrying or self._setup.conduct.awaits(members[index]))
             and (index in first.parts[part] or part in denied)
         ]  # What does not count by the first words nobody waits for again, but who stands in for their author.
         known = {index for index in self._among if sketches.signed(index) is not None}
@@ -192,7 +192,7 @@ class JudgePhase(SketchPhase):
         """The places of those that weigh anywhere, be it in their own parts alone, or are too short for it."""
         self.failure = ""
         self._is_judging = False
-        if setup.rule.blind:
+        if setup.spec.rule.blind:
             self._settle(first.standing)
             if not self.failure:
                 self._weigh_parts((self._masses(),) * table.num_parts)
@@ -235,8 +235,8 @@ class JudgePhase(SketchPhase):
         A short contribution counts by its tokens, unless it is too short for them: then it is flagged.
         """
         self._short = frozenset(short)
-        seats = self._table.seats(self.order, self._setup.charter)
-        idle = idle_of(self._tokens(), seats, short, earned=self._setup.charter.earned)
+        seats = self._table.seats(self.order, self._setup.conduct.charter)
+        idle = idle_of(self._tokens(), seats, short, earned=self._setup.conduct.charter.earned)
         flagged = {**flagged, **dict.fromkeys(idle, "it is next to nothing for its tokens")}
         flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
         self._weigh_parts(weights)
@@ -248,16 +248,16 @@ class JudgePhase(SketchPhase):
 
     def credit(self) -> tuple[int, ...]:
         """Return the tokens of each contributor that count, in order, once it is judged."""
-        seats = self._table.seats(self.order, self._setup.charter)
+        seats = self._table.seats(self.order, self._setup.conduct.charter)
         counts = [place in self._works and index not in self.flagged for place, index in enumerate(self.order)]
-        return credit_of(self._tokens(), seats, counts, earned=self._setup.charter.earned)
+        return credit_of(self._tokens(), seats, counts, earned=self._setup.conduct.charter.earned)
 
     def missing(self) -> list[int]:
         """Return whose sketches I lack: those that a cut names, or before it all."""
         found = self.stage.standing
         if found is None:
             return sorted(self.sketches.missing)
-        named = found.names.items() if self.stage.signed is not None and not self._setup.rule.blind else ()
+        named = found.names.items() if self.stage.signed is not None and not self._setup.spec.rule.blind else ()
         return [index for index, name in named if self.sketches.tables_named(index, name) is None]
 
     def _settle(self, found: Standing) -> None:
@@ -286,9 +286,9 @@ class JudgePhase(SketchPhase):
         return self._weighed([min(1, tokens) for tokens in self._tokens()])
 
     def _weighed(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        seats = self._table.seats(self.order, self._setup.charter)
+        seats = self._table.seats(self.order, self._setup.conduct.charter)
         ramps = [commit.ramp for commit in self._commits()]
-        return weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
+        return weigh(tokens, ramps, seats, earned=self._setup.conduct.charter.earned)
 
     def _tokens(self) -> list[int]:
         return [commit.tokens for commit in self._commits()]

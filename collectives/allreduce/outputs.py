@@ -112,7 +112,7 @@ class ReducePhase:
             to = [peer for peer in others if table.places.get(peer, table.me) not in without][:MAX_SOUGHT]
             if to and (moment, part, output) not in self._sought:
                 self._sought.add((moment, part, output))
-                cells, size = table.cells(part), self._setup.output_bytes(table.cells(part))
+                cells, size = table.cells(part), self._setup.spec.output.num_bytes(table.cells(part))
                 # One after the other; at the deadline from all at once, since several may let it hang, too.
                 rows = [to] if moment == "early" else [[peer] for peer in to]
                 actions += [
@@ -251,4 +251,4 @@ class ReducePhase:
         cells = self._table.cells(part)
         others = self._table.others_with(part, {self._table.me, self._table.places[peer]})
         made = self._offers.get(part, {}).get(self._table.places[peer]) == output
-        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells), others, is_from_maker=made)
+        return FetchOutput(part, peer, output, cells, self._setup.spec.output.num_bytes(cells), others, is_from_maker=made)

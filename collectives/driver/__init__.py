@@ -4,6 +4,6 @@
     hints         What is heard of peers and chains that are not of my round, within bounds. Pure.
     incoming      Bytes on their way here from their source, and the members that wait for them here.
     relays        What a member signs reaches a member that has no session with it through two others.
-    rounds        The driver from certificate to certificate: takes round messages, and does what the machines ask for.
+    rounds        The driver from certificate to certificate: receives round messages and executes the actions of machines.
     work          The work of one attempt: encodes, fetches, sketches, reduces.
 """

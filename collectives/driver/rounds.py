@@ -1,11 +1,11 @@
-"""The driver of rounds, from certificate to certificate: takes round messages, and does what the machines ask for.
+"""The driver of rounds, from certificate to certificate: receives round messages and executes the machines' actions.
 
 Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. The vote
 on a round lasts over all its attempts, and statements of voters count in it also while I train. While an attempt runs, its
-machine takes all messages of the round, those of the vote too. The messages that move data belong to an attempt: of those
-whose sender was ready before me, a few per peer are queued. Whatever machine or vote asks for is done by `_do`; what takes
-time is the attempt's (`work`). Others may not know how the last round ended: they are sent its certificate. Others may be
-ahead of me: `behind` is set.
+machine receives all messages of the round, those of the vote too. The messages that move data belong to an attempt: of
+those whose sender was ready before me, a few per peer are queued. `_do` executes all actions of the machine and of the
+vote; those that take time are tasks of the attempt (`work`). Others may not know how the last round ended: they are sent
+its certificate. Others may be ahead of me: `behind` is set.
 
 A certificate ends my round if it continues my state and a quorum of the electorate has signed it, which the certificate
 of my state determines. Any other one is a hint: it makes me look for the run's chain, once in a while and between
@@ -21,7 +21,6 @@ from functools import partial
 
 import trio
 
-from ...dht.run.revision import open_revision
 from ...peer import wire
 from ...peer.base.digest import keyed
 from ...peer.base.errors import ProtocolViolation, RemoteError
@@ -45,7 +44,7 @@ from ..round.early import EARLY_BYTES, EarlyMessages
 from ..round.machine import Round
 from ..round.vote import Vote
 from ..spec import Spec
-from ..vector.lines import UNMEASURED, CodecChoice, stated
+from ..vector.lines import UNMEASURED, CodecChoice, measured_in, stated
 from ..vector.partition import num_parts
 from ..visit.polls import serve_votes
 from .contribution import Averaged, Contribution, NextRoot
@@ -77,14 +76,14 @@ class Averager:
         self._spec = spec
         self._active = active
         self._machine: Round | None = None
-        """That of the running attempt; None once it is void: what arrives while its work ends is for the next one."""
+        """That of the running attempt; None once it is void: messages that come while its tasks end are for the next."""
         self._work: Work | None = None
         self._actions: deque[Action] = deque()
         self._is_acting = False
         self._alarm = trio.CancelScope()
         """The wait of the running attempt: until the machine's deadline."""
         self._foreign_bytes = 0
-        """Bytes that the running attempt keeps of members without a seat in it."""
+        """Bytes of messages that the running attempt keeps of members without a seat in it."""
         self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
@@ -93,7 +92,7 @@ class Averager:
         self._num_revealed = 0
         """Attempts of this round in which my nonce may be known to others."""
         self._sent: dict[object, list[Blob]] = {}
-        """The encoded parts that I sent in the last attempts of this round, which may still be decided on.
+        """The encoded parts of this peer in the last attempts of the round, which may still be decided on.
 
         By the hash of the attempt's first cut; where that did not arrive, by its members and bounds.
         """
@@ -262,24 +261,14 @@ class Averager:
         return averaged
 
     async def _drive(self, machine: Round, contribution: Contribution, next_root: NextRoot) -> Work:
-        """Drive an attempt to its end, at first with what has arrived before it; return its work."""
+        """Drive an attempt to its end, beginning with the messages that arrived before it; return its work."""
         node, blobs = self._node, self._node.blobs
         self._machine, self._foreign_bytes = machine, 0
         node.set_beat(node.config.beat_in_round)
         try:
             async with trio.open_nursery() as nursery:
-                work = self._work = Work(
-                    node=node,
-                    machine=machine,
-                    contribution=contribution,
-                    choice=self._choice,
-                    output_codec=self._spec.output,
-                    next_root=next_root,
-                    kept=self._kept,
-                    bans=self._conduct.bans,
-                    act=self._act,
-                    nursery=nursery,
-                )
+                choice, kept, act = self._choice, self._kept, self._act
+                work = self._work = Work(node, machine, contribution, choice, next_root, kept, act, nursery)
                 blobs.obtain = work.pass_on
                 try:
                     self._act(machine.start(self._now()))
@@ -300,7 +289,7 @@ class Averager:
         return work
 
     def _learn(self, machine: Round, outcome: Outcome) -> None:
-        """Learn from an attempt how long the next ones take, and of whom little is to be expected in them."""
+        """Learn from an attempt how long the next ones take, and which members were silent, late or false."""
         conduct, voters = self._conduct, len(self.electorate.votes)
         conduct.relieve(outcome.silent, outcome.late)
         conduct.distrust(outcome.lied)
@@ -350,13 +339,10 @@ class Averager:
         return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in value.outputs))
 
     def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:
-        node, spec, value = self._node, self._spec, self._value
+        node, spec, conduct = self._node, self._spec, self._conduct
         secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
         nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
-        last, tokens_before = ((), 0) if value is None else (value.members[: num_parts(value.members)], value.tokens)
-        cells = spec.cells_of(vote.slot.round)
-        expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
         control, transfer = self._deadlines.stated()
         ready = wire.Ready(
             vote.slot,
@@ -366,42 +352,28 @@ class Averager:
             download,
             commitment(nonce),
             spec.invite,
-            self._conduct.voucher if spec.charter.keepers is not None else b"",
+            conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,
-            rates=stated(last, node.rate_from),
+            rates=stated(measured_in(self._value), node.rate_from),
             seconds=min(contribution.seconds, wire.MAX_PHASE_SECONDS) if contribution.tokens else 0.0,
             control=min(control, wire.MAX_PHASE_SECONDS),
             transfer=min(transfer, wire.MAX_PHASE_SECONDS),
         )
+        cells = len(spec.cells_of(vote.slot.round))
+        expected = max(it.num_bytes(cells) for it in (spec.contribution, spec.output)) / min(upload, download)
         return Setup(
             ready=ready,
-            rule=spec.rule,
             nonce=nonce,
             active=active,
-            cells=cells,
-            part_bytes=spec.part_bytes,
-            output_bytes=spec.output.num_bytes,
-            tokens_before=tokens_before,
+            spec=spec,
+            conduct=conduct,
+            before=self._value,
             steps=contribution.steps,
             loss=contribution.loss,
             ramp=contribution.ramp,
-            min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify_signed,
-            charter=self._conduct.charter,
-            is_banned=self._conduct.bans.__contains__,
-            trust_of=self._conduct.trust_of,
-            may_own=self._conduct.may_own,
-            is_prompt=self._conduct.is_prompt,
-            awaits=self._conduct.awaits,
-            awaits_ready=self._conduct.awaits_ready,
-            awaits_sketch=self._conduct.awaits_sketch,
-            revision=b"" if value is None else value.revision,
-            newest_revision=self._conduct.revision,
-            why_not_revise=spec.why_not_revise,
-            number_of=lambda revision: open_revision(revision, spec.run, "").number,
-            last=last,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
@@ -417,15 +389,7 @@ class Averager:
             return
         if own:
             self._relays.heard(carrier)
-        self._take(carrier, signed, open_signed(signed))
-
-    def _takes_part(self, peer: PeerId) -> bool:
-        """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
-        in_attempt = self._machine is not None and self._machine.has_seat(peer)
-        return in_attempt or self._node.is_member(peer) or peer in self._members()
-
-    def _take(self, carrier: PeerId, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """React to a message whose signatures are checked."""
+        message = open_signed(signed)
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
         if signed.sender in self._conduct.bans and (carrier == signed.sender or not isinstance(message, NAMED)):
@@ -438,6 +402,11 @@ class Averager:
             return
         self._relays.pass_on(message.slot.round, signed.sender, signed)
         self._give(signed, message)
+
+    def _takes_part(self, peer: PeerId) -> bool:
+        """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
+        in_attempt = self._machine is not None and self._machine.has_seat(peer)
+        return in_attempt or self._node.is_member(peer) or peer in self._members()
 
     def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Give a message to the running attempt or the vote, or keep it: until my attempt, until the round that it is of."""
@@ -477,7 +446,7 @@ class Averager:
             self._node.refuse(peer, "round", "more Readys of decided rounds than are answered")
 
     def _act(self, actions: Sequence[Action]) -> None:
-        """Execute what the machine or the vote asks for, and what follows from that, in order."""
+        """Execute actions of the machine or the vote, and those that follow from them, in order."""
         self._actions.extend(actions)
         if self._is_acting:
             return
@@ -523,7 +492,7 @@ class Averager:
             case Note(event, peer, step, reason):
                 slot = (machine or self._vote_on()).slot
                 node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
-            case _:  # Between attempts only values are asked for, and again by the vote when the next one begins.
+            case _:  # Between attempts the vote requests values alone, and again when the next attempt begins.
                 if self._work is not None:
                     self._work.start(action)
 

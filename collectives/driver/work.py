@@ -13,7 +13,6 @@ from ...peer.base.disk import room_on_disk
 from ...peer.base.errors import LocalError, NetworkError, RemoteError, sole_error
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
-from ..accountability.bans import Bans
 from ..allreduce import actions
 from ..allreduce.actions import Action
 from ..allreduce.exchange import RosterRound
@@ -43,41 +42,41 @@ PHASE_SHARE = 0.05
 """Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Work:
-    """Executes what the machine of one attempt asks for, and reports each result to it."""
+    """Executes the work that one attempt's machine requests, and reports each result to it."""
 
     node: Node
     machine: Round
     contribution: Contribution
     choice: CodecChoice
-    """Of the codec of my contribution, among those of all."""
-    output_codec: Codec
+    """The codec of this peer's contribution, and the one that decodes those of all."""
     next_root: NextRoot
     kept: Outputs
-    bans: Bans
     act: Callable[[Sequence[Action]], None]
     """Executes the actions that follow from a result."""
     nursery: trio.Nursery
     mine: list[Blob] = field(default_factory=list)
-    """My contribution as sent, by part."""
+    """This peer's contribution as sent, by part."""
     keys: tuple[bytes, ...] = ()
     """Its hashes, by part."""
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
-    """What I hold of others, by part and contributor."""
+    """The parts of other contributions that this peer holds, by part and contributor."""
     parts_bytes: int = 0
-    """The bytes of all parts that I have begun to fetch."""
+    """Bytes of all parts whose fetch has begun."""
     outputs: dict[bytes, Blob] = field(default_factory=lambda: {EMPTY: b""})
-    """By hash."""
+    """Encoded outputs, by hash."""
     served: list[bytes] = field(default_factory=list)
     is_over: bool = False
-    """True once the attempt has ended: nobody waits for what its last tasks bring."""
+    """True once the attempt has ended: results of its last tasks are dropped."""
     _incoming: Incoming = field(default_factory=Incoming)
     _coming: dict[tuple[int, int], trio.CancelScope] = field(default_factory=dict)
-    """The parts that I fetch, by part and contributor."""
+    """The fetches of parts under way, by part and contributor."""
 
     def __post_init__(self) -> None:
         """Map each kind of work to the task that does it."""
+        setup = self.machine.setup
+        self._output_codec, self._bans = setup.spec.output, setup.conduct.bans
         self._tasks: Mapping[type[Action], Callable[..., Awaitable[None]]] = {
             actions.FetchValue: self._fetch_value,
             actions.HashParts: self._encode,
@@ -91,18 +90,13 @@ class Work:
             actions.Finalize: self._finalize,
         }
 
-    def start(self, action: actions.Work | actions.ShowPart) -> None:
-        """Start what an action asks for; what has no bytes is here already."""
-        match action:
-            case actions.ShowParts(readers):
-                for key, data in zip(self.keys, self.mine, strict=True):
-                    self._serve(key, data, readers=readers)
-            case actions.FetchPart(num_bytes=0):
-                self._take_part(action, b"")
-            case actions.FetchOutput(num_bytes=0):
-                self._take_output(action, b"")
-            case _:
-                self.nursery.start_soon(self._tasks[type(action)], action)
+    def start(self, action: actions.Work | actions.ShowParts) -> None:
+        """Start the work of an action."""
+        if isinstance(action, actions.ShowParts):
+            for key, data in zip(self.keys, self.mine, strict=True):
+                self._serve(key, data, readers=action.readers)
+        else:
+            self.nursery.start_soon(self._tasks[type(action)], action)
 
     async def _fetch_value(self, action: actions.FetchValue) -> None:
         """Fetch the outputs of a value that others hold; a failure is an event."""
@@ -113,7 +107,7 @@ class Work:
         failed, reason = "check", "the outputs of a proposed value do not lead to the state that it names"
         try:
             self.outputs |= await fetch_outputs(
-                self.node, self.output_codec, setup.cells, value, action.voters, holders, set(), patience=patience
+                self.node, self._output_codec, setup.cells, value, action.voters, holders, set(), patience=patience
             )
             outputs = [self.outputs[key] for key in value.outputs]
             root = await self.node.compute(self.next_root, value.bounds, outputs)
@@ -170,7 +164,7 @@ class Work:
     def _share_line(self, bounds: Sequence[int]) -> None:
         """Send the bytes of a round at `LINE_SHARE` of my line, or as much as they need of it; none was measured at first."""
         others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
-        most = max(self.choice.mine.num_bytes(total - own), self.output_codec.num_bytes(own) * others)
+        most = max(self.choice.mine.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
         line = self.machine.exchange.my_rate * (len(bounds) - 2)
         rate = max(line * LINE_SHARE, most / (self.contribution.patience * TRANSFER_SHARE))
         self.node.pace_round(rate if rate < line else 0.0)
@@ -181,7 +175,11 @@ class Work:
             self._coming[action.part, action.contributor] = scope
             data = await self._obtain(action, self.choice.codec)
         del self._coming[action.part, action.contributor]
-        self._take_part(action, data)
+        if isinstance(data, str):
+            self._done(lambda exchange: exchange.collect_phase.not_fetched(action.part, action.contributor, data))
+        else:
+            self.parts[action.part, action.contributor] = data
+            self._done(lambda exchange: exchange.collect_phase.fetched(action.part, action.contributor))
 
     def give_up_late(self) -> None:
         """Give up the parts that are on their way and cannot count any more; once, with the first cut."""
@@ -206,17 +204,8 @@ class Work:
                 raise NetworkError(f"no room for its part: {error}") from error
         return bytearray(size)
 
-    def _take_part(self, action: actions.FetchPart, data: Blob | str) -> None:
-        if isinstance(data, str):
-            self._done(lambda exchange: exchange.collect_phase.not_fetched(action.part, action.contributor, data))
-        else:
-            self.parts[action.part, action.contributor] = data
-            self._done(lambda exchange: exchange.collect_phase.fetched(action.part, action.contributor))
-
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
-        self._take_output(action, await self._obtain(action, self.output_codec))
-
-    def _take_output(self, action: actions.FetchOutput, data: Blob | str) -> None:
+        data = await self._obtain(action, self._output_codec)
         if isinstance(data, str):
             self._done(lambda exchange: exchange.output_not_fetched(action.part, action.source, action.hash, data))
         else:
@@ -229,6 +218,8 @@ class Work:
 
         From the source, or, if I have lost it or it refuses, from others that fetch them from it.
         """
+        if not action.num_bytes:
+            return b""
         reason = ""
         if action.is_from_maker:
             self._incoming.begin(action.name)
@@ -282,7 +273,7 @@ class Work:
             codec.check(data, action.num_cells)
         except RemoteError as error:
             if statements := self.machine.exchange.bound_to(action):
-                self.bans.accuse(statements, action.part, data)
+                self._bans.accuse(statements, action.part, data)
             self.node.charge(action.source, "fetch", error)
             return str(error)
         return data
@@ -313,16 +304,16 @@ class Work:
         if await self.node.compute(is_true, sketch, exchange.bounds, action.part, codec, data):
             self._done(lambda exchange: exchange.compared(action))
         else:  # All members will verify that.
-            self.bans.accuse(statements, action.part, data)
+            self._bans.accuse(statements, action.part, data)
 
     async def _judge(self, action: actions.Judge) -> None:
-        rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
+        rule, members = self.machine.setup.spec.rule, len(self.machine.exchange.bounds) - 1
         weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.voices, action.masses, members)
         weights = tuple(tuple(row) for row in weighting.weights.tolist())
         self._done(lambda exchange: exchange.judged(weights, weighting.flagged, weighting.short))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
-        codec, bounds = self.output_codec, self.machine.exchange.bounds
+        codec, bounds = self._output_codec, self.machine.exchange.bounds
         outputs = {part: self.outputs[key] for part, key in action.outputs.items()}
 
         weights, tables = np.array(action.weights), (action.first, action.second)
@@ -332,12 +323,12 @@ class Work:
     async def _reduce(self, action: actions.Reduce) -> None:
         weighted = [it for it in zip(action.contributors, action.weights, strict=True) if it[1]]
         parts, weights = [self.parts[action.part, index] for index, _ in weighted], [weight for _, weight in weighted]
-        codec, rule = self.choice.codec, self.machine.setup.rule
+        codec, rule = self.choice.codec, self.machine.setup.spec.rule
 
         def reduce() -> tuple[Blob, bytes]:
             weighting = Weighting(weights=np.array([weights]), flagged={})
             chunks = rule.chunks(codec, parts, weighting, 0, action.num_cells)
-            data = self.output_codec.encode_chunks(chunks, action.num_cells)
+            data = self._output_codec.encode_chunks(chunks, action.num_cells)
             return data, digest(data)
 
         data, key = await self.node.compute(reduce)

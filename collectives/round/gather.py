@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ...dht.run.admission import Charter
+from ...dht.run.revision import open_revision
 from ...peer import wire
 from ...peer.base.digest import digest
 from ...peer.base.errors import ProtocolViolation, RemoteError
@@ -24,7 +25,7 @@ from ..allreduce.roster import readies_of
 from ..allreduce.words import bits_of, places_in
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked, ranked_in_draw
-from ..vector.lines import StatedLines
+from ..vector.lines import StatedLines, measured_in
 from ..vector.partition import check_bounds, num_parts
 from .vote import Vote
 
@@ -73,7 +74,7 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     for peer in order[: wire.MAX_ROSTER]:
         signed, _ = fit[peer]
         size = len(encode(signed)) + wire.MARK_BYTES * len(voters)
-        if size <= room and not setup.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
+        if size <= room and not setup.conduct.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
             taken[peer], room = fit[peer], room - size
     return taken
 
@@ -84,10 +85,10 @@ def _fits(setup: Setup, vote: Vote, peer: PeerId, ready: wire.Ready) -> bool:
         ready.slot == vote.slot
         and not ready.lock
         and ready.base_root == setup.ready.base_root
-        and setup.charter.admits(peer, ready.invite)
-        and not (ready.voucher and peer in setup.charter.revoked)
-        and _shows_nothing_else(setup.charter, peer, ready)
-        and not setup.is_banned(peer)
+        and setup.conduct.charter.admits(peer, ready.invite)
+        and not (ready.voucher and peer in setup.conduct.charter.revoked)
+        and _shows_nothing_else(setup.conduct.charter, peer, ready)
+        and peer not in setup.conduct.bans
     )
 
 
@@ -103,8 +104,8 @@ def why_not_close(setup: Setup, vote: Vote) -> str:
     voters = [peer for peer in readies if peer in vote.electorate.votes]
     if vote.me not in readies or not vote.electorate.is_quorum(voters):
         return f"{len(voters)} voters start from this state, which is no quorum"
-    if len(readies) < setup.min_peers:
-        return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
+    if len(readies) < setup.spec.min_peers:
+        return f"{len(readies)} members start from this state, the run asks for {setup.spec.min_peers}"
     return "" if any(ready.tokens for _, ready in readies.values()) else "no member that trains is ready"
 
 
@@ -114,12 +115,17 @@ def heard(setup: Setup, vote: Vote) -> wire.Heard | None:
     if vote.me not in readies:
         return None
     marks = b"".join(mark_of(signed) for signed, _ in readies.values())
-    return wire.Heard(vote.slot, marks, setup.number_of(_revision(setup)))
+    return wire.Heard(vote.slot, marks, _number(setup, _revision(setup)))
 
 
 def _revision(setup: Setup) -> wire.PackedRevision:
     """Return the newest revision that I hold and a roster can name: none beyond the limits, nor older than what holds."""
-    return setup.revision if setup.why_not_revise(setup.newest_revision, setup.revision) else setup.newest_revision
+    return setup.revision if setup.spec.why_not_revise(setup.conduct.revision, setup.revision) else setup.conduct.revision
+
+
+def _number(setup: Setup, revision: wire.PackedRevision) -> int:
+    """Return the number of a revision: a greater one replaces it. Raises `RemoteError` if it is none of this run."""
+    return open_revision(revision, setup.spec.run, "").number
 
 
 def places(heards: Mapping[PeerId, wire.Heard], proposer: PeerId, electorate: Electorate) -> list[bytes]:
@@ -196,19 +202,19 @@ def proposal(
         return f"{len(said)} voters that start from this state have said whom they hold, which is no quorum"
     shown = [held[mark] for mark in places(said, vote.me, electorate)]
     members = seated(vote.slot, vote.me, shown, electorate, vote.charter)
-    if len(members) < setup.min_peers:
-        return f"{len(members)} members start from this state, the run asks for {setup.min_peers}"
+    if len(members) < setup.spec.min_peers:
+        return f"{len(members)} members start from this state, the run asks for {setup.spec.min_peers}"
     revision = _revision(setup)
-    if setup.number_of(revision) < _least_revision(said, electorate):
+    if _number(setup, revision) < _least_revision(said, electorate):
         return "the voters hold a newer revision of the run than this peer"
     rest = [encode(signed) for signed, ready in shown if (signed, ready) not in members.values()]
     readies = {peer: ready for peer, (_, ready) in members.items()}
     first = {peer: readies[peer] for peer in [*readies][: num_parts(members)]}
-    lines = StatedLines(first, setup.last, electorate.frontier)
+    lines = StatedLines(first, measured_in(setup.before), electorate.frontier)
     able = lines.able(setup.cells)
-    bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
-    fresh = newcomer_record(setup.charter.earned)
-    seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, ready in readies.items())
+    bounds = lines.proposal(setup.cells, setup.conduct.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
+    fresh = newcomer_record(setup.conduct.charter.earned)
+    seats = tuple(seat_of(ready, setup.conduct.trust_of(peer) or fresh) for peer, ready in readies.items())
     packed = (*(encode(signed) for signed, _ in members.values()), *rest)
     words = tuple(encode(heards[voter][0]) for voter in said)
     basis = wire.Basis(vote.slot, packed, words)
@@ -255,7 +261,7 @@ def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
     missing = [peer for peer in electorate.voters if peer and peer not in ready]
     if missing:
         return f"{electorate.votes_of(ready)} of {electorate.quorum} votes are ready and here; missing: {', '.join(missing)}"
-    return f"{len(ready)} members are ready and here, {max(setup.min_peers, 1)} are needed"
+    return f"{len(ready)} members are ready and here, {max(setup.spec.min_peers, 1)} are needed"
 
 
 def misfit(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
@@ -285,7 +291,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster, basis
         return "it names another basis than its proposer shows"
     try:
         shown, heards = _shown(setup, roster, basis), _heards(setup, vote, basis)
-        number = setup.number_of(roster.revision)
+        number = _number(setup, roster.revision)
     except RemoteError as error:
         return str(error)
     electorate, by_mark = vote.electorate, {mark_of(signed): (signed, ready) for signed, ready in shown}
@@ -300,20 +306,20 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster, basis
     members = seated(vote.slot, sender, [by_mark[mark] for mark in due], electorate, vote.charter)
     if roster.members != tuple(members) or shown[: len(members)] != [*members.values()]:
         return "its members do not follow from whom the voters hold"
-    if (flaw := setup.why_not_revise(roster.revision, setup.revision)) and roster.base_root == setup.ready.base_root:
+    if (flaw := setup.spec.why_not_revise(roster.revision, setup.revision)) and roster.base_root == setup.ready.base_root:
         return flaw
     if number < _least_revision(heards, electorate):
         return "it names a revision that the owner has replaced"
     for peer, seat, (_, ready) in zip(roster.members, roster.seats, shown, strict=False):
-        record = setup.trust_of(peer)
+        record = setup.conduct.trust_of(peer)
         if record is not None and misstated(seat, record):
             return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
         if (ready.invite, ready.voucher, ready.is_leaving) != (seat.invite, seat.voucher, seat.is_leaving):
             return f"it misquotes the Ready of {peer}"
     if roster.training != _training(ready for _, ready in shown[: len(members)]):
         return "it misquotes who trains"
-    first = roster.members[: num_parts(roster.members)]
-    able, without, bounds = _owners(first, basis.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
+    first, last = roster.members[: num_parts(roster.members)], measured_in(setup.before)
+    able, without, bounds = _owners(first, basis.readys, roster.bounds, last, setup.cells, vote.electorate)
     if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return _why_not_left_out(vote, able, without)

@@ -382,7 +382,7 @@ class Round:
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
             return [*actions, *vote.abandon(reason, now), *ended]
-        if self.setup.is_banned(self.vote.me):
+        if self.vote.me in self.setup.conduct.bans:
             return actions + self._give_up("this peer is banned from the run", now)
         if vote.since is not None:
             if not gather.is_training(self.setup, vote, self._active):
@@ -424,7 +424,7 @@ class Round:
     def _unready(self) -> set[PeerId]:
         """Return the members that I wait for until they are Ready: voters, and the others that were in the last rounds."""
         missing = self._active - self._gone_on - self.vote.reached
-        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.awaits_ready(peer)}
+        return {peer for peer in missing if peer in self.vote.electorate.votes or self.setup.conduct.awaits_ready(peer)}
 
     def _ask_for_readys(self) -> list[Action]:
         """As a voter, ask others once for the Readys that I lack: who is Ready to some only makes the others wait."""
@@ -505,7 +505,7 @@ class Round:
         }
         held = gather.held(vote, (it for shown in self._shown.values() for it in shown.values()))
         answered = {peer for peer, (_, it) in heards.items() if held.keys() >= {*gather.marks_in(it)}}
-        awaited = {peer for peer in voters & self._active if setup.is_prompt(peer)} - answered
+        awaited = {peer for peer in voters & self._active if setup.conduct.is_prompt(peer)} - answered
         if awaited and now < self._answers_due:
             return actions
         made = gather.proposal(setup, vote, heards, held)
@@ -545,7 +545,7 @@ class Round:
         if self.vote.me not in roster.members:
             return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
         self._facts.restrict(roster.members)
-        is_blind = self.setup.rule.blind
+        is_blind = self.setup.spec.rule.blind
         here = {peer: ready for peer, (_, ready) in vote.ready.items() if ready.slot == self.slot}
         readies = here if basis is None or not is_voter else readies_of(roster.members, basis.readys)
         table = RosterView(signed, roster, vote.me, vote.electorate, self._facts, readies, is_blind=is_blind)

@@ -32,7 +32,7 @@ from itertools import pairwise
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from .codec import Codec
-from .partition import split
+from .partition import num_parts, split
 
 GRADES = 1 << 8
 """Rates that a byte can state; 0 is none."""
@@ -63,6 +63,11 @@ def grade_of(rate: float) -> int:
 def rate_of(grade: int) -> int:
     """Return the rate of a grade in bytes/s; whole numbers, so that everybody computes the same."""
     return _RATES[grade]
+
+
+def measured_in(before: wire.Value | None) -> tuple[PeerId, ...]:
+    """Return the members whose lines the Readys of a round state, by the value before; nobody in the first round."""
+    return () if before is None else before.members[: num_parts(before.members)]
 
 
 def stated(last: Sequence[PeerId], rate: Callable[[PeerId], float]) -> bytes:

@@ -44,7 +44,7 @@ def deeds_of(seed: int, steps: Collection[str], kinds: Collection[str]) -> Itera
 
 def run(lies: Lies, *, keep: bool, seed: int = 0) -> Lied:
     """Run one case; with `keep` the voters train nothing. Raises `AssertionError` if the others suffer from it."""
-    setups: dict[str, dict[str, Any]] = {peer: {"cells": range(4 * len(PEERS))} for peer in PEERS}
+    setups: dict[str, dict[str, Any]] = {peer: {"num_cells": 4 * len(PEERS)} for peer in PEERS}
     for voter in VOTERS if keep else ():
         setups[voter]["tokens"] = 0
     rounds = Lied(PEERS, seed=seed, voters=VOTERS, attempts=2, lies=lies, setups=setups, bans_within=GAP)

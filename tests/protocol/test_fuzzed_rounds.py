@@ -58,7 +58,7 @@ from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
-from flockstep.collectives.spec import Terms
+from flockstep.collectives.spec import Spec, Terms
 from flockstep.collectives.vector.codec import EMPTY, codec_named
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
@@ -68,6 +68,7 @@ from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.deeds import Forger
+from support.rounds import StatedConduct
 
 RUN = "a" * 52
 SLOT = wire.Slot(RUN, 1, genesis(RUN))
@@ -108,25 +109,31 @@ def verify(word: wire.Signed) -> bool:
     return word.signature == seal(word.sender, word.code, word.payload)
 
 
-def a_setup(peer: str, peers: list[str], number: int) -> Setup:
+def a_setup(peer: str, peers: list[str], number: int, is_banned: Callable[[str], bool]) -> Setup:
     """Return the setup of a peer's attempt; each has a nonce of its own."""
     nonce = nonce_of(peer, number)
+    spec = Spec(
+        run=SLOT.run,
+        num_cells=CELLS,
+        contribution=INT8,
+        output=INT8,
+        min_peers=1,
+        floor=2.0,
+        ceiling=60.0,
+        rule=rule_named("gramguard"),
+    )
     return Setup(
         ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(nonce)),
+        nonce=nonce,
         active=frozenset(peers),
-        cells=range(CELLS),
-        part_bytes=lambda cells, codec: INT8.num_bytes(cells),
-        output_bytes=INT8.num_bytes,
-        tokens_before=1000,
+        spec=spec,
+        conduct=StatedConduct(charter=charter_of(peers), is_banned=is_banned),
+        before=None,
         steps=5,
         loss=1.0,
-        min_peers=1,
         phase_seconds=60.0,
         timing=TIMING,
         verify=verify,
-        charter=charter_of(peers),
-        rule=rule_named("gramguard"),
-        nonce=nonce,
     )
 
 
@@ -207,7 +214,7 @@ class World:
     def begin(self, face: str) -> None:
         """Make the machine of the next attempt."""
         self.numbers[face] += 1
-        setup = replace(a_setup(face[:ID], self.peers, self.numbers[face]), is_banned=self.banned.__contains__)
+        setup = a_setup(face[:ID], self.peers, self.numbers[face], self.banned.__contains__)
         rate = 2e6 if face not in self.peers else 1e6
         setup = replace(setup, ready=replace(setup.ready, upload=rate), active=setup.active - self.banned)
         self.machines[face] = Round(setup, self.votes[face], self.now)

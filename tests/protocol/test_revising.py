@@ -219,18 +219,15 @@ def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> Non
         log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings=text))
     first, second = (record.encode() for record in log.records)
     proposer, me = order_of(PEERS[:4])[:2]
-    check: dict[str, Any] = {
-        "why_not_revise": partial(why_not_revise, run),
-        "number_of": lambda data: open_revision(data, run.run_id, "").number,
-    }
+    check: dict[str, Any] = {"why_not_revise": partial(why_not_revise, run), "run": run.run_id}
 
     def answer(named: bytes, held: bytes, aware: int) -> str | None:
         """Answer a proposer that names one revision, where so many voters say that they hold another one."""
-        made = a_roster(PEERS[:4], newest_revision=named, **check)
+        made = a_roster(PEERS[:4], revision=named, **check)
         for voter in order_of(PEERS[:4])[4 - aware :]:
             word = next(wire.opened(signed_in(data)) for data in made.basis.heards if signed_in(data).sender == voter)
             assert isinstance(word, wire.Heard)
-            said = encode(signed(voter, replace(word, revision=check["number_of"](held))))
+            said = encode(signed(voter, replace(word, revision=open_revision(held, run.run_id, "").number)))
             heards = (said if signed_in(data).sender == voter else data for data in made.basis.heards)
             made = made.but(heards=tuple(heards))
         assert made.roster.revision == named

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from flockstep.collectives.accountability.bans import Bans
+from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.allreduce import actions
@@ -27,6 +29,8 @@ from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.round.vote import Vote
+from flockstep.collectives.spec import Spec
+from flockstep.collectives.vector.codec import codec_named
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
 from flockstep.peer.base.digest import digest, keyed
@@ -72,27 +76,51 @@ def a_ready(
     return wire.Ready(slot, base, tokens, 1e6, 1e6, commitment(bytes(32)), lock=lock)
 
 
+class Banned(Bans):
+    """The bans of one peer, as a test states them."""
+
+    def __init__(self, is_banned: Callable[[str], bool]) -> None:
+        self._is_banned = is_banned
+
+    def __contains__(self, peer: object) -> bool:
+        return self._is_banned(str(peer))
+
+
+class StatedConduct(Conduct):
+    """The conduct of all peers, as a test states it: by default nobody is banned, and everybody waited for."""
+
+    def __init__(self, *, is_banned: Callable[[str], bool] = lambda peer: False, **stated: Any) -> None:
+        self.bans = Banned(is_banned)
+        judged = dict.fromkeys(("may_own", "is_prompt", "awaits", "awaits_ready", "awaits_sketch"), lambda peer: True)
+        self.__dict__ |= {"charter": OPEN, "revision": b"", "trust_of": lambda peer: None, **judged, **stated}
+
+
 def a_setup(peer: str, peers: Collection[str], **fields: Any) -> Setup:
-    """Return the inputs of one peer to an attempt, with `fields` replaced."""
-    tokens = fields.pop("tokens", 10)
-    ready = a_ready(base=fields.pop("base", BASE), tokens=tokens)
+    """Return the inputs of one peer to an attempt, with `fields` replaced: those of `Setup`, of its spec or conduct."""
+    codec = codec_named("int8")
+    spec = Spec(
+        run=fields.pop("run", RUN),
+        num_cells=fields.pop("num_cells", CELLS),
+        contribution=codec,
+        output=codec,
+        min_peers=fields.pop("min_peers", 1),
+        floor=2.0,
+        ceiling=60.0,
+        rule=fields.pop("rule", rule_named("gramguard")),
+        why_not_revise=fields.pop("why_not_revise", lambda revision, before: ""),
+    )
     return Setup(
-        **{
-            "ready": ready,
-            "active": frozenset(peers),
-            "cells": range(CELLS),
-            "part_bytes": lambda cells, codec: None if codec else 34 * cells,
-            "output_bytes": lambda cells: 34 * cells,
-            "tokens_before": 1000,
-            "steps": 5,
-            "loss": 1.0,
-            "min_peers": 1,
-            "phase_seconds": 60.0,
-            "timing": TIMING,
-            "verify": verify,
-            "rule": rule_named("gramguard"),
-            **fields,
-        }
+        ready=a_ready(base=fields.pop("base", BASE), tokens=fields.pop("tokens", 10)),
+        active=frozenset(peers),
+        spec=spec,
+        before=None,
+        steps=5,
+        loss=1.0,
+        ramp=fields.pop("ramp", 1.0),
+        phase_seconds=60.0,
+        timing=fields.pop("timing", TIMING),
+        verify=verify,
+        conduct=StatedConduct(**fields),
     )
 
 
