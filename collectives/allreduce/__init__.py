@@ -1,6 +1,7 @@
 """The all-reduce of one attempt: from contributions to checked outputs, under a roster. Pure.
 
     actions    The interface between a round and its driver: phases, setup, actions and outcome.
+    asking     Whom I ask for what others have not sent me. Pure.
     check      CHECK: the outputs that the proposer names, and the sketches that verify them. Pure.
     collect    COLLECT: commitments, the parts that I hold, and my word on them. Pure.
     contributor  The state of an attempt of one member without a vote. Pure.

@@ -9,12 +9,13 @@ for nobody else; the voters end the attempt.
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
 from ...peer.base.transport import PeerId
 from ..chain.quorum import ranked
 from .actions import Action, FetchOutput, Phase, Reduce, Setup, ShowParts
+from .asking import Asking
 from .exchange import RosterRound
 from .facts import MessageLog
 from .judge import SketchExchange, SketchPhase
@@ -25,8 +26,8 @@ from .stage import Stage
 class ContributorRound(RosterRound):
     """The state of an attempt of one member that has no vote."""
 
-    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
-        super().__init__(setup, facts, table)
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView, asking: Asking) -> None:
+        super().__init__(setup, facts, table, asking)
         self._sketch_phase: SketchPhase | None = None
         self._named: wire.Outputs | None = None
         """The newest that the proposer has named."""
@@ -98,28 +99,17 @@ class ContributorRound(RosterRound):
             actions += self._sketch_phase.speak(active)
         return [*actions, *self._follow()]
 
-    def ask(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
-        """Ask voters for the cut that the proposer has not sent me."""
-        return self._ask({0: self._voters(active)}, self.phase, again=again) if self._awaits_proposer() else []
-
     def lacks_few(self, active: Collection[PeerId]) -> bool:
         """Return True if most have sent me their Commits, or Sketches, alike, and I wait for the rest of them."""
-        missing, of = self._late(active)
-        return 0 < 3 * len(missing) <= of
+        return self.is_timed and 0 < 3 * len(self._lacking(active)) <= len(self._coming()[1])
 
-    def ask_early(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
-        """Ask voters for what most have sent: who sends it to all but me costs no deadline."""
-        missing = dict.fromkeys(sorted(self._late(active)[0]), self._voters(active))
-        return self._ask(missing, ("early", self.step), again=again)
-
-    def _late(self, active: Collection[PeerId]) -> tuple[set[int], int]:
-        """Return whose Commits, or Sketches, I wait for as the owner of a part, and of how many."""
-        table, phase = self.table, self._sketch_phase
-        if not self.is_timed:
-            return set(), 0
-        of = table.training if phase is None else frozenset(self.collect_phase.pairs(table.training))
-        missing = table.training - table.commits().keys() if phase is None else phase.sketches.missing
-        return {index for index in missing if table.members[index] in active}, len(of)
+    def _lacking(self, active: Collection[PeerId]) -> Mapping[int, Sequence[PeerId]]:
+        """Return the cut that I wait for, or whose Commits, or Sketches, as the owner of a part; voters may have them."""
+        table, phase, missing = self.table, self._sketch_phase, {0} if self._awaits_proposer() else set[int]()
+        if self.is_timed:
+            late = table.training - table.commits().keys() if phase is None else phase.sketches.missing
+            missing |= {index for index in late if table.members[index] in active}
+        return dict.fromkeys(missing, self._voters(active))
 
     @property
     def _stage(self) -> Stage | None:

@@ -17,7 +17,6 @@ from ..robust.checks import seed_of
 from ..vector.lines import StatedLines, measured_in
 from .actions import (
     Action,
-    AskFor,
     CheckOutputs,
     CompareSketch,
     FetchBytes,
@@ -30,6 +29,7 @@ from .actions import (
     Send,
     Setup,
 )
+from .asking import Asking
 from .check import CheckPhase
 from .collect import CollectPhase
 from .facts import MessageLog
@@ -39,14 +39,11 @@ from .roster import RosterView
 from .stage import Stage
 from .words import is_fit
 
-ASKED_OF, PASSED_ON = 2, 8
-"""Members that I ask for what another one withholds: one may lie. So many authors a relay serves one reader with."""
-
 
 class RosterRound:
     """One member's state of an attempt under one roster."""
 
-    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView, asking: Asking) -> None:
         self.collect_phase = CollectPhase(setup, facts, table)
         self.value: bytes | None = None
         """The encoded `wire.Value` that my outputs and their root make; None before they are checked."""
@@ -61,12 +58,7 @@ class RosterRound:
         """The outputs that the value has."""
         self._reducing: set[int] = set()
         self._closed: set[Phase] = set()
-        self._asked: set[tuple[object, int]] = set()
-        """At which moments I have asked for whose messages."""
-        self._questions: set[tuple[Phase, int, PeerId]] = set()
-        """In which phase I have asked whom for whose messages."""
-        self._authors: dict[PeerId, set[int]] = {}
-        """By whom I have asked, for whose messages: it passes on those of a few."""
+        self._asking = asking
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -342,22 +334,18 @@ class RosterRound:
         stage.takes_best = True
         return True
 
-    def ask(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
+    def ask(self, active: Collection[PeerId], *, early: bool, again: bool = False) -> list[Action]:
         """Ask others for what members have sent to them, and not to me: two, and `again` the next two.
 
-        Who withholds one message from a few could else waste the attempts of all proposers.
+        At a deadline, or `early` where most have sent theirs: who sends it to all but me then costs none.
         """
-        table, voters, sought = self.table, self._voters(active), list[Action]()
-        missing = dict.fromkeys(self._withheld(active), (table.members[0], *voters))
+        moment, sought = ("early", self.step) if early else self.phase, list[Action]()
         if self._outputs is not None:
-            missing |= dict.fromkeys(self._outputs[1].lacking(), (table.members[0], *voters))
-            if self._outputs[1].is_late:
-                self._outputs[1].press()
-        if self.phase is Phase.REDUCE and self._outputs is not None:  # Its deputies have the output of an owner, or make it.
-            parts = table.owners - self._outputs[0].outputs.keys()
-            missing |= {part: table.others_with(part, {part}) for part in parts}
-            sought = self._outputs[0].seek(active, "late")
-        return [*([] if again else sought), *self._ask(missing, self.phase, again=again)]
+            reduced, checked = self._outputs
+            sought = [] if again else reduced.seek(active, "early" if early else "late")
+            if checked.is_late and not early:
+                checked.press()
+        return [*sought, *self._ask(self._lacking(active), moment, again=again)]
 
     def lacks_few(self, active: Collection[PeerId]) -> bool:
         """Return True if I, the proposer, have what most send to me alike, and wait for the rest of it.
@@ -367,66 +355,34 @@ class RosterRound:
         if self.table.me != 0:
             is_proposed = bool(self._facts.of(wire.Propose, self.table.slot))
             return is_proposed and self._outputs is not None and not self._outputs[0].is_whole
-        missing, of = self._late_at_proposer(active)
-        return 0 < 3 * len(missing) <= of
+        return 0 < 3 * len(self._lacking(active)) <= len(self._coming()[1])
 
-    def ask_early(self, active: Collection[PeerId], *, again: bool = False) -> list[Action]:
-        """Ask others for what most have sent, or have, as `ask`: who sends it to all but me costs no deadline."""
-        missing = dict.fromkeys(self._late_at_proposer(active)[0], self._voters(active))
-        sought = self._outputs[0].seek(active, "early") if self._outputs is not None and not again else []
-        return [*sought, *self._ask(missing, ("early", self.step), again=again)]
-
-    def _late_at_proposer(self, active: Collection[PeerId]) -> tuple[set[int], int]:
-        """Return whose words, outputs or sketches I, the proposer, wait for, and of how many."""
-        table, stage = self.table, self._stage
-        if table.me != 0:
-            return set(), 0
+    def _lacking(self, active: Collection[PeerId]) -> Mapping[int, Sequence[PeerId]]:
+        """Return the members whose messages the present step waits for, and who may have them."""
+        table, stage, missing = self.table, self._stage, {*self._spoken_of()}
+        others = table.members[0], *self._voters(active)
         if stage is not None:
-            return {index for each in stage.unheard(active).values() for index in each}, len(table.owners)
-        if self._outputs is None or self._judge_phase is None:
-            return set(), 0
-        reduced, checked = self._outputs
-        if not reduced.is_whole:
-            return {reduced.maker(part) for part in table.owners - reduced.outputs.keys()}, len(table.owners)
-        return {*checked.missing()}, len(self._judge_phase.order)
+            missing |= {*stage.missing()}
+            if table.me == 0:
+                missing |= {index for each in stage.unheard(active).values() for index in each}
+        elif self._outputs is not None:
+            missing |= self._outputs[1].missing() | self._outputs[1].lacking()
+        elif self._judge_phase is not None:
+            missing |= {*self._judge_phase.missing()}
+        found = dict[int, Sequence[PeerId]](dict.fromkeys(missing | ({0} if self._awaits_proposer() else set()), others))
+        if self._outputs is not None:  # Its deputies have the output of an owner, or make it.
+            parts = table.owners - self._outputs[0].outputs.keys()
+            found |= {self._outputs[0].maker(part): table.others_with(part, {part}) for part in parts}
+        return found
 
     def _voters(self, active: Collection[PeerId]) -> tuple[PeerId, ...]:
         return ranked(self.table.slot, self.table.electorate.votes.keys() & set(active))
 
     def _ask(self, missing: Mapping[int, Sequence[PeerId]], moment: object, *, again: bool = False) -> list[Action]:
-        """Ask two of these for the messages of members, by index, at a moment: those that were not asked before.
-
-        `again`: what was asked for at that moment already, of the next two; of nobody twice.
-        """
-        table, phase, actions = self.table, self.phase, list[Action]()
-        me = table.members[table.me]
-        for index, others in sorted(missing.items()):
-            if index >= len(table.members):
-                continue
-            peer = table.members[index]
-            if peer == me or ((moment, index) in self._asked) != again:
-                continue
-            self._asked.add((moment, index))
-            all_ = [other for other in dict.fromkeys(others) if other not in (peer, me)]
-            all_.sort(key=lambda other: len(self._authors.get(other, set()) | {index}) > PASSED_ON)
-            to = [other for other in all_ if (phase, index, other) not in self._questions] or ([] if again else all_)
-            for other in to[:ASKED_OF]:
-                self._questions.add((phase, index, other))
-                self._authors.setdefault(other, set()).add(index)
-            actions += [AskFor(tuple(to[:ASKED_OF]), peer)] if to else []
-        return actions
-
-    def _withheld(self, active: Collection[PeerId]) -> set[int]:
-        """Return the members that have not sent me what others may have."""
-        stage, missing = self._stage, {*self._spoken_of()}
-        if stage is not None:
-            late = stage.unheard(active).values() if self.table.me == 0 else ()
-            missing |= {*stage.missing(), *(index for each in late for index in each)}
-        if self._outputs is not None:
-            missing |= self._outputs[1].missing()
-        elif self._judge_phase is not None:
-            missing |= {*self._judge_phase.missing()}
-        return missing | {0} if self._awaits_proposer() else missing
+        """Ask others for the messages of members, by roster index."""
+        members = self.table.members
+        wanted = {members[index]: others for index, others in missing.items() if index < len(members)}
+        return self._asking.ask(wanted, moment, self.phase, again=again)
 
     def show_words(self) -> list[Action]:
         """Forward the proposer the words of the owners that I stand in for: they may have sent it none, or others."""
@@ -534,7 +490,7 @@ class RosterRound:
             missing = {*self._outputs[1].missing(), *self._outputs[1].lacking()}  # Its proposer has them.
             others = self.table.members[0], *self._voters(active)
             actions += self._ask(dict.fromkeys(missing, others), wire.Propose)
-        if stage.standing is not None and self._judge_phase is None and not self._lacking():
+        if stage.standing is not None and self._judge_phase is None and not self._uncommitted():
             self._judge_phase = JudgePhase(self._setup, self._facts, self.table, self.collect_phase, stage)
         judge = self._judge_phase
         if judge is not None and self._outputs is None and not self.failure:
@@ -571,7 +527,7 @@ class RosterRound:
         names = stage.standing.names if stage.standing is not None else {}
         if judge is None:
             is_all = len(table.commits()) == len(table.training)
-            missing = self._lacking() if names else [] if is_all else sorted(table.training - table.commits().keys())
+            missing = self._uncommitted() if names else [] if is_all else sorted(table.training - table.commits().keys())
         elif self._outputs is None:
             missing = judge.missing()
         found: dict[int, list[PeerId]] = {}
@@ -613,7 +569,7 @@ class RosterRound:
         ahead &= table.electorate.votes.keys()
         return ahead if table.electorate.votes_of(ahead) >= table.electorate.third else set()
 
-    def _lacking(self) -> list[int]:
+    def _uncommitted(self) -> list[int]:
         """Return the members that are in, and whose Commit that counts is not here."""
         found = self.collect_phase.stage.standing
         names = found.names if found is not None else {}

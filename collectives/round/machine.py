@@ -27,9 +27,10 @@ from ...peer import wire
 from ...peer.base.errors import ProtocolViolation
 from ...peer.base.transport import PeerId
 from ..agreement.actions import Note
-from ..allreduce.actions import Action, AskFor, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
+from ..allreduce.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup, Timing
+from ..allreduce.asking import PASSED_ON, Asking
 from ..allreduce.contributor import ContributorRound
-from ..allreduce.exchange import ASKED_OF, PASSED_ON, RosterRound
+from ..allreduce.exchange import RosterRound
 from ..allreduce.facts import MessageLog
 from ..allreduce.roster import RosterView, readies_of
 from ..chain.certificate import value_hash, value_of
@@ -82,15 +83,12 @@ class Round:
         """Readys that voters have shown me, by carrier and mark: a roster shows them whatever I think of their authors."""
         self._has_proposed = False
         """True if I, the proposer, have sent a roster of my slot."""
-        self._asked_for_roster: list[tuple[PeerId, ...]] = []
-        """Whom I have asked for the roster of my slot, time after time."""
         self._no_roster = ""
         """Why I, the proposer, could make no roster so far."""
         self._is_fetching = False
         """True if the certified value is being fetched."""
         self._silent: set[PeerId] = set()
-        self._asked: set[PeerId] = set()
-        """Whose Readys I have asked others for in my slot."""
+        self._asking = Asking(vote.me)
         self._idle: set[PeerId] = set()
         """Members without a vote that were not Ready when this peer took the roster, or left while all waited for them."""
         self._patience = now + setup.timing.patience
@@ -271,7 +269,7 @@ class Round:
         if isinstance(self._exchange, ContributorRound):
             if self._exchange.close(self._active):
                 self._has_news, self._due = True, self._ends
-                return actions + self._exchange.ask(self._active)
+                return actions + self._exchange.ask(self._active, early=False)
             return actions + self._give_up("the voters have not ended the attempt", now)
         self._is_overdue, self._has_asked, self._has_news = True, False, True
         phase, asked = self.phase, self._ask(self._exchange, now)
@@ -295,8 +293,7 @@ class Round:
 
     def _ask(self, exchange: RosterRound, now: float) -> list[Action]:
         """Ask two others for what I lack, and after each exchange the next two: a liar may know whom I ask first."""
-        ask = exchange.ask if self._is_overdue else exchange.ask_early
-        asked = ask(self._active, again=self._has_asked)
+        asked = exchange.ask(self._active, early=not self._is_overdue, again=self._has_asked)
         answers = self._is_overdue and exchange.phase is Phase.CHECK  # With what has come since the last exchange.
         self._has_asked, self._asks_at = True, now + self.setup.timing.control if asked or answers else math.inf
         self._has_news |= answers
@@ -431,9 +428,7 @@ class Round:
         missing = sorted(self._unready()) if self.vote.is_voter else []
         ready = self.vote.reached & self.vote.electorate.votes.keys() - {self.vote.me}
         others = sorted(ranked(self.slot, ready), key=lambda peer: peer != self.vote.proposer)
-        asked = [peer for peer in missing[:PASSED_ON] if peer not in self._asked]
-        self._asked.update(asked)
-        return [AskFor(tuple(others[:ASKED_OF]), peer) for peer in asked if others]
+        return self._asking.ask(dict.fromkeys(missing[:PASSED_ON], others), Phase.GATHER, Phase.GATHER)
 
     def _ask_for_roster(self) -> list[Action]:
         """Ask others for the roster that the proposer has kept from me: once voters with a third of the votes, then a quorum,
@@ -441,20 +436,18 @@ class Round:
         """
         electorate, slot = self.vote.electorate, self.slot
         ahead = {*self._facts.of(wire.Commit, slot), *(it.sender for it, _ in self._facts.every(wire.Have, slot))}
-        votes = electorate.votes_of(ahead := ahead & electorate.votes.keys() - {self.vote.me})
-        if votes < (electorate.third, electorate.quorum, math.inf)[len(self._asked_for_roster)]:
+        ahead &= electorate.votes.keys() - {self.vote.me}
+        if electorate.votes_of(ahead) < electorate.third:
             return []
-        others = [peer for peer in ranked(slot, ahead) if peer not in {*sum(self._asked_for_roster, ())}][:ASKED_OF]
-        self._asked_for_roster.append(tuple(others))
-        return [AskFor(tuple(others), self.vote.proposer)] if others else []
+        moment = "left behind", electorate.is_quorum(ahead)
+        return self._asking.ask({self.vote.proposer: ranked(slot, ahead)}, moment, Phase.GATHER)
 
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
         self._facts, self._closed_at, self._full_at, self._shown = MessageLog(), None, None, {}
         self._has_answered = self._has_proposed = False
-        self._asked.clear()
-        self._asked_for_roster.clear()
+        self._asking = Asking(self.vote.me)
         self._due = self._patience
         actions: list[Action] = []
         for signed, message in self._later.take(self.slot.round):
@@ -553,7 +546,7 @@ class Round:
         self.setup = replace(self.setup, timing=self._agreed(table))
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
-        exchange = (RosterRound if table.is_voter else ContributorRound)(self.setup, self._facts, table)
+        exchange = (RosterRound if table.is_voter else ContributorRound)(self.setup, self._facts, table, self._asking)
         self._phase, self._exchange = Phase.COLLECT, exchange
         self._began[Phase.COLLECT], self._ends = now, now + self.setup.timing.patience
         self._due = now + self.setup.timing.control + self.setup.timing.transfer if exchange.is_timed else self._ends
