@@ -142,10 +142,6 @@ class Conduct:
             return (frozenset(trainers),)
         return (old,) if len(old) >= MANY_OLD else (old, frozenset(trainers))
 
-    def distrust(self, owners: Iterable[PeerId]) -> None:
-        """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
-        self._relieve(owners, TRUST_WINDOW)
-
     def relieve(self, silent: Collection[PeerId], late: Collection[PeerId] = ()) -> None:
         """Remember members that were silent about a part, or not ready, or late with an output: they own none for a while.
 

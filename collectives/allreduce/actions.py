@@ -309,8 +309,6 @@ class Outcome:
     certificate: wire.Certificate | None = None
     overdue: Phase | None = None
     """The phase that timed out, if that is why the round is void."""
-    lied: tuple[PeerId, ...] = ()
-    """Members whose output of a part was false."""
     late: tuple[PeerId, ...] = ()
     """Owners of a certified round whose output a deputy has made, since it did not come in time."""
     counted: Mapping[int, frozenset[int]] = field(default_factory=dict, hash=False)

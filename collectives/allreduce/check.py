@@ -22,6 +22,7 @@ from .facts import MessageLog
 from .judge import JudgePhase, SketchExchange
 from .outputs import ReducePhase
 from .roster import RosterView
+from .words import DEPUTIES
 
 
 class CheckPhase:
@@ -51,8 +52,6 @@ class CheckPhase:
         """The numbers of the outputs whose check I have asked for."""
         self._doubted: dict[tuple[bytes, ...], frozenset[int]] = {}
         """By outputs that are checked: the parts of which the sketches do not show that the output is the sum."""
-        self._false: set[tuple[int, bytes]] = set()
-        """Parts and their outputs which the sketches contradict."""
         self.given_up: frozenset[int] = frozenset()
         """Parts without an output that counts: voters that lack bytes of one make zeros."""
 
@@ -85,7 +84,7 @@ class CheckPhase:
         actions += judge.sketches.advance(pairs)  # A part that I hold only now may show that one was false.
         for exchange in self._exchanges.values():
             actions += exchange.advance([(part, index) for part, index in pairs if index in judge.counted[part]])
-        return [*actions, *self._refuse()]
+        return actions
 
     def check(self) -> list[Action]:
         """Verify the named outputs, which are here, once all sketches are."""
@@ -110,7 +109,6 @@ class CheckPhase:
             return []
         doubted, holders, members = frozenset(false) | frozenset(unheard), self._judge_phase.holders, self._table.members
         self._doubted[named.outputs] = self._doubted.get(named.outputs, doubted) & doubted
-        self._false |= {(part, named.outputs[part]) for part in false}
         self._may_name |= bool(doubted)
         reasons = {part: "the sketches contradict" if part in false else "too few sketch for" for part in sorted(doubted)}
         return [
@@ -129,7 +127,7 @@ class CheckPhase:
         if self.named is None:
             return []
         outputs, reduced = self.named.outputs, self._reduce_phase
-        return [part for part in sorted(self._doubted.get(outputs, ())) if reduced.agreed(part) != outputs[part]]
+        return [part for part in sorted(self._doubted.get(outputs, ())) if outputs[part] not in reduced.agreed(part)]
 
     def lacking(self) -> set[int]:
         """Return the voters that make a part again, and whose output of it is not here."""
@@ -187,8 +185,8 @@ class CheckPhase:
         if named is None:
             return [self._outputs(0, reduced.outputs, self._without(active))] if reduced.is_whole else []
         before, open_ = {part: named.outputs[part] for part in table.owners}, self.open_parts()
-        found = {part: agreed for part in open_ if (agreed := reduced.agreed(part)) is not None}
-        silent = {*named.silent, *self._without(active), *self._mute(open_)}
+        found = {part: agreed[0] for part in open_ if (agreed := reduced.agreed(part))}
+        silent = {*named.silent, *self._without(active), *(self.missing() if self.is_late else ())}
         waits = len(found) < len(open_) and not self._is_forced
         if not self._may_name or (silent == {*named.silent} and (waits or not found)):
             return []
@@ -197,13 +195,6 @@ class CheckPhase:
             self.failure = f"{wire.MAX_OUTPUTS} times naming the outputs were not enough"
             return []
         return [self._outputs(named.number + 1, before | found, silent)]
-
-    def _mute(self, open_: Collection[int]) -> set[int]:
-        """Return whom nobody waits for after the deadline: no sketch came, or no bytes of a part that I make again."""
-        if not self.is_late:
-            return set()
-        collect, judge = self._collect_phase, self._judge_phase
-        return {*self.missing(), *(it for part in open_ for it in judge.counted[part] if collect.has_failed(part, it))}
 
     def _without(self, active: Collection[PeerId]) -> set[int]:
         """Return the contributors that were lost, banned or are not waited for, and have not sketched after the outputs."""
@@ -223,17 +214,10 @@ class CheckPhase:
         return Send(table.members, wire.Outputs(table.slot, self._cut, number, outputs, tuple(sorted(silent))))
 
     def _makers(self, part: int) -> tuple[int, ...]:
-        """Return who makes a part again: the proposer and one voter more than may lie; after the deadline so many again."""
-        makers, is_late = self._table.makers(part), self.is_late or part in self.given_up
-        return 0, *makers[1 : None if is_late else max(2, len(makers) // 2) + 1]
+        """Return who makes a part again: the proposer and one voter more than may lie; after the deadline all voters."""
+        deputies, liars = self._table.seating.deputies[part], (len(self._table.electorate.votes) - 1) // 3
+        return 0, *deputies[: None if self.is_late or part in self.given_up else max(DEPUTIES, liars + 1)]
 
     def _make_again(self) -> None:
         for part in self.given_up.union(self.open_parts()):
             self._collect_phase.stand_in(part, self._makers(part))
-
-    def _refuse(self) -> list[Action]:
-        """Refuse the outputs that the sketches contradict, and in whose place voters have made another one alike."""
-        reduced = self._reduce_phase
-        agreed = {part: reduced.agreed(part) for part, _ in self._false if part not in self.given_up}
-        lies = sorted((part, output) for part, output in self._false if agreed.get(part) not in (None, output))
-        return [action for part, output in lies for action in reduced.refuse(part, output)]

@@ -70,10 +70,6 @@ class CollectPhase:
             self.duties.add(part)
             self._changes += 1
 
-    def has_failed(self, part: int, contributor: int) -> bool:
-        """Return True if I was to hold a part of a contribution, and could not get it."""
-        return (part, contributor) in self._failed
-
     @property
     def is_closed(self) -> bool:
         """True once the phase is closed at its deadline."""
@@ -162,7 +158,7 @@ class CollectPhase:
             if num_bytes is None:
                 actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                 continue
-            others = tuple(table.members[it] for it in table.makers(part) if it not in (table.me, index))
+            others = tuple(table.members[it] for it in (part, *table.seating.deputies[part]) if it not in (table.me, index))
             actions.append(FetchPart(part, source, key, cells, num_bytes, others, contributor=index))
         return actions
 

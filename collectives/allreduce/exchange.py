@@ -126,11 +126,6 @@ class RosterRound:
         return self.collect_phase.stage.failure or judged or checked
 
     @property
-    def lied(self) -> tuple[PeerId, ...]:
-        """The members whose outputs were false."""
-        return self._outputs[0].liars() if self._outputs is not None else ()
-
-    @property
     def owners(self) -> frozenset[PeerId]:
         """The members that own a part."""
         return frozenset(self.table.members[part] for part in self.table.owners)
@@ -188,8 +183,7 @@ class RosterRound:
         if self._outputs is None:
             return ()
         reduced, checked = self._outputs
-        without = {self.table.members[reduced.standing.holders[part]] for part in checked.given_up}
-        return tuple(sorted({*reduced.late(), *without}))
+        return tuple(sorted({*reduced.late(), *(reduced.replaced() if checked.named is not None else ())}))
 
     @property
     def is_weighed(self) -> bool:

@@ -50,7 +50,6 @@ class ReducePhase:
         self._tried: set[tuple[int, PeerId, bytes]] = set()
         self._offers: dict[int, dict[int, bytes]] = {}
         """By part, and by the index of the member that made it."""
-        self._false: set[bytes] = set()
         self._sought: set[tuple[str, int, bytes]] = set()
         """Outputs that I have asked others for."""
         self._late: set[int] = set()
@@ -135,18 +134,18 @@ class ReducePhase:
         """Return True if a member has said which output of a part it has made."""
         return maker in self._offers.get(part, {})
 
-    def agreed(self, part: int) -> bytes | None:
-        """Return the output of a part that voters with a third of the votes have made alike, if there is one.
+    def agreed(self, part: int) -> list[bytes]:
+        """Return the outputs of a part that voters with a third of the votes have each made alike.
 
-        They are two at least, where two vote: one of them is honest, so it is the sum of the contributions.
+        They are two at least, where two vote. One of them is honest: it is the sum of the contributions, or zeros where that
+        one lacks bytes.
         """
         electorate, by = self._table.electorate, dict[bytes, list[PeerId]]()
         for index, output in self.offers(part):
             if index in self._table.seating.voters:
                 by.setdefault(output, []).append(self._table.members[index])
         least = min(2, len(electorate.votes))
-        found = (it for it, voters in by.items() if len(voters) >= least and electorate.votes_of(voters) >= electorate.third)
-        return next(found, None)
+        return [it for it, of in by.items() if len(of) >= least and electorate.votes_of(of) >= electorate.third]
 
     def maker(self, part: int) -> int:
         """Return whose output of a part I wait for."""
@@ -173,19 +172,11 @@ class ReducePhase:
         shown = (self.result(part, members[index]) for part, index in others)
         return [Forward(voters, result) for result in shown if result is not None]
 
-    def refuse(self, part: int, output: bytes) -> list[Action]:
-        """Reject a false output that voters have made otherwise."""
-        if output in self._false:
-            return []
-        self._false.add(output)
-        reason = f"its output of part {part} is not the sum of the contributions"
-        liars = [self._table.members[index] for index, made in self.offers(part) if made == output]
-        return [Note("round.output_false", liar, "check", reason) for liar in liars]
-
-    def liars(self) -> tuple[PeerId, ...]:
-        """Return the members whose outputs were false."""
-        made = (offer for offers in self._offers.values() for offer in offers.items())
-        return tuple(sorted({self._table.members[index] for index, output in made if output in self._false}))
+    def replaced(self) -> set[PeerId]:
+        """Return the holders in whose place another one's output is named."""
+        offers, holders = self._offers, self.standing.holders
+        parts = [part for part in self._table.owners if offers.get(part, {}).get(holders[part]) != self._named[part]]
+        return {self._table.members[holders[part]] for part in parts}
 
     def late(self) -> tuple[PeerId, ...]:
         """Return the holders whose output did not come, or not in time, and was made by another: not for my line alone.
@@ -216,7 +207,7 @@ class ReducePhase:
         open_, self._open = self._open, set(self.withheld)  # Who accepts a value may provide it later.
         for part in sorted(open_ - self.outputs.keys() - self._fetching.keys()):
             for peer, output in self._sources(part):
-                if (part, peer, output) not in self._tried and output not in self._false:
+                if (part, peer, output) not in self._tried:
                     actions.append(self._fetch(part, peer, output))
                     break
         return actions

@@ -106,10 +106,6 @@ class RosterView:
         """Return a part's first deputies: the next voters in the ring, owners first."""
         return self._deputies[part][:DEPUTIES]
 
-    def makers(self, part: int) -> tuple[int, ...]:
-        """Return the owner of a part and twice as many other voters as may lie, and one: most of these are honest."""
-        return part, *self._deputies[part][: max(DEPUTIES, 2 * ((len(self.electorate.votes) - 1) // 3) + 1)]
-
     def others_with(self, part: int, without: Collection[int]) -> tuple[PeerId, ...]:
         """Return the owner and the deputies of a part, without some members."""
         return tuple(self.members[index] for index in (part, *self.deputies(part)) if index not in without)

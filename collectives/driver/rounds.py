@@ -292,7 +292,6 @@ class Averager:
         """Learn from an attempt how long the next ones take, and which members were silent, late or false."""
         conduct, voters = self._conduct, len(self.electorate.votes)
         conduct.relieve(outcome.silent, outcome.late)
-        conduct.distrust(outcome.lied)
         if machine.has_roster:
             exchange, known = machine.exchange, machine.exchange.known
             owners, trainers = len(exchange.owners & known), len(exchange.trainers & known)

@@ -1,5 +1,6 @@
 """The work of one attempt of a round: encodes, fetches, sketches, reduces. Holds no rules."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -220,17 +221,23 @@ class Work:
         """
         if not action.num_bytes:
             return b""
-        reason = ""
+        reason, sources, limit = "", action.sources, math.inf
+        if isinstance(action, actions.FetchPart) and self.machine.exchange.is_weighed:
+            # To make a part again: others hold it, and its source may let it hang.
+            sources, limit = tuple(dict.fromkeys(sources)), self.machine.setup.timing.transfer / 2
         if action.is_from_maker:
             self._incoming.begin(action.name)
         try:
-            for source in action.sources:
+            for source in sources:
                 if source != action.source:
                     self._incoming.end(action.name)  # Whom I ask may ask me: neither is to wait for the other.
                 if reason:
                     self.node.telemetry.emit("fetch.retry", peer=source, step="fetch", reason=reason)
                 try:
-                    data = await self._get(action, source)
+                    with trio.fail_after(limit):
+                        data = await self._get(action, source)
+                except trio.TooSlowError:
+                    reason = reason or "its bytes hang"
                 except NetworkError as error:
                     reason = reason or str(error)
                 except RemoteError as error:

@@ -631,8 +631,9 @@ class Round:
         phase = exchange.phase
         self._measure(exchange, now)
         if exchange.step != before:
-            self._stepped, self._asks_at = now, None
-            self._is_overdue = self._has_asked = False
+            self._stepped, self._asks_at, self._has_asked = now, None, False
+        if exchange.step != before and exchange.step not in self._steps:  # Outputs that are named anew lead back to one.
+            self._is_overdue = False
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             waits = self.setup.timing.transfer if before[0] is not phase else 0.0
             left = self._due if phase is Phase.CONFIRM else now + waits
@@ -766,7 +767,7 @@ class Round:
         slot, members = (self.slot, ()) if certificate is None else (certificate.slot, value_of(certificate).members)
         outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
         if (exchange := self._exchange) is not None:
-            outcome = replace(outcome, members=members or exchange.members, lied=exchange.lied)
+            outcome = replace(outcome, members=members or exchange.members)
             here = self._active | {*exchange.members} - {*exchange.table.voters}  # A voter that was lost is no liar.
             # Whoever gave it up, its proposer mostly: I have waited to the deadline, too.
             is_late = kind is OutcomeKind.VOID and self._is_overdue and exchange.phase in (Phase.REDUCE, Phase.CHECK)

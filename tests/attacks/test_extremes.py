@@ -88,7 +88,7 @@ def test_an_owner_writes_nothing_of_its_own_into_the_state(forge: Forgery, codec
         assert low < high
         change = np.abs(others[0].theta - before)
         assert change[low:high].max() < 3 * np.delete(change, slice(low, high)).max()
-        is_false = {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
+        is_false = {event["peer"] for event in events_of(others, "round.output_doubted")} == {liar.peer}
         assert is_false or banned(others) == [{liar.peer}] * len(others)
 
     keepers = frozenset(identity.peer_id for identity in identities(4))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 from attacks.voters import founded
-from flockstep.collectives.accountability.trust import TRUST_WINDOW
+from flockstep.collectives.accountability.conduct import SILENT_ROUNDS
 from flockstep.collectives.allreduce.actions import CompareSketch, OutcomeKind
 from flockstep.collectives.robust.checks import tables_of
 from flockstep.collectives.vector.codec import CELL, weighted_mean
@@ -34,7 +34,7 @@ def test_honest_peers_end_alike_and_nobody_is_accused() -> None:
         assert {sim.outcomes[-1].kind for sim in swarm.sims} == {OutcomeKind.DONE}
         assert len({sim.root for sim in swarm.sims}) == 1
         assert banned(swarm.sims) == [set()] * PEERS
-        for name in ("peer.flagged", "round.output_false", "round.output_doubted"):
+        for name in ("peer.flagged", "round.output_doubted"):
             assert events_of(swarm.sims, name) == []
 
     run_rounds(body)
@@ -72,13 +72,14 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         liar.averager._spec = replace(liar.averager._spec, output=changed)
         await all_at_once(swarm.sims)
         assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
-        assert {(event["peer"], event["step"]) for event in events_of(others, "round.output_false")} == {(liar.peer, "check")}
-        assert len(events_of(others, "round.output_false")) == len(others)
+        doubted = events_of(others, "round.output_doubted")
+        assert {(event["peer"], event["step"]) for event in doubted} == {(liar.peer, "check")}
+        assert len(doubted) == len(others)
         assert len({sim.root for sim in others}) == 1
         assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
         conduct = others[0].averager._conduct
         assert [peer for peer in (sim.peer for sim in swarm.sims) if not conduct.may_own(peer)] == [liar.peer]
-        conduct.advance(conduct._slot.round + TRUST_WINDOW, others[0].averager.certificate)
+        conduct.advance(conduct._slot.round + SILENT_ROUNDS, others[0].averager.certificate)
         assert conduct.may_own(liar.peer)
 
     run_rounds(body)
@@ -101,7 +102,7 @@ def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_s
         await all_at_once(swarm.sims)
         assert {(sim.outcomes[0].kind, sim.outcomes[0].slot.attempt) for sim in others} == {(OutcomeKind.DONE, 0)}
         assert len({sim.root for sim in others}) == 1
-        assert {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
+        assert {event["peer"] for event in events_of(others, "round.output_doubted")} == {liar.peer}
         assert banned(others) == [set()] * len(others)
         assert trio.current_time() < 2.0  # Virtual ones: no deadline has passed.
 

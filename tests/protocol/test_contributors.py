@@ -260,8 +260,7 @@ def test_an_honest_output_that_a_sketch_contradicts_counts_once_voters_make_it_a
     assert rounds.kinds() == {OutcomeKind.DONE}
     assert rounds.outcomes()[0].value.outputs[doubted.part] == doubted.output
     assert made_alike(rounds) == {doubted.part}
-    assert not any(outcome.lied for outcome in rounds.outcomes())
-    assert all(note.event != "round.output_false" for note in rounds.notes)
+    assert not any(outcome.late for outcome in rounds.outcomes())
 
 
 def test_words_of_who_does_not_judge_are_not_kept() -> None:
@@ -342,8 +341,8 @@ def test_an_owner_reduces_with_the_weights_that_voters_with_a_third_of_the_votes
     rounds.mail.sort(key=lambda it: it[2] != liar)  # The lie comes first.
     rounds.settle()
     assert rounds.kinds() == {OutcomeKind.DONE}
-    assert {(outcome.slot.attempt, outcome.late, outcome.lied) for outcome in rounds.outcomes()} == {(0, (), ())}
-    assert rounds.noted("round.output_false") == set()
+    assert {(outcome.slot.attempt, outcome.late) for outcome in rounds.outcomes()} == {(0, ())}
+    assert rounds.noted("round.output_doubted") == set()
 
 
 def test_one_voter_alone_lets_no_owner_reduce(owners: list[str]) -> None:

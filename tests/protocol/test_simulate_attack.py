@@ -46,7 +46,7 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
     [
         ("equivocating_proposer:1", "peer.banned"),
         ("censoring_owner:1", ""),
-        ("lying_owner:1", "round.output_false"),
+        ("lying_owner:1", "round.output_doubted"),
         ("lying_sender:1", "peer.banned"),
         ("lying_sender_with_owner:2", "peer.banned"),
         ("mute:1", "round.left_out"),

@@ -131,7 +131,7 @@ BUDGETS: dict[str, int] = {
     "collectives": 70,
     "collectives/accountability": 990,
     "collectives/agreement": 410,
-    "collectives/allreduce": 1940,
+    "collectives/allreduce": 1910,
     "collectives/chain": 995,
     "collectives/driver": 830,
     "collectives/evaluation": 70,
