@@ -2,11 +2,11 @@
 
 All contributors sketch again, under a seed derived from the named outputs. Where a contributor does not, the proposer names
 it silent in the next `Outputs`: its sketches after the cut, for which the holders of its parts have vouched, then say how
-long its share of each output may be (`robust.residual`). An output that does not pass is made again by the others of its
-part's three. It counts as soon as as many voters of these three as may lie, and one, have made the same bytes: one of them
-is honest, whatever the sketches say. Otherwise the proposer names another output that one of them has made. Whoever lacks
-bytes of such a part at a second deadline makes zeros: an owner and a contributor that show their bytes to nobody lose that
-part of the round. So no member without a vote ends an attempt here.
+long its share of each output may be (`robust.residual`). The proposer and one voter more than may lie make an output again
+that does not pass, after the deadline all voters. An output counts, whatever the sketches say, as soon as voters with a third
+of the votes have made the same bytes, since one of them is honest; if that is another one the proposer names it. A voter that
+lacks bytes of such a part at a second deadline makes zeros: an owner and a contributor that show their bytes to nobody lose
+that part of the round. So no member without a vote ends an attempt here.
 """
 
 from collections.abc import Collection, Mapping
@@ -60,7 +60,7 @@ class CheckPhase:
         self.is_late = self._may_name = True
 
     def give_up_bytes(self) -> bool:
-        """Wait no longer for bytes of parts without an output that counts: a second deadline. Return True the first time."""
+        """Wait no longer for bytes of parts without an output that counts, at a second deadline; True where there are any."""
         is_first, missing = not self.given_up, self._table.owners - self._reduce_phase.outputs.keys()
         self.given_up = self.given_up or frozenset(missing.union(self.open_parts()))
         return is_first and bool(self.given_up)

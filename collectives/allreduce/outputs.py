@@ -173,10 +173,10 @@ class ReducePhase:
         return [Forward(voters, result) for result in shown if result is not None]
 
     def replaced(self) -> set[PeerId]:
-        """Return the holders in whose place another one's output is named."""
-        offers, holders = self._offers, self.standing.holders
-        parts = [part for part in self._table.owners if offers.get(part, {}).get(holders[part]) != self._named[part]]
-        return {self._table.members[holders[part]] for part in parts}
+        """Return the holders that made another output than the named one; who made none is late."""
+        holders, named = self.standing.holders, self._named
+        parts = (part for part in self._table.owners if self.has_offer(part, holders[part]))
+        return {self._table.members[holders[part]] for part in parts if self._offers[part][holders[part]] != named[part]}
 
     def late(self) -> tuple[PeerId, ...]:
         """Return the holders whose output did not come, or not in time, and was made by another: not for my line alone.
